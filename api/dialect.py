@@ -6,8 +6,8 @@ each: keys, limits, the access log, metrics, traces, recordings and the stages o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -29,6 +29,7 @@ from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
+from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.pipeline.tasks import let_go
 from penstock.stages.services import tracing
@@ -48,6 +49,28 @@ READ_REFUSALS = (
 
 REFUSALS = (*READ_REFUSALS, errors.EngineOverloaded, errors.EngineDead)
 """The errors that keep a response from beginning."""
+
+
+_FAILURES: Mapping[str | None, type[errors.StageError]] = {
+    "rate_limit_exceeded": errors.EngineOverloaded,
+    "invalid_prompt": errors.InvalidPrompt,
+    "context_length_exceeded": errors.InvalidPrompt,
+}
+"""The errors of failed responses by their code; all others are `EngineFailed`."""
+
+
+def failed(code: str | None, message: str) -> errors.StageError:
+    """Return the error of a response that failed with a code and a message."""
+    error = _FAILURES.get(code, errors.EngineFailed)(message)
+    error.code = code or error.code
+    return error
+
+
+def failure(response: Response) -> errors.StageError:
+    """Return the error that a response failed with, for dialects whose answers cannot have failed."""
+    if response.error is None:
+        return errors.EngineFailed("The response was cancelled.")
+    return failed(response.error.code, response.error.message)
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity
@@ -73,6 +96,8 @@ class Prepared:
     resolved: ResolvedRequest
     wire: Wire
     streams: bool
+    place: Callable[[str], str] = str
+    """Return the place in the body of a parameter of the request."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +145,9 @@ class Edge:
     async def prepare(self, request: web.Request, body: bytes, read: Read | None = None) -> Prepared:
         """Read a body as `read` does, and resolve its request, which is freed before the answer begins."""
         reading = await self.read(request, body, read)
-        return Prepared(await self.scheduler.prepare(reading.request), reading.wire, reading.streams)
+        with _placing(reading.place):
+            resolved = await self.scheduler.prepare(reading.request)
+        return Prepared(resolved, reading.wire, reading.streams, reading.place)
 
     async def read(self, request: web.Request, body: bytes, read: Read | None = None) -> Reading:
         """Read a body as the dialect does, or with another function, and put its request into an envelope."""
@@ -153,7 +180,8 @@ class Edge:
         mode: Mode = "stream" if prepared.streams else "sync"
         async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
             delivery = Delivery(events, Beginning(self.dialect.name, request[STARTED]) if prepared.streams else None)
-            await delivery.begin()
+            with _placing(prepared.place):
+                await delivery.begin()
             release(request)
             async with wire.translated(delivery.events()) as translated:
                 if not prepared.streams:
@@ -169,6 +197,17 @@ class Edge:
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:
         pipeline = self.scheduler.pipeline
         return pipeline.through("render") if "render" in pipeline.names() else None
+
+
+@contextmanager
+def _placing(place: Callable[[str], str]) -> Iterator[None]:
+    """Have errors name the place in the body of the parameter that is wrong."""
+    try:
+        yield
+    except errors.StageError as error:
+        if error.param is not None:
+            error.param = place(error.param)
+        raise
 
 
 def _note(request: web.Request, delivery: Delivery) -> None:

@@ -62,17 +62,19 @@ class Wire:
 class Reading:
     """The meaning of a body: a request of the pipeline, and the form of its answer, which may be a stream.
 
-    ``as_sent`` is the body if it has the form of the Responses API: a recording then keeps it as it came.
+    ``as_sent`` is the body if it has the form of the Responses API: a recording then keeps it as it came.  ``place``
+    returns the place in the body of a parameter of the request, for errors that are found later.
     """
 
     request: CreateResponse
     wire: Wire
     streams: bool = False
     as_sent: bytes | None = None
+    place: Callable[[str], str] = str
 
     def asking(self, request: CreateResponse) -> Reading:
         """Return the same reading for another request, without the body."""
-        return Reading(request, self.wire, self.streams)
+        return Reading(request, self.wire, self.streams, place=self.place)
 
 
 _encode = msgspec.json.Encoder().encode

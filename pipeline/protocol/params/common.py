@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -21,9 +21,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from penstock.pipeline.protocol.params.foreign_names import ForeignNames
+
 
 class Body(BaseModel):
-    """An object in a body: types are strict, and keys that the API does not have are ignored."""
+    """An object in a body: types are strict, and keys that the API does not have are ignored.
+
+    ``foreign`` are the keys of other APIs that are refused, and ``required`` is the key that a client may misspell.
+    """
+
+    foreign: ClassVar[ForeignNames] = ForeignNames({})
+    required: ClassVar[str] = ""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
 

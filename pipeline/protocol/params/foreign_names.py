@@ -1,13 +1,38 @@
 """Names of parameters of other APIs, which are refused: a client that sends one means something by it.
 
-They are those of OpenAI's and vLLM's Chat Completions and Completions, as far as a request for a response does not have
-them.  Ignored, a bound such as ``max_tokens`` or a format would be lost in silence.
+Ignored, a bound such as ``max_tokens`` or a format would be lost in silence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class ForeignNames:
+    """The names of other APIs that an API does not have.
+
+    ``meant`` has the parameter of this API that means the same, by the foreign name.  Nothing here is like those of
+    ``only_there``.
+    """
+
+    meant: Mapping[str, str]
+    only_there: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.meant, *self.only_there)
+
+    def mistaken(self, body: Mapping[str, Any]) -> tuple[str, str | None] | None:
+        """Return the first foreign name in a body that asks for something, and the name that is meant, if any."""
+        for name in self.names:
+            if name in body and _asks(name, body[name]):
+                return name, self.meant.get(name)
+        return None
+
 
 MEANT: Mapping[str, str] = {
     "messages": "input",
@@ -27,7 +52,6 @@ MEANT: Mapping[str, str] = {
     "documents": "chat_template_kwargs",
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"),
 }
-"""The parameter of this API that means the same, by the foreign name."""
 
 ONLY_THERE = (
     *("n", "best_of", "audio", "modalities", "prediction", "suffix", "prompt_embeds", "prompt_logprobs", "echo"),
@@ -35,7 +59,9 @@ ONLY_THERE = (
     *("add_special_tokens", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
     *("routed_experts_prompt_start", "stream_interval"),
 )
-"""The names of what this API does not have."""
+
+OF_CHATS = ForeignNames(MEANT, ONLY_THERE)
+"""Those of OpenAI's and vLLM's Chat Completions and Completions that a request for a response does not have."""
 
 _AS_WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -47,14 +73,6 @@ _AS_WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "thinking_token_budget": (-1,),
 }
 """The values beside null, false and empty lists with which a parameter does nothing."""
-
-
-def mistaken(body: Mapping[str, Any]) -> tuple[str, str | None] | None:
-    """Return the first foreign name in a body that asks for something, with the name that is meant, if there is one."""
-    for name in (*MEANT, *ONLY_THERE):
-        if name in body and _asks(name, body[name]):
-            return name, MEANT.get(name)
-    return None
 
 
 def _asks(name: str, value: Any) -> bool:

@@ -27,6 +27,7 @@ from penstock.pipeline.protocol.params.common import (
     Refused,
     TextOr,
 )
+from penstock.pipeline.protocol.params.foreign_names import OF_CHATS
 from penstock.pipeline.protocol.params.items import (
     CompactionTriggerItem,
     InputItem,
@@ -192,45 +193,24 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
 _Input: TypeAlias = TextOr[str, InputItems]
 
 
-class CreateResponse(Body):
-    """A request for one response.  A parameter that is not given is None."""
+class Generating(Body):
+    """The parameters that a request has by the same names in several APIs: who asks, and how to generate."""
 
     model: str | None = None
-    input: _Input | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    tools: Annotated[list[ToolParam], FAIL_FAST] | None = None
-    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    reasoning: ReasoningOptionsParam | None = None
-    text: TextOptions | None = None
-    truncation: Literal["auto", "disabled"] | None = None
-    include: Annotated[list[str], Field(fail_fast=True, max_length=100)] | None = None
     user: Annotated[str, StringConstraints(max_length=1024)] | None = None
     safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: PromptCacheRetention | None = None
     service_tier: ServiceTier | None = None
-    background: bool | None = None
-    conversation: TextOr[str, ConversationReferenceParam] | None = None
 
-    background_options: BackgroundOptions | None = None
-    context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=1)] | None = None
-
-    prompt: Refused = None
     moderation: Refused = None
-    access_programs: Refused = None
-    image: Refused = None
     media_io_kwargs: Refused = None
     mm_processor_kwargs: Refused = None
     kv_transfer_params: Refused = None
@@ -268,6 +248,43 @@ class CreateResponse(Body):
     session_id: str | None = None
     mm_payload: Literal["tensors", "none"] | None = None
     return_mm_kwargs: bool | None = None
+
+    def given(self, *left_out: str) -> dict[str, Any]:
+        """Return the shared parameters that the client sent, by name, but for those ``left_out``."""
+        names = self.model_fields_set & Generating.model_fields.keys() - set(left_out)
+        return {name: getattr(self, name) for name in names}
+
+
+class CreateResponse(Generating):
+    """A request for one response.  A parameter that is not given is None."""
+
+    foreign = OF_CHATS
+    required = "input"
+
+    input: _Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream_options: StreamOptions | None = None
+    tools: Annotated[list[ToolParam], FAIL_FAST] | None = None
+    tool_choice: ToolChoice | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning: ReasoningOptionsParam | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=100)] | None = None
+    background: bool | None = None
+    conversation: TextOr[str, ConversationReferenceParam] | None = None
+
+    background_options: BackgroundOptions | None = None
+    context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=1)] | None = None
+
+    prompt: Refused = None
+    access_programs: Refused = None
+    image: Refused = None
+
+    # vLLM's extensions
     enable_response_messages: bool | None = None
     previous_input_messages: RawMessages | None = None
 
@@ -313,6 +330,9 @@ class SteerResponse(Body):
 
 class CompactConversation(Body):
     """A request for the compaction of a conversation."""
+
+    foreign = OF_CHATS
+    required = "input"
 
     model: str
     input: _Input | None = None

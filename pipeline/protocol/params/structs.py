@@ -140,7 +140,9 @@ def _allowed(place: _Place, value: Any, types: inspect.Type) -> tuple[list[inspe
             structs = [kind for kind in _branches(types) if isinstance(kind, inspect.StructType)]
             if step == structs[0].tag_field:
                 return structs, []
-            struct = next(kind for kind in structs if kind.tag in (None, value.get("type")) or len(structs) == 1)
+            struct = next(
+                kind for kind in structs if kind.tag in (None, value.get(kind.tag_field)) or len(structs) == 1
+            )
             types = next(field.type for field in struct.fields if field.encode_name == step)
         value = value[step]
     literals = [kind.values for kind in _branches(types) if isinstance(kind, inspect.LiteralType)]

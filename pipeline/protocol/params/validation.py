@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.common import UNSUPPORTED, Body
-from penstock.pipeline.protocol.params.foreign_names import mistaken
 from penstock.pipeline.protocol.params.json_body import read_json, shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.tools import ToolParam
@@ -43,18 +42,18 @@ def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
 
 
 def _check_names(parsed: Any, shape: type[Body]) -> None:
-    """Raise `InvalidRequest` for a parameter of another API, and for an ``input`` only under a misspelt name.
+    """Raise `InvalidRequest` for a parameter of another API, and for the required one under a misspelt name.
 
     Other unknown names are ignored.
     """
-    known = shape.model_fields.keys()
-    if not isinstance(parsed, dict) or "input" not in known:
+    if not isinstance(parsed, dict):
         return
-    if foreign := mistaken(parsed):
+    if foreign := shape.foreign.mistaken(parsed):
         raise _unknown(*foreign)
-    if len(parsed) <= MOST_NAMES and "input" not in parsed:
-        for name in get_close_matches("input", parsed.keys() - known, n=1, cutoff=0.7):
-            raise _unknown(name, "input")
+    known, required = shape.model_fields.keys(), shape.required
+    if required and required not in parsed and len(parsed) <= MOST_NAMES:
+        for name in get_close_matches(required, parsed.keys() - known, n=1, cutoff=0.7):
+            raise _unknown(name, required)
 
 
 def _unknown(name: str, meant: str | None) -> InvalidRequest:
@@ -69,7 +68,9 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     message = _JSON_WORDS.get(first["type"], first["msg"])
     if first["type"] == "union_tag_invalid":
         tag = shortened(context["tag"])
-        message, location = f"Type {tag!r} is none of {context['expected_tags']}", (*location, "type")
+        name = context["discriminator"].strip("'")
+        name = name if name.isidentifier() else "type"
+        message, location = f"{name.title()} {tag!r} is none of {context['expected_tags']}", (*location, name)
     elif first["type"] == "union_tag_not_found":
         message, location = "Field required", (*location, "type")
     param = _path(location)
@@ -135,7 +136,9 @@ _TAGS = {
     **dict.fromkeys(("input", "stop", "conversation", "container"), _TEXT_OR_OTHER),
     **dict.fromkeys(("require_approval", "json", "structural_tag"), _TEXT_OR_OTHER),
     "allowed_tools": frozenset({"as_list", "as_object"}),
-    "tool_choice": frozenset({"as_text", "function", "custom", "mcp", "allowed_tools", "other"}),
+    "tool_choice": frozenset({"as_text", "as_other", "function", "custom", "mcp", "allowed_tools", "other"}),
+    "as_other": frozenset({"function", "custom", "allowed_tools"}),
+    "response_format": frozenset({"text", "json_schema", "json_object"}),
     "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
     "environment": frozenset({"local", "container_auto", "container_reference"}),
 }

@@ -12,12 +12,12 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from penstock.pipeline.protocol.params.foreign_names import MEANT, ONLY_THERE
+from penstock.pipeline.protocol.params.foreign_names import MEANT, OF_CHATS
 from penstock.pipeline.protocol.params.request import CreateResponse
 from tests.support.requests import read_body, refused
 
 HERE = CreateResponse.model_fields.keys()
-FOREIGN = [*MEANT, *ONLY_THERE]
+FOREIGN = OF_CHATS.names
 
 
 def vllm_names(folder: str, request: str) -> Iterator[str]:

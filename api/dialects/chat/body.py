@@ -1,0 +1,355 @@
+"""The body of ``POST /v1/chat/completions``, as openai-python 3.57 writes it, with vLLM's extras."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from penstock.api.dialects.chat.messages import ChatMessages, Conversation
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol.params.common import FAIL_FAST, UNSUPPORTED, Body, Name, Refused, TextOr, Unused
+from penstock.pipeline.protocol.params.foreign_names import ForeignNames
+from penstock.pipeline.protocol.params.request import (
+    CreateResponse,
+    Generating,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ReasoningOptionsParam,
+    TextOptions,
+)
+from penstock.pipeline.protocol.params.tools import (
+    AllowedTools,
+    ChosenTool,
+    CustomToolParam,
+    FunctionToolParam,
+    GrammarFormat,
+    TextFormat,
+    ToolChoice,
+    ToolParam,
+    WebSearchToolParam,
+)
+from penstock.pipeline.protocol.response import Effort
+
+MOST_CHOICES = 128
+"""The most choices of one request."""
+
+LOGPROBS = "message.output_text.logprobs"
+"""The value of ``include`` that asks for log probabilities."""
+
+
+class Function(Body):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def tool(self) -> FunctionToolParam:
+        """The tool as the Responses API has it."""
+        return FunctionToolParam.model_validate({"type": "function", **self.function.model_dump(exclude_unset=True)})
+
+
+class Grammar(Body):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomGrammar(Body):
+    type: Literal["grammar"]
+    grammar: Grammar
+
+
+class Custom(Body):
+    name: Name
+    description: str | None = None
+    format: Annotated[TextFormat | CustomGrammar, Field(discriminator="type")] | None = None
+
+
+class CustomTool(Body):
+    type: Literal["custom"]
+    custom: Custom
+
+    @property
+    def tool(self) -> CustomToolParam:
+        """The tool as the Responses API has it."""
+        custom = self.custom
+        fields: dict[str, Any] = {"type": "custom", "name": custom.name, "description": custom.description}
+        if isinstance(custom.format, CustomGrammar):
+            fields["format"] = GrammarFormat(type="grammar", **custom.format.grammar.model_dump()).model_dump()
+        return CustomToolParam.model_validate(fields)
+
+
+class Named(Body):
+    name: str
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    function: Named
+
+    @property
+    def choice(self) -> ChosenTool:
+        """The choice as the Responses API has it."""
+        return ChosenTool.model_validate({"type": "function", "name": self.function.name})
+
+
+class NamedCustom(Body):
+    type: Literal["custom"]
+    custom: Named
+
+    @property
+    def choice(self) -> ChosenTool:
+        """The choice as the Responses API has it."""
+        return ChosenTool.model_validate({"type": "custom", "name": self.custom.name})
+
+
+NamedTool: TypeAlias = Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]
+
+
+class Allowed(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, max_length=1000)]
+
+
+class AllowedChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+    @property
+    def choice(self) -> AllowedTools:
+        """The choice as the Responses API has it."""
+        tools = [tool.choice.sent for tool in self.allowed_tools.tools]
+        return AllowedTools.model_validate({"type": "allowed_tools", "mode": self.allowed_tools.mode, "tools": tools})
+
+
+Choice: TypeAlias = TextOr[
+    Literal["none", "auto", "required"],
+    Annotated[NamedFunction | NamedCustom | AllowedChoice, Field(discriminator="type")],
+]
+
+
+class JsonSchema(Body):
+    name: Name
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+    @property
+    def format(self) -> JsonSchemaFormat:
+        """The format as the Responses API has it; without a schema, any JSON fits."""
+        given = {"schema": {}} | self.json_schema.model_dump(by_alias=True, exclude_none=True)
+        return JsonSchemaFormat.model_validate({"type": "json_schema", **given})
+
+
+ResponseFormat: TypeAlias = Annotated[TextFormat | SchemaFormat | JsonObjectFormat, Field(discriminator="type")]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class WebSearchOptions(Body):
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: Refused = None
+
+
+def _as_text(modalities: list[str]) -> list[str]:
+    if modalities != ["text"]:
+        raise PydanticCustomError(UNSUPPORTED, "Models write text here: this should be ['text']")
+    return modalities
+
+
+def _only(*values: Any) -> Any:
+    """Refuse all values of vLLM's parameter but those with which it does nothing."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in values:
+            raise PydanticCustomError(UNSUPPORTED, "This server does not support this value")
+        return value
+
+    return AfterValidator(check)
+
+
+FOREIGN = ForeignNames(
+    {
+        "input": "messages",
+        "instructions": "messages",
+        "prompt": "messages",
+        "system": "messages",
+        "max_output_tokens": "max_completion_tokens",
+        "text": "response_format",
+        "output_config": "response_format",
+        "include": "logprobs",
+        "reasoning": "reasoning_effort",
+        "thinking": "reasoning_effort",
+        "stop_sequences": "stop",
+    },
+    (
+        *("background", "best_of", "context_management", "conversation", "max_tool_calls", "previous_response_id"),
+        *("suffix", "truncation"),
+    ),
+)
+"""The parameters of Responses, Completions and Messages that a chat does not have."""
+
+
+_RENAMED = {
+    "input": "messages",
+    "include": "logprobs",
+    "text.verbosity": "verbosity",
+    "reasoning.effort": "reasoning_effort",
+}
+"""The parameters of a chat by those of the request of the pipeline."""
+
+_RENAMED_FIELDS = {"output": "content", "call_id": "tool_call_id"}
+"""The fields of a message by those of an item."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places in a body of the parameters of its request."""
+
+    messages: Sequence[int]
+    """The position of the message that each item is in."""
+    tools: Sequence[Literal["function", "custom"]]
+    """The type of each tool."""
+    limit: str
+    """The name of the limit of the answer."""
+
+    def __call__(self, param: str) -> str:
+        """Return the place of a parameter."""
+        if item := re.fullmatch(r"input\[(\d+)\](?:\.(\w+))?(.*)", param):
+            field = item[2] and f".{_RENAMED_FIELDS.get(item[2], item[2])}"
+            return f"messages[{self.messages[int(item[1])]}]{field or ''}{item[3]}"
+        if tool := re.fullmatch(r"tools\[(\d+)\](.*)", param):
+            position = int(tool[1])
+            has_it = position < len(self.tools)
+            return f"tools[{position}].{self.tools[position]}{tool[2]}" if has_it else "web_search_options"
+        if param.startswith("text.format"):
+            return param.replace("text.format", "response_format.json_schema", 1)
+        return self.limit if param == "max_output_tokens" else _RENAMED.get(param, param)
+
+
+class ChatBody(Generating):
+    """A request for a chat completion."""
+
+    foreign = FOREIGN
+    required = "messages"
+
+    messages: ChatMessages
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    tools: Annotated[list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], FAIL_FAST] | None = None
+    tool_choice: Choice | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    web_search_options: WebSearchOptions | None = None
+    modalities: Annotated[list[str], AfterValidator(_as_text)] | None = None
+    prediction: Unused = None
+
+    audio: Refused = None
+    functions: Refused = None
+    function_call: Annotated[Any, _only("none", "auto")] = None
+
+    # vLLM's extensions that this server does not have
+    add_generation_prompt: Annotated[Any, _only(True)] = None
+    continue_final_message: Refused = None
+    add_special_tokens: Refused = None
+    documents: Refused = None
+    echo: Refused = None
+    length_penalty: Annotated[Any, _only(1)] = None
+    logprob_token_ids: Refused = None
+    prompt_logprobs: Refused = None
+    return_prompt_text: Refused = None
+    return_token_ids: Refused = None
+    return_token_offsets: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    routed_experts_prompt_start: Annotated[Any, _only(0)] = None
+    stream_interval: Unused = None
+    thinking_token_budget: Annotated[Any, _only(-1)] = None
+    truncate_prompt_tokens: Refused = None
+    truncation_side: Refused = None
+    use_beam_search: Refused = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request of the pipeline; it is stored only if the client asks."""
+        self._check_options()
+        values: dict[str, Any] = self.given()
+        values["store"] = self.store is True
+        values["input"] = self._conversation.items
+        if (limit := self.max_completion_tokens or self.max_tokens) is not None:
+            values["max_output_tokens"] = limit
+        if tools := [*(tool.tool for tool in self.tools or ()), *self._search]:
+            values["tools"] = tools
+        if (choice := self._choice) is not None:
+            values["tool_choice"] = choice
+        if (text := self._text) is not None:
+            values["text"] = text
+        if self.reasoning_effort is not None:
+            values["reasoning"] = ReasoningOptionsParam(effort=self.reasoning_effort)
+        if self.logprobs:
+            values["top_logprobs"], values["include"] = self.top_logprobs or 0, [LOGPROBS]
+        return CreateResponse().model_copy(update=values)
+
+    @property
+    def places(self) -> Places:
+        """The places in this body of the parameters of the request."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return Places(self._conversation.places, [tool.type for tool in self.tools or ()], limit)
+
+    @cached_property
+    def _conversation(self) -> Conversation:
+        return Conversation(self.messages)
+
+    def _check_options(self) -> None:
+        if not self.messages:
+            raise InvalidRequest("A chat needs a message.", param="messages", code="empty_array")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
+        if self.n and self.n > 1 and self.store:
+            raise UnsupportedParameter("A stored completion has one choice.", param="n")
+
+    @property
+    def _search(self) -> Sequence[ToolParam]:
+        if self.web_search_options is None:
+            return ()
+        size = self.web_search_options.search_context_size
+        return (WebSearchToolParam.model_validate({"type": "web_search", "search_context_size": size}),)
+
+    @property
+    def _choice(self) -> ToolChoice | None:
+        return self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.choice
+
+    @property
+    def _text(self) -> TextOptions | None:
+        form = self.response_format
+        if form is None and self.verbosity is None:
+            return None
+        shape = form.format if isinstance(form, SchemaFormat) else form
+        values = {"format": shape and shape.model_dump(by_alias=True, exclude_unset=True), "verbosity": self.verbosity}
+        return TextOptions.model_validate({name: value for name, value in values.items() if value is not None})

@@ -1,0 +1,413 @@
+"""The answers of Chat Completions: chunks of a stream, and the completion that they add up to.
+
+See https://platform.openai.com/docs/api-reference/chat/streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from penstock.api.dialect import failed, failure
+from penstock.api.http.bodies import Problem
+from penstock.pipeline.protocol import events, items
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import Logprob
+from penstock.pipeline.protocol.response import Response, Usage
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
+
+BETWEEN = "\n\n"
+"""What stands between two messages, or two thoughts, of one answer: a chat has only one of each."""
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A piece of a call of a function: its name comes once."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CustomDelta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A piece of a call of a custom tool: its name comes once."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
+class CallDelta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A piece of the call at ``index``."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A piece of a message.  Thoughts have two names, since clients read either."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    tool_calls: tuple[CallDelta, ...] | UnsetType = UNSET
+    annotations: tuple[dict[str, Any], ...] | UnsetType = UNSET
+
+
+class Logprobs(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of a piece of content."""
+
+    content: tuple[Logprob, ...]
+    refusal: None = None
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the choice at ``index``; ``stop_reason`` is vLLM's."""
+
+    index: int
+    delta: Delta
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType = UNSET
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Details of the tokens of the prompt."""
+
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Details of the generated tokens."""
+
+    reasoning_tokens: int
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class ChatUsage(msgspec.Struct, frozen=True):
+    """The tokens of a completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> ChatUsage:
+        """Return the usage of a response as that of a completion."""
+        return cls(
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.total_tokens,
+            PromptTokensDetails(usage.input_tokens_details.cached_tokens),
+            CompletionTokensDetails(usage.output_tokens_details.reasoning_tokens),
+        )
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """One event of a stream.  The last one, with the ``usage``, has no choice."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[ChoiceDelta, ...]
+    usage: ChatUsage | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    system_fingerprint: None = None
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The last event of a completion that failed."""
+
+    error: Problem
+
+
+ChatEvent: TypeAlias = Chunk | Broken
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
+
+    ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then.
+    """
+
+    usage: bool = True
+    lists_usage: bool = False
+
+    async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ChatEvent, None]:
+        """Rewrite the events of one response."""
+        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET)
+        text, thought = events.OutputTextDelta, events.ReasoningTextDelta
+        async for event in source:
+            kind = type(event)
+            if kind is text or kind is thought:  # nearly every event
+                for chunk in writer.feed_text(event):
+                    yield chunk
+            else:
+                for chunk in writer.feed(event):
+                    yield chunk
+
+
+class ChunkWriter:
+    """State machine, one per response."""
+
+    def __init__(self, adds_usage: bool, no_usage: UnsetType | None) -> None:
+        self._adds_usage = adds_usage
+        self._no_usage = no_usage
+        self._id = self._model = ""
+        self._created = 0
+        self._content = 0
+        """Characters of the content so far."""
+        self._is_next_message = self._is_next_thought = False
+        self._has_thought = False
+        self._calls = -1
+        self._is_custom = False
+
+    def feed_text(self, event: Any) -> Iterator[Chunk]:
+        """Take a piece of a message or of a thought."""
+        delta: str = event.delta
+        if type(event) is events.ReasoningTextDelta:
+            yield self._thought(delta)
+            return
+        if self._is_next_message:
+            self._is_next_message = False
+            if self._content:
+                self._content += len(BETWEEN)
+                yield self._chunk(Delta(content=BETWEEN))
+        self._content += len(delta)
+        logprobs = Logprobs(event.logprobs) if event.logprobs else None
+        yield self._chunk(Delta(content=delta), logprobs)
+
+    def feed(self, event: ResponseEvent) -> Iterator[ChatEvent]:
+        """Take any event."""
+        match event:
+            case events.OutputTextDelta() | events.ReasoningTextDelta():
+                yield from self.feed_text(event)
+            case events.ReasoningSummaryTextDelta(delta=delta):
+                yield self._thought(delta)
+            case events.RefusalDelta(delta=delta):
+                yield self._chunk(Delta(refusal=delta))
+            case events.OutputItemAdded(item=item):
+                yield from self._begin(item)
+            case events.FunctionCallArgumentsDelta(delta=delta):
+                yield self._call(CallDelta(self._calls, function=FunctionDelta(arguments=delta)))
+            case events.CustomToolCallInputDelta(delta=delta):
+                yield self._call(CallDelta(self._calls, custom=CustomDelta(input=delta)))
+            case events.OutputTextAnnotationAdded(annotation=annotation):
+                yield from self._annotated(annotation)
+            case events.ResponseCreated(response=response):
+                self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
+                yield self._chunk(Delta(role="assistant", content=""))
+            case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
+                yield from self._end(event.response)
+            case _:
+                pass
+
+    def _thought(self, delta: str) -> Chunk:
+        if self._is_next_thought and self._has_thought:
+            delta = BETWEEN + delta
+        self._is_next_thought, self._has_thought = False, True
+        return self._chunk(Delta(reasoning=delta, reasoning_content=delta))
+
+    def _begin(self, item: items.OutputItem) -> Iterator[Chunk]:
+        match item:
+            case items.Message():
+                self._is_next_message = True
+            case items.Reasoning():
+                self._is_next_thought = True
+            case items.FunctionCall(call_id=call_id, name=name):
+                self._calls += 1
+                function = FunctionDelta(name, "")
+                yield self._call(CallDelta(self._calls, call_id, "function", function))
+            case items.CustomToolCall(call_id=call_id, name=name):
+                self._calls += 1
+                yield self._call(CallDelta(self._calls, call_id, "custom", custom=CustomDelta(name, "")))
+            case _:
+                pass  # work of this server, which a chat does not show
+
+    def _annotated(self, annotation: Mapping[str, Any]) -> Iterator[Chunk]:
+        if annotation.get("type") == "url_citation":
+            citation = {name: annotation[name] for name in ("start_index", "end_index", "url", "title")}
+            yield self._chunk(Delta(annotations=({"type": "url_citation", "url_citation": citation},)))
+
+    def _end(self, response: Response) -> Iterator[ChatEvent]:
+        if response.status in ("failed", "cancelled"):
+            error = failure(response)
+            yield Broken(Problem(error.message, error.type, error.param, error.code))
+            return
+        choice = ChoiceDelta(0, Delta(), None, finish_reason(response), response.stop_reason)
+        yield Chunk(self._id, self._created, self._model, (choice,), self._no_usage)
+        if self._adds_usage and response.usage:
+            yield Chunk(self._id, self._created, self._model, (), ChatUsage.of(response.usage))
+
+    def _call(self, delta: CallDelta) -> Chunk:
+        return self._chunk(Delta(tool_calls=(delta,)))
+
+    def _chunk(self, delta: Delta, logprobs: Logprobs | None = None) -> Chunk:
+        return Chunk(self._id, self._created, self._model, (ChoiceDelta(0, delta, logprobs),), self._no_usage)
+
+
+def completion_id(response_id: str) -> str:
+    """Return the id of the completion that a response is."""
+    return f"chatcmpl-{response_id.removeprefix('resp_')}"
+
+
+def finish_reason(response: Response) -> FinishReason:
+    """Return why a response ended.
+
+    A call that the model left open cannot be made, so the answer is as one that was cut.  As at OpenAI, a call that the
+    client asked for by its name is no ``tool_calls``.
+    """
+    match response.incomplete_details:
+        case None:
+            calls = [item for item in response.output if isinstance(item, items.FunctionCall | items.CustomToolCall)]
+            if any(call.status != "completed" for call in calls):
+                return "length"
+            choice = response.tool_choice
+            is_named = isinstance(choice, dict) and choice.get("type") in ("function", "custom")
+            return "tool_calls" if calls and not is_named else "stop"
+        case details:
+            return "content_filter" if details.reason == "content_filter" else "length"
+
+
+# The answer that is no stream
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function of a call; ``arguments`` is the model's text, valid JSON or not."""
+
+    name: str
+    arguments: str
+
+
+class CalledCustomTool(msgspec.Struct, frozen=True):
+    """The custom tool of a call."""
+
+    name: str
+    input: str
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call for the client to run."""
+
+    id: str
+    type: Literal["function", "custom"]
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustomTool | UnsetType = UNSET
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """The message of the model."""
+
+    content: str | None
+    refusal: str | None
+    annotations: tuple[dict[str, Any], ...]
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: tuple[Call, ...] | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One of the answers that the client asked for."""
+
+    index: int
+    message: ChatAnswer
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: ChatUsage | UnsetType
+    object: Literal["chat.completion"] = "chat.completion"
+    system_fingerprint: None = None
+
+
+@dataclass
+class _Growing:
+    """A choice, growing by its deltas."""
+
+    texts: dict[str, list[str]] = field(default_factory=lambda: {"content": [], "reasoning": [], "refusal": []})
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    calls: list[list[CallDelta]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType = UNSET
+
+    def add(self, choice: ChoiceDelta) -> None:
+        delta = choice.delta
+        for name, texts in self.texts.items():
+            if text := getattr(delta, name):
+                texts.append(text)
+        self.annotations += delta.annotations or ()
+        self.logprobs += choice.logprobs.content if choice.logprobs else ()
+        for call in delta.tool_calls or ():
+            if call.index == len(self.calls):
+                self.calls.append([])
+            self.calls[call.index].append(call)
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        self.stop_reason = choice.stop_reason if choice.stop_reason is not UNSET else self.stop_reason
+
+    def whole(self, index: int) -> Choice:
+        text = {name: "".join(texts) for name, texts in self.texts.items()}
+        has_more = bool(self.calls or text["refusal"])
+        thought = text["reasoning"] or UNSET
+        message = ChatAnswer(
+            text["content"] or (None if has_more else ""),
+            text["refusal"] or None,
+            tuple(self.annotations),
+            thought,
+            thought,
+            tuple(map(_whole_call, self.calls)) or UNSET,
+        )
+        logprobs = Logprobs(tuple(self.logprobs)) if self.logprobs else None
+        return Choice(index, message, logprobs, self.finish_reason, self.stop_reason)
+
+
+def _whole_call(deltas: Sequence[CallDelta]) -> Call:
+    first = deltas[0]
+    functions = [delta.function for delta in deltas if delta.function is not UNSET]
+    customs = [delta.custom for delta in deltas if delta.custom is not UNSET]
+    call = Call(str(first.id), "custom" if customs else "function")
+    if customs:
+        text = "".join(custom.input or "" for custom in customs)
+        return replace(call, custom=CalledCustomTool(str(customs[0].name), text))
+    text = "".join(function.arguments or "" for function in functions)
+    return replace(call, function=CalledFunction(str(functions[0].name), text))
+
+
+async def completion(source: AsyncIterator[ChatEvent]) -> ChatCompletion:
+    """Return the completion that chunks add up to; raise the error of one that failed."""
+    choices: dict[int, _Growing] = {}
+    usage: ChatUsage | UnsetType = UNSET
+    chunk: Chunk | None = None
+    async for event in source:
+        if isinstance(event, Broken):
+            raise failed(event.error.code, event.error.message)
+        chunk, usage = event, event.usage or usage
+        for choice in event.choices:
+            choices.setdefault(choice.index, _Growing()).add(choice)
+    if chunk is None:
+        raise RuntimeError("a response ended without an event")
+    whole = tuple(growing.whole(index) for index, growing in sorted(choices.items()))
+    return ChatCompletion(chunk.id, chunk.created, chunk.model, whole, usage)

@@ -1,0 +1,67 @@
+"""The dialect of Chat Completions: one route, and the forms of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import msgspec
+from aiohttp import web
+
+from penstock.api.dialect import REFUSALS, Dialect, Edge
+from penstock.api.dialects.chat.body import ChatBody
+from penstock.api.dialects.chat.chunks import ChatCompletion, ChatEvent, Chunks, completion
+from penstock.api.http.bodies import ErrorBody
+from penstock.api.http.conventions import RequestError
+from penstock.api.http.openapi import Operation, operation
+from penstock.api.http.wire import Reading, Wire, server_sent
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.protocol.events import DONE
+from penstock.pipeline.protocol.params.validation import read_body
+
+_encode_into = msgspec.json.Encoder().encode_into
+_encoded = bytearray()
+"""A buffer that all chunks share, because a new one for each takes noticeable time."""
+
+
+def encode(event: ChatEvent) -> bytes:
+    """Encode an event as a whole server-sent event.  Not thread-safe."""
+    _encode_into(event, _encoded, 6)
+    _encoded[:6] = b"data: "
+    _encoded.extend(b"\n\n")
+    return bytes(_encoded)
+
+
+def fault(error: RequestError) -> bytes:
+    """Return the last frames of a stream that breaks off."""
+    return server_sent(ErrorBody(error.problem)) + DONE
+
+
+@cache
+def wire(*, usage: bool = True, lists_usage: bool = False) -> Wire:
+    """Return the form of an answer, with or without the usage."""
+    chunks = Pipeline.start("chat", Chunks(usage, lists_usage))
+    return Wire(encode, completion, chunks, end=DONE, fault=fault)
+
+
+def read(body: bytes) -> Reading:
+    """Read the body of a request for a completion."""
+    given = read_body(body, ChatBody)
+    streams = bool(given.stream)
+    wants_usage = given.stream_options is not None and given.stream_options.include_usage is True
+    form = wire(usage=wants_usage, lists_usage=wants_usage) if streams else wire()
+    return Reading(given.create_request, form, streams, place=given.places)
+
+
+def routes(edge: Edge) -> Sequence[web.RouteDef]:
+    """Return the routes of Chat Completions."""
+
+    @operation(Operation(ChatCompletion, body=ChatBody, refusals=REFUSALS, streams=True))
+    async def create(request: web.Request) -> web.StreamResponse:
+        """Create a chat completion, as a stream of chunks or as one object."""
+        return await edge.create(request)
+
+    return [web.post(f"{edge.base}/chat/completions", create)]
+
+
+CHAT = Dialect("chat", "/v1", read, wire(), routes)

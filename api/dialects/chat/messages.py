@@ -1,0 +1,224 @@
+"""Messages of Chat Completions, and the items of a conversation that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol import items as wire
+from penstock.pipeline.protocol.params import items as params
+from penstock.pipeline.protocol.params.structs import ListOf
+
+_CallId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+_ToolName: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+
+class _Object(msgspec.Struct, frozen=True, kw_only=True):
+    """An object in a body: types are strict, and keys that the API does not have are ignored."""
+
+
+# Content parts
+
+
+class TextPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    text: str
+
+
+class RefusalPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class ImageUrl(_Object, frozen=True, kw_only=True):
+    url: str
+    detail: wire.ImageDetail | None = None
+
+
+class ImagePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
+
+
+class FilePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="file"):
+    pass
+
+
+class AudioPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_audio"):
+    pass
+
+
+UserPart: TypeAlias = TextPart | ImagePart | FilePart | AudioPart
+
+# Calls
+
+
+class CalledFunction(_Object, frozen=True, kw_only=True):
+    name: _ToolName
+    arguments: str
+
+
+class FunctionToolCall(_Object, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    id: _CallId
+    function: CalledFunction
+
+
+class CalledCustomTool(_Object, frozen=True, kw_only=True):
+    name: _ToolName
+    input: str
+
+
+class CustomToolCall(_Object, frozen=True, kw_only=True, tag_field="type", tag="custom"):
+    id: _CallId
+    custom: CalledCustomTool
+
+
+ToolCall: TypeAlias = FunctionToolCall | CustomToolCall
+
+# Messages
+
+
+class _Message(_Object, frozen=True, kw_only=True, tag_field="role"):
+    pass
+
+
+class SystemMessage(_Message, frozen=True, kw_only=True, tag="system"):
+    content: str | tuple[TextPart, ...]
+
+
+class DeveloperMessage(_Message, frozen=True, kw_only=True, tag="developer"):
+    content: str | tuple[TextPart, ...]
+
+
+class UserMessage(_Message, frozen=True, kw_only=True, tag="user"):
+    content: str | tuple[UserPart, ...]
+
+
+class AssistantMessage(_Message, frozen=True, kw_only=True, tag="assistant"):
+    """An answer of the model; its thoughts have two names, and clients send back the one that they know."""
+
+    content: str | tuple[TextPart | RefusalPart, ...] | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    function_call: CalledFunction | None = None
+    audio: dict[str, Any] | None = None
+
+
+class ToolMessage(_Message, frozen=True, kw_only=True, tag="tool"):
+    tool_call_id: _CallId
+    content: str | tuple[UserPart, ...]
+
+
+class FunctionMessage(_Message, frozen=True, kw_only=True, tag="function"):
+    """The output of a call before there were tools."""
+
+    name: str
+    content: str | None = None
+
+
+ChatMessage: TypeAlias = (
+    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+)
+
+
+def _explicit(value: Any) -> Any:
+    """Return a message whose calls have their type, which clients leave out of those of functions."""
+    calls = value.get("tool_calls") if isinstance(value, dict) else None
+    if not isinstance(calls, list) or all(isinstance(call, dict) and "type" in call for call in calls):
+        return value
+    typed = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
+    return {**value, "tool_calls": typed}
+
+
+ChatMessages: TypeAlias = Annotated[list[ChatMessage], ListOf(ChatMessage, _explicit)]
+
+
+class Conversation:
+    """The items of a list of messages, and where each came from."""
+
+    def __init__(self, messages: Sequence[ChatMessage]) -> None:
+        self.items: list[params.InputItem] = []
+        self.places: list[int] = []
+        """The position of the message of each item."""
+        self._custom: set[str] = set()
+        for position, message in enumerate(messages):
+            for item in self._items(message, f"messages[{position}]"):
+                self.items.append(item)
+                self.places.append(position)
+
+    def _items(self, message: ChatMessage, path: str) -> Iterator[params.InputItem]:
+        match message:
+            case SystemMessage(content=content):
+                yield params.MessageItem(role="system", content=_text(content))
+            case DeveloperMessage(content=content):
+                yield params.MessageItem(role="developer", content=_text(content))
+            case UserMessage(content=content):
+                yield params.MessageItem(role="user", content=_parts(content, f"{path}.content"))
+            case AssistantMessage():
+                yield from self._answer(message, path)
+            case ToolMessage(tool_call_id=call_id, content=content):
+                output = _parts(content, f"{path}.content")
+                kind = params.CustomToolCallOutputItem if call_id in self._custom else params.FunctionCallOutputItem
+                yield kind(call_id=call_id, output=output)
+            case FunctionMessage():
+                raise UnsupportedParameter(
+                    "Send the output of a call as a message of role 'tool'.", param=f"{path}.role"
+                )
+
+    def _answer(self, message: AssistantMessage, path: str) -> Iterator[params.InputItem]:
+        if message.function_call is not None:
+            raise UnsupportedParameter("Send calls as tool_calls.", param=f"{path}.function_call")
+        if message.audio is not None:
+            raise UnsupportedParameter("This server does not speak.", param=f"{path}.audio")
+        if thought := message.reasoning or message.reasoning_content:
+            yield params.ReasoningItem(content=(params.ReasoningTextPart(type="reasoning_text", text=thought),))
+        if content := tuple(_written(message)):
+            yield params.MessageItem(role="assistant", content=content)
+        elif not message.tool_calls and not thought:
+            if message.content is None:
+                raise InvalidRequest(f"This message is empty (at {path})", param=f"{path}.content")
+            yield params.MessageItem(role="assistant", content="")
+        for call in message.tool_calls or ():
+            match call:
+                case FunctionToolCall(id=call_id, function=function):
+                    self._custom.discard(call_id)
+                    yield params.FunctionCallItem(call_id=call_id, name=function.name, arguments=function.arguments)
+                case CustomToolCall(id=call_id, custom=custom):
+                    self._custom.add(call_id)
+                    yield params.CustomToolCallItem(call_id=call_id, name=custom.name, input=custom.input)
+
+
+def _written(message: AssistantMessage) -> Iterator[params.MessagePart]:
+    content = message.content or ()
+    for part in (TextPart(text=content),) if isinstance(content, str) else content:
+        match part:
+            case TextPart(text=text):
+                if text:  # clients write an empty one beside calls
+                    yield params.OutputTextPart(text=text)
+            case RefusalPart():
+                yield wire.Refusal(part.refusal)
+    if message.refusal:
+        yield wire.Refusal(message.refusal)
+
+
+def _text(content: str | Iterable[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _parts(content: str | Sequence[UserPart], path: str) -> str | tuple[params.OutputPart, ...]:
+    return content if isinstance(content, str) else tuple(_part(part, path, at) for at, part in enumerate(content))
+
+
+def _part(part: UserPart, path: str, position: int) -> params.OutputPart:
+    match part:
+        case TextPart(text=text):
+            return wire.InputText(text)
+        case ImagePart(image_url=image):
+            return params.ImagePart(image_url=image.url, detail=image.detail)
+        case FilePart():
+            return params.FilePart()
+        case AudioPart():
+            raise UnsupportedParameter("This server does not hear.", param=f"{path}[{position}]")
