@@ -6,11 +6,11 @@ each: keys, limits, the access log, metrics, traces, recordings and the stages o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -25,6 +25,7 @@ from penstock.api.http.wire import Reading, Wire
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler, let_go_of
+from penstock.api.woven import woven
 from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import Prompt, ResolvedRequest
@@ -121,9 +122,9 @@ class Edge:
         """Create a response, as a stream of events or as one body."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            prepared = await self.prepare(request, body)
+            first, *others = await self.prepare_all(request, body)
             del body  # free it: the response may take long
-            return await self.answer(request, prepared)
+            return await (self.answer_woven(request, [first, *others]) if others else self.answer(request, first))
 
     async def count_tokens(self, request: web.Request, read: Read | None = None) -> int:
         """Return the number of tokens of the prompt that a body asks for, by rendering it."""
@@ -144,10 +145,17 @@ class Edge:
 
     async def prepare(self, request: web.Request, body: bytes, read: Read | None = None) -> Prepared:
         """Read a body as `read` does, and resolve its request, which is freed before the answer begins."""
+        return (await self.prepare_all(request, body, read))[0]
+
+    async def prepare_all(self, request: web.Request, body: bytes, read: Read | None = None) -> list[Prepared]:
+        """Prepare the requests of a body that is for an answer of several responses."""
         reading = await self.read(request, body, read)
+        prepared = list[Prepared]()
         with _placing(reading.place):
-            resolved = await self.scheduler.prepare(reading.request)
-        return Prepared(resolved, reading.wire, reading.streams, reading.place)
+            for each in (reading.request, *reading.others):
+                resolved = await self.scheduler.prepare(each)
+                prepared.append(Prepared(resolved, reading.wire, reading.streams, reading.place))
+        return prepared
 
     async def read(self, request: web.Request, body: bytes, read: Read | None = None) -> Reading:
         """Read a body as the dialect does, or with another function, and put its request into an envelope."""
@@ -172,7 +180,7 @@ class Edge:
             client_request_id(request, reading.request.request_id),
             generates,
         )
-        return reading.asking(reading.request.inside(envelope))
+        return reading.asking(*(each.inside(envelope) for each in (reading.request, *reading.others)))
 
     async def answer(self, request: web.Request, prepared: Prepared) -> web.StreamResponse:
         """Run a request, and answer in its form; an error before the first event is raised."""
@@ -192,6 +200,30 @@ class Edge:
                 answer = await send(request, translated, wire, self.keep_alive)
             _note(request, delivery)
             return answer
+
+    async def answer_woven(self, request: web.Request, prepared: Sequence[Prepared]) -> web.StreamResponse:
+        """Run several requests at once, and answer in one form; an error before all have begun is raised."""
+        wire, streams = prepared[0].wire, prepared[0].streams
+        if wire.weave is None:
+            raise TypeError("a Wire for several responses needs a weave")
+        async with woven([partial(self._strand, request, each) for each in prepared]) as strands:
+            release(request)
+            async with aclosing(wire.weave(strands)) as events:
+                return (
+                    await send(request, events, wire, self.keep_alive) if streams else as_json(await wire.fold(events))
+                )
+
+    async def _strand(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Any, None]:
+        """Yield None once a response has begun, and then its rewritten events."""
+        async with aclosing(self.scheduler.run(prepared.resolved, "stream" if prepared.streams else "sync")) as events:
+            delivery = Delivery(events)
+            with _placing(prepared.place):
+                await delivery.begin()
+            yield None
+            async with prepared.wire.translated(delivery.events()) as translated:
+                async for event in translated:
+                    yield event
+            _note(request, delivery)
 
     @cached_property
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:

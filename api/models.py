@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from aiohttp import web
 
@@ -20,6 +22,8 @@ class ModelList:
     """The Models API, over the names under which an engine serves its model."""
 
     engine: Backend
+    created: int = field(default_factory=lambda: int(time.time()))
+    """The time of the start of the server: names have no time of their own."""
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Return the routes under ``base``."""
@@ -31,7 +35,8 @@ class ModelList:
     @operation(Operation(Models))
     async def list_models(self, request: web.Request) -> web.Response:
         """List the models."""
-        return as_json(Models(tuple(map(self._model, self.engine.models))))
+        names = self.engine.models
+        return as_json(Models(tuple(map(self._model, names)), names[0], names[-1]))
 
     @operation(Operation(Model, refusals=(ModelNotFound,)))
     async def retrieve_model(self, request: web.Request) -> web.Response:
@@ -42,4 +47,5 @@ class ModelList:
         return as_json(self._model(name))
 
     def _model(self, name: str) -> Model:
-        return Model(name, self.engine.context_length)
+        longest, created_at = self.engine.context_length, datetime.fromtimestamp(self.created, UTC)
+        return Model(name, self.created, longest, name, created_at.isoformat(), longest, longest)

@@ -78,19 +78,30 @@ class CompactedResponse(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A name that a request may give as its model; prompt and answer may have ``max_model_len`` tokens together."""
+    """A name that a request may give as its model; prompt and answer may have ``max_model_len`` tokens together.
+
+    It has the fields of OpenAI, vLLM and Anthropic, whose clients skip those of the others.
+    """
 
     id: str
+    created: int
     max_model_len: int
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
     object: Literal["model"] = "model"
-    created: int = 0
+    type: Literal["model"] = "model"
     owned_by: str = "penstock"
 
 
 class Models(msgspec.Struct, frozen=True):
-    """All models of this server."""
+    """All models of this server, on one page."""
 
     data: tuple[Model, ...]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
     object: Literal["list"] = "list"
 
 

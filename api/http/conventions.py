@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from posixpath import commonpath
 from typing import Any
 
 from aiohttp import web
@@ -68,22 +69,37 @@ class SpokenByRoute:
     """The dialects of the routes of an application, and those below each base URL for paths without a route."""
 
     of_resources: dict[web.AbstractResource, Spoken] = field(default_factory=dict)
-    of_bases: dict[str, Spoken] = field(default_factory=dict)
+    of_bases: dict[str, list[Spoken]] = field(default_factory=dict)
 
     def add(self, spoken: Spoken, routes: Iterable[web.AbstractRoute]) -> None:
-        """Add a dialect with its routes; of two with the same base URL, the first has the paths without a route."""
-        self.of_bases.setdefault(spoken.base, spoken)
+        """Add a dialect with its routes."""
+        self.of_bases.setdefault(spoken.base, []).append(spoken)
         for route in routes:
             if route.resource:
                 self.of_resources[route.resource] = spoken
 
     def of(self, request: web.Request) -> Spoken | None:
-        """Return the dialect that a request speaks, if any."""
+        """Return the dialect that a request speaks, if any: without a route, the one with the most similar routes."""
         if resource := request.match_info.route.resource:
             return self.of_resources.get(resource)
         path = path_of(request)
+        return max(self.below(path), key=lambda spoken: _shared(spoken, path), default=None)
+
+    @property
+    def first(self) -> Sequence[Spoken]:
+        """The dialects with the same base URL as the first one."""
+        return next(iter(self.of_bases.values()), ())
+
+    def below(self, path: str) -> Sequence[Spoken]:
+        """Return the dialects whose base URL is the longest above a path."""
         within = [base for base in self.of_bases if f"{path}/".startswith(f"{base}/")]
-        return self.of_bases[max(within, key=len)] if within else None
+        return self.of_bases[max(within, key=len)] if within else ()
+
+
+def _shared(spoken: Spoken, path: str) -> int:
+    """Return the most characters that a path begins with as a route of a dialect does, in whole segments."""
+    routes = [route.partition(" ")[2] for route in spoken.routes]
+    return max((len(commonpath((route, path))) for route in routes), default=0)
 
 
 SPOKEN = web.AppKey("spoken", SpokenByRoute)

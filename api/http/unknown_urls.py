@@ -1,39 +1,34 @@
-"""Requests that match no route: their errors name the API that they try, as many clients try URLs of other servers."""
+"""Requests that match no route: their errors name the routes that exist, as many clients try URLs of other servers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from aiohttp import web
 
-from penstock.api.http.conventions import Spoken, spoken_by
-from penstock.api.http.prefix import prefix_of
+from penstock.api.http.conventions import SPOKEN, Spoken
+from penstock.api.http.prefix import path_of, prefix_of
 from penstock.pipeline.protocol.params.json_body import shortened
 
-_RESPONSES = "This server speaks the Responses API: POST /v1/responses."
 _ROUTES = "GET /openapi.json describes all routes."
 
 ELSEWHERE = {
-    "/chat/completions": f"{_RESPONSES} Its 'input' takes the 'messages'; run `vllm serve` beside it for chats.",
-    "/completions": f"{_RESPONSES} Its 'input' takes the 'prompt'; run `vllm serve` beside it for Completions.",
-    "/(embeddings|rerank|score|pooling|classify)": f"{_RESPONSES} Run `vllm serve` beside it for this one.",
-    "(?<!/v1)/(responses|conversations|models)(/.*)?": f"The routes are under /v1. {_ROUTES}",
+    "(/v1)?/(embeddings|rerank|score|pooling|classify)": f"The model of this server writes text. {_ROUTES}",
+    "/(responses|conversations|models|chat/completions|messages)(/.*)?": f"The routes are under /v1. {_ROUTES}",
     "/(docs|redoc)": f"{_ROUTES} In a browser, GET / is a page to try them.",
     "/metrics": "The metrics are on the port of --metrics-port.",
     "/version": "GET /openapi.json has the version of this server.",
     "/(ping|healthz|livez|readyz)": "GET /health and GET /ready report the state of this server.",
     "/(tokenize|detokenize)": "POST /v1/responses/input_tokens counts the tokens of a request.",
 }
-"""Patterns for the ends of URLs of other servers, each with the advice that the client gets; the first match counts."""
-
-BASE = "/v1"
-"""The base URL that other servers have, too."""
+"""Patterns for URLs of other servers, each with the advice that the client gets; the first match counts."""
 
 MOST_ROUTES = 4
-"""The most routes that an error names."""
+"""The most routes that an error names of one dialect, or of all."""
 
 LONGEST = 200
-"""The characters at the end of a URL in which the patterns are searched for."""
+"""The characters of a path up to which it is compared with the patterns."""
 
 
 def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str | None]:
@@ -48,17 +43,20 @@ def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str 
 
 
 def _advice(request: web.Request) -> str:
-    spoken, prefix = spoken_by(request), prefix_of(request)
-    advice = _elsewhere(request.path) if spoken is None or spoken.base == BASE else _routes_of(spoken)
-    return advice.replace(" /", f" {prefix}/")
+    path, by_route = path_of(request), request.app[SPOKEN]
+    advice = _elsewhere(path) or _routes_of(by_route.below(path) or by_route.first)
+    return advice.replace(" /", f" {prefix_of(request)}/")
 
 
 def _elsewhere(path: str) -> str:
-    path = path[-LONGEST:].rstrip("/")
-    found = (advice for pattern, advice in ELSEWHERE.items() if re.search(f"{pattern}$", path))
-    return next(found, f"{_RESPONSES} {_ROUTES}")
+    path = path.rstrip("/") if len(path) <= LONGEST else ""
+    return next((advice for pattern, advice in ELSEWHERE.items() if re.fullmatch(pattern, path)), "")
 
 
-def _routes_of(spoken: Spoken) -> str:
-    more = " and others" if len(spoken.routes) > MOST_ROUTES else ""
-    return f"Here is the API {spoken.name}: {', '.join(spoken.routes[:MOST_ROUTES])}{more}. {_ROUTES}"
+def _routes_of(dialects: Sequence[Spoken]) -> str:
+    """Name routes of one dialect, or the first route of each of several."""
+    if len(dialects) == 1:
+        (spoken,) = dialects
+        more = " and others" if len(spoken.routes) > MOST_ROUTES else ""
+        return f"Here is the API {spoken.name}: {', '.join(spoken.routes[:MOST_ROUTES])}{more}. {_ROUTES}"
+    return f"This server has {', '.join(spoken.routes[0] for spoken in dialects[:MOST_ROUTES])}. {_ROUTES}"

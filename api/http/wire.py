@@ -25,6 +25,7 @@ class Wire:
     one rewritten event as a whole frame of the stream, and ``json`` as a JSON object, for a WebSocket.  ``fold`` makes
     the one body of an answer that is no stream from all of them.  If it raises a `StageError`, that is the answer.
 
+    ``weave`` makes one answer of the rewritten events of several responses, each with the position of its response.
     ``end`` is written after the last event, and ``keep_alive``, which clients skip, after a time of silence.  A form
     with a ``content_type`` of its own has a ``keep_alive`` of its own, too: the comment of server-sent events is none
     there.  ``fault`` writes the last frame of a stream that breaks off, in place of ``end``; without it, the connection
@@ -34,6 +35,7 @@ class Wire:
     encode: Callable[[Any], bytes]
     fold: Callable[[AsyncIterator[Any]], Awaitable[Any]]
     outgoing: Pipeline[ResponseEvent, Any] | None = None
+    weave: Callable[[AsyncIterator[tuple[int, Any]]], AsyncGenerator[Any, None]] | None = None
     end: bytes = b""
     keep_alive: bytes = KEEP_ALIVE
     fault: Callable[[RequestError], bytes] | None = None
@@ -63,7 +65,8 @@ class Reading:
     """The meaning of a body: a request of the pipeline, and the form of its answer, which may be a stream.
 
     ``as_sent`` is the body if it has the form of the Responses API: a recording then keeps it as it came.  ``place``
-    returns the place in the body of a parameter of the request, for errors that are found later.
+    returns the place in the body of a parameter of the request, for errors that are found later.  The ``others`` are
+    requests that run beside the first, for one answer, which the form then has to ``weave``.
     """
 
     request: CreateResponse
@@ -71,10 +74,11 @@ class Reading:
     streams: bool = False
     as_sent: bytes | None = None
     place: Callable[[str], str] = str
+    others: tuple[CreateResponse, ...] = ()
 
-    def asking(self, request: CreateResponse) -> Reading:
-        """Return the same reading for another request, without the body."""
-        return Reading(request, self.wire, self.streams, place=self.place)
+    def asking(self, request: CreateResponse, *others: CreateResponse) -> Reading:
+        """Return the same reading for other requests, without the body."""
+        return Reading(request, self.wire, self.streams, place=self.place, others=others)
 
 
 _encode = msgspec.json.Encoder().encode

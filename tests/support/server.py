@@ -48,7 +48,7 @@ AnyEngine = TypeVar("AnyEngine", bound=Engine)
 Engine_co = TypeVar("Engine_co", bound=Engine, covariant=True)
 
 DIALECTS = spoken()
-BASES = tuple(dialect.base for dialect in DIALECTS)
+BASES = tuple(dict.fromkeys(dialect.base for dialect in DIALECTS))
 """The base URLs of a server."""
 
 

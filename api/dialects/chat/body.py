@@ -294,8 +294,15 @@ class ChatBody(Generating):
     use_beam_search: Refused = None
 
     @property
-    def create_request(self) -> CreateResponse:
-        """The request of the pipeline; it is stored only if the client asks."""
+    def create_requests(self) -> Sequence[CreateResponse]:
+        """The requests of the pipeline, one for each choice: they differ in their seeds."""
+        request, seed = self._create_request, self.seed
+        seeds = [None if seed is None else seed + choice for choice in range(self.n or 1)]
+        return [request.model_copy(update={"seed": each}) for each in seeds] if len(seeds) > 1 else [request]
+
+    @property
+    def _create_request(self) -> CreateResponse:
+        """The request of one choice; it is stored only if the client asks."""
         self._check_options()
         values: dict[str, Any] = self.given()
         values["store"] = self.store is True

@@ -50,6 +50,30 @@ class CallDelta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     custom: CustomDelta | UnsetType = UNSET
 
 
+class UrlCitation(msgspec.Struct, frozen=True):
+    """The page that a part of the content cites."""
+
+    start_index: int
+    end_index: int
+    url: str
+    title: str
+
+
+class Annotation(msgspec.Struct, frozen=True):
+    """A mark on a part of the content."""
+
+    url_citation: UrlCitation
+    type: Literal["url_citation"] = "url_citation"
+
+
+class AnnotationDelta(msgspec.Struct, frozen=True):
+    """The annotation at ``index``, without which openai-python reads no list."""
+
+    index: int
+    url_citation: UrlCitation
+    type: Literal["url_citation"] = "url_citation"
+
+
 class Delta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A piece of a message.  Thoughts have two names, since clients read either."""
 
@@ -59,7 +83,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     reasoning_content: str | UnsetType = UNSET
     refusal: str | UnsetType = UNSET
     tool_calls: tuple[CallDelta, ...] | UnsetType = UNSET
-    annotations: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    annotations: tuple[AnnotationDelta, ...] | UnsetType = UNSET
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False):
@@ -153,12 +177,9 @@ class Chunks:
         text, thought = events.OutputTextDelta, events.ReasoningTextDelta
         async for event in source:
             kind = type(event)
-            if kind is text or kind is thought:  # nearly every event
-                for chunk in writer.feed_text(event):
-                    yield chunk
-            else:
-                for chunk in writer.feed(event):
-                    yield chunk
+            written = writer.feed_text(event) if kind is text or kind is thought else writer.feed(event)
+            for chunk in written:
+                yield chunk
 
 
 class ChunkWriter:
@@ -171,13 +192,16 @@ class ChunkWriter:
         self._created = 0
         self._content = 0
         """Characters of the content so far."""
+        self._message_began_at = 0
+        """The position of the latest message in the content."""
+        self._annotations = -1
         self._is_next_message = self._is_next_thought = False
         self._has_thought = False
         self._calls = -1
         self._is_custom = False
 
-    def feed_text(self, event: Any) -> Iterator[Chunk]:
-        """Take a piece of a message or of a thought."""
+    def feed_text(self, event: Any) -> Iterator[ChatEvent]:
+        """Take a piece of a message or of a thought: nearly every event is one."""
         delta: str = event.delta
         if type(event) is events.ReasoningTextDelta:
             yield self._thought(delta)
@@ -187,6 +211,7 @@ class ChunkWriter:
             if self._content:
                 self._content += len(BETWEEN)
                 yield self._chunk(Delta(content=BETWEEN))
+            self._message_began_at = self._content
         self._content += len(delta)
         logprobs = Logprobs(event.logprobs) if event.logprobs else None
         yield self._chunk(Delta(content=delta), logprobs)
@@ -240,8 +265,10 @@ class ChunkWriter:
 
     def _annotated(self, annotation: Mapping[str, Any]) -> Iterator[Chunk]:
         if annotation.get("type") == "url_citation":
-            citation = {name: annotation[name] for name in ("start_index", "end_index", "url", "title")}
-            yield self._chunk(Delta(annotations=({"type": "url_citation", "url_citation": citation},)))
+            start, end = (annotation[name] + self._message_began_at for name in ("start_index", "end_index"))
+            citation = UrlCitation(start, end, annotation["url"], annotation["title"])
+            self._annotations += 1
+            yield self._chunk(Delta(annotations=(AnnotationDelta(self._annotations, citation),)))
 
     def _end(self, response: Response) -> Iterator[ChatEvent]:
         if response.status in ("failed", "cancelled"):
@@ -283,6 +310,40 @@ def finish_reason(response: Response) -> FinishReason:
             return "content_filter" if details.reason == "content_filter" else "length"
 
 
+async def choices(source: AsyncIterator[tuple[int, ChatEvent]]) -> AsyncGenerator[ChatEvent, None]:
+    """Make one stream of several completions of one prompt: each is the choice at its position.
+
+    The prompt counts once.
+    """
+    first: Chunk | None = None
+    usages: dict[int, ChatUsage] = {}
+    async for position, event in source:
+        if isinstance(event, Broken):
+            yield event
+            return
+        first = first or event
+        if event.usage:
+            usages[position] = event.usage
+            continue
+        own = tuple(replace(choice, index=position) for choice in event.choices)
+        yield replace(event, id=first.id, created=first.created, choices=own)
+    if first and usages:
+        yield replace(first, choices=(), usage=_total([usage for _, usage in sorted(usages.items())]))
+
+
+def _total(usages: Sequence[ChatUsage]) -> ChatUsage:
+    first = usages[0]
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    reasoning_tokens = sum(usage.completion_tokens_details.reasoning_tokens for usage in usages)
+    return ChatUsage(
+        first.prompt_tokens,
+        completion_tokens,
+        first.prompt_tokens + completion_tokens,
+        first.prompt_tokens_details,
+        CompletionTokensDetails(reasoning_tokens),
+    )
+
+
 # The answer that is no stream
 
 
@@ -314,7 +375,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
     content: str | None
     refusal: str | None
-    annotations: tuple[dict[str, Any], ...]
+    annotations: tuple[Annotation, ...]
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: tuple[Call, ...] | UnsetType = UNSET
@@ -348,7 +409,7 @@ class _Growing:
     """A choice, growing by its deltas."""
 
     texts: dict[str, list[str]] = field(default_factory=lambda: {"content": [], "reasoning": [], "refusal": []})
-    annotations: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[Annotation] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     calls: list[list[CallDelta]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -359,7 +420,7 @@ class _Growing:
         for name, texts in self.texts.items():
             if text := getattr(delta, name):
                 texts.append(text)
-        self.annotations += delta.annotations or ()
+        self.annotations += [Annotation(each.url_citation) for each in delta.annotations or ()]
         self.logprobs += choice.logprobs.content if choice.logprobs else ()
         for call in delta.tool_calls or ():
             if call.index == len(self.calls):

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.dialects.chat.body import ChatBody
-from penstock.api.dialects.chat.chunks import ChatCompletion, ChatEvent, Chunks, completion
+from penstock.api.dialects.chat.chunks import ChatCompletion, ChatEvent, Chunks, choices, completion
 from penstock.api.http.bodies import ErrorBody
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.openapi import Operation, operation
@@ -41,7 +41,7 @@ def fault(error: RequestError) -> bytes:
 def wire(*, usage: bool = True, lists_usage: bool = False) -> Wire:
     """Return the form of an answer, with or without the usage."""
     chunks = Pipeline.start("chat", Chunks(usage, lists_usage))
-    return Wire(encode, completion, chunks, end=DONE, fault=fault)
+    return Wire(encode, completion, chunks, choices, end=DONE, fault=fault)
 
 
 def read(body: bytes) -> Reading:
@@ -50,7 +50,8 @@ def read(body: bytes) -> Reading:
     streams = bool(given.stream)
     wants_usage = given.stream_options is not None and given.stream_options.include_usage is True
     form = wire(usage=wants_usage, lists_usage=wants_usage) if streams else wire()
-    return Reading(given.create_request, form, streams, place=given.places)
+    first, *others = given.create_requests
+    return Reading(first, form, streams, place=given.places, others=tuple(others))
 
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:

@@ -47,9 +47,9 @@ async def test_bad_input_is_refused(
 @pytest.mark.parametrize(
     ("method", "path", "advice"),
     [
-        ("POST", "/v1/chat/completions", "Its 'input' takes the 'messages'"),
-        ("POST", "/v1/completions", "Its 'input' takes the 'prompt'"),
-        ("POST", "/v1/embeddings", "Run `vllm serve` beside it"),
+        ("POST", "/v1/chat", "POST /v1/chat/completions"),
+        ("POST", "/v1/embeddings", "The model of this server writes text."),
+        ("POST", "/chat/completions", "The routes are under /v1."),
         ("POST", "/responses", "The routes are under /v1."),
         ("GET", "/models/tiny/", "The routes are under /v1."),
         ("GET", "/docs", "/openapi.json"),

@@ -24,7 +24,8 @@ from tests.support.openapi import in_responses_names
 from tests.support.paths import CHAT, HARMONY
 from tests.support.toy_dialect import NAME, heard
 
-RESPONSES, OPEN_RESPONSES = spoken()
+DIALECTS = {dialect.name: dialect for dialect in spoken()}
+RESPONSES, OPEN_RESPONSES = DIALECTS["responses"], DIALECTS["open_responses"]
 RECORDINGS = [HARMONY / "greeting", HARMONY / "function_call", *sorted(CHAT.glob("*/"))[:3]]
 
 OWN = """
@@ -58,8 +59,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_server_speaks_the_dialects_of_penstock_and_those_of_its_operator() -> None:
-    assert [dialect.name for dialect in spoken()] == ["responses", "open_responses"]
-    assert [dialect.name for dialect in spoken([NAME])] == ["responses", "open_responses", "toy"]
+    assert list(DIALECTS) == ["responses", "chat", "open_responses"]
+    assert [dialect.name for dialect in spoken([NAME])] == [*DIALECTS, "toy"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,201 @@
+"""Chat Completions over a real socket, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from penstock.api.limits.admission import Admission
+from penstock.api.limits.table import KeyLimits
+from penstock.pipeline.errors import EngineFailed, EngineOverloaded
+from penstock.pipeline.recordings.recorder import Recorder
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.chat_streams import chunks_of, heard_by_openai
+from tests.support.server import ENDLESS, ScriptedServer, running_server, script
+
+PATH = "/v1/chat/completions"
+USER: Any = {"role": "user", "content": "Hi"}
+BODY: dict[str, Any] = {"messages": [USER]}
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>Hello!<|return|>"
+FUNCTION: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":1}<|call|>'
+
+
+async def test_openai_python_gets_the_same_answer_whole_and_as_a_stream(
+    served: ScriptedServer, sdk: openai.AsyncOpenAI
+) -> None:
+    served.engine.script = script(THOUGHT + FINAL)
+    whole = await sdk.chat.completions.create(model="tiny", messages=[USER])
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("Hello!", "stop")
+    assert whole.choices[0].message.model_extra == {"reasoning": "Hm.", "reasoning_content": "Hm."}
+    assert whole.usage
+    async with sdk.chat.completions.stream(
+        model="tiny", messages=[USER], stream_options={"include_usage": True}
+    ) as stream:
+        async for _ in stream:
+            pass
+        streamed = await stream.get_final_completion()
+    assert streamed.choices[0].message.content == "Hello!"
+    assert streamed.usage == whole.usage
+
+
+async def test_a_round_trip_of_a_tool(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
+    served.engine.script = script(THOUGHT + CALL)
+    first = await sdk.chat.completions.create(model="tiny", messages=[USER], tools=[FUNCTION])
+    message = first.choices[0].message
+    assert (first.choices[0].finish_reason, message.content) == ("tool_calls", None)
+    assert message.tool_calls
+    served.engine.script = script(THOUGHT + FINAL)
+    answer: Any = message.to_dict()
+    result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "a house"}
+    second = await sdk.chat.completions.create(model="tiny", messages=[USER, answer, result], tools=[FUNCTION])
+    assert second.choices[0].message.content == "Hello!"
+    prompt = served.prompt_text()
+    assert prompt.index("Hm.") < prompt.index('{"at":1}') < prompt.index("a house")
+
+
+async def test_a_structured_answer_is_parsed(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
+    class Count(BaseModel):
+        n: int
+
+    served.engine.script = script('<|channel|>final <|constrain|>json<|message|>{"n":3}<|return|>')
+    parsed = await sdk.chat.completions.parse(model="tiny", messages=[USER], response_format=Count)
+    assert parsed.choices[0].message.parsed == Count(n=3)
+
+
+async def test_choices_are_runs_over_one_prompt(served: ScriptedServer) -> None:
+    served.engine.script = script(THOUGHT + FINAL)
+    body = {**BODY, "n": 3, "seed": 7}
+    status, whole = await served.post(body, PATH)
+    assert (status, [choice["index"] for choice in whole["choices"]]) == (200, [0, 1, 2])
+    assert {prompt.token_ids for prompt in served.engine.prompts} == {served.engine.prompts[0].token_ids}
+    assert [prompt.facts.sampling.seed for prompt in served.engine.prompts] == [7, 8, 9]
+    _, one = await served.post(BODY, PATH)
+    assert whole["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert whole["usage"]["completion_tokens"] == 3 * one["usage"]["completion_tokens"]
+    stream = await served.stream({**body, "stream_options": {"include_usage": True}}, PATH)
+    heard = heard_by_openai(stream)
+    assert {**heard, "id": "", "created": 0} == {**whole, "id": "", "created": 0}
+    assert len({chunk["id"] for chunk in chunks_of(stream)}) == 1
+
+
+async def test_a_client_that_leaves_frees_the_engine_of_all_choices(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.001)
+    async with served.client.post(served.url + PATH, json={**BODY, "n": 3, "stream": True}) as answer:
+        await answer.content.readline()
+        assert served.engine.running == 3
+    await served.wait_until_idle()
+    assert served.engine.aborted == 3
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_a_refusal_before_the_answer_is_a_status(served: ScriptedServer, choices: int) -> None:
+    served.engine.script = script(FINAL, refusal=EngineOverloaded("It is full."))
+    for stream in (False, True):
+        status, answer = await served.post({**BODY, "n": choices, "stream": stream}, PATH)
+        assert (status, answer["error"]["message"]) == (503, "It is full.")
+    await served.wait_until_idle()
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_a_fault_in_the_middle_is_the_last_event(served: ScriptedServer, choices: int) -> None:
+    served.engine.script = script(THOUGHT, error=EngineFailed("It broke."))
+    body = {**BODY, "n": choices}
+    status, answer = await served.post(body, PATH)
+    assert (status, answer["error"]["message"]) == (500, "It broke.")
+    chunks = chunks_of(await served.stream(body, PATH))
+    assert [chunk["error"]["message"] for chunk in chunks if "error" in chunk] == ["It broke."]
+    assert "error" in chunks[-1]
+    await served.wait_until_idle()
+
+
+async def test_openai_python_raises_a_fault(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
+    served.engine.script = script(THOUGHT, error=EngineFailed("It broke."))
+    with pytest.raises(openai.APIError, match="It broke"):
+        async for _ in await sdk.chat.completions.create(model="tiny", messages=[USER], stream=True):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "gpt-9"}, 404, "model"),
+        ({"messages": [USER, {"role": "tool", "tool_call_id": "c", "content": "x"}]}, 400, "messages[1].tool_call_id"),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": "a"},
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
+                ]
+            },
+            400,
+            "messages[1].content[0]",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}, "strict": True}}]},
+            400,
+            "tools",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"$ref": "#"}, "strict": True},
+                }
+            },
+            400,
+            "response_format.json_schema.schema",
+        ),
+        ({"ignore_eos": True}, 400, "ignore_eos"),
+    ],
+)
+async def test_what_later_stages_refuse_is_named_as_in_the_body(
+    served: ScriptedServer, fields: dict[str, Any], status: int, param: str
+) -> None:
+    answered, answer = await served.post({**BODY, **fields}, PATH)
+    assert (answered, answer["error"]["param"]) == (status, param)
+
+
+async def test_a_long_answer_is_cut_at_any_number_of_tokens(served: ScriptedServer) -> None:
+    served.engine.script = script(THOUGHT + FINAL)
+    _, answer = await served.post({**BODY, "max_tokens": 1}, PATH)
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 1)
+
+
+async def test_only_what_the_client_wants_stored_is(served: ScriptedServer) -> None:
+    served.engine.script = script(FINAL)
+    for store, status in ((None, 404), (False, 404), (True, 200)):
+        _, answer = await served.post({**BODY, "store": store}, PATH)
+        response_id = answer["id"].replace("chatcmpl-", "resp_")
+        assert (await served.get(f"/v1/responses/{response_id}"))[0] == status
+
+
+async def test_choices_count_as_responses_of_their_key(tmp_path: Path) -> None:
+    admission = Admission()
+    admission.tables = {"default": KeyLimits(responses=2)}
+    engine = ScriptedEngine(script=script(FINAL, latency=0.01))
+    async with running_server(engine, tmp_path, admission=admission) as served:
+        assert (await served.post({**BODY, "n": 2}, PATH))[0] == 200
+        status, answer = await served.post({**BODY, "n": 3}, PATH)
+        assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_it_is_recorded_as_a_request_of_the_responses_api(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "recordings", pause=0.01)
+    try:
+        async with running_server(ScriptedEngine(script=script(FINAL)), tmp_path, edit=recorder.tapped) as served:
+            await served.post({**BODY, "max_tokens": 9}, PATH)
+            await asyncio.sleep(0.1)
+    finally:
+        await recorder.close()
+    [folder] = (tmp_path / "recordings").iterdir()
+    recorded = json.loads((folder / "request.json").read_bytes())
+    assert (recorded["max_output_tokens"], recorded["store"]) == (9, False)
+    assert recorded["input"] == [{"type": "message", "role": "user", "content": "Hi"}]

@@ -1,0 +1,214 @@
+"""Chat Completions: bodies become requests, and the chunks of a stream add up to the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from penstock.api.dialects.chat.dialect import CHAT, read, wire
+from penstock.pipeline.core import source_of
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import EmittedFrame
+from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.events import DONE, ResponseEvent, TerminalEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.recordings.format import read_frames
+from penstock.testing import check_dialect
+from tests.support.chat_streams import chunks_of, heard_by_openai
+from tests.support.fixture_cases import HARMONY_CASES
+from tests.support.paths import CHAT as CHAT_FIXTURES
+from tests.support.paths import HARMONY
+
+CASES = [*HARMONY_CASES, *sorted(CHAT_FIXTURES.glob("*/"))]
+USER = {"role": "user", "content": "Hi"}
+BODIES = [
+    {"messages": [USER]},
+    {"messages": [USER], "stream": True},
+    {"messages": [USER], "stream": True, "stream_options": {"include_usage": True}},
+]
+
+
+async def test_it_keeps_all_rules() -> None:
+    bodies = [json.dumps(body).encode() for body in BODIES]
+    await check_dialect(CHAT, bodies, _heard, [HARMONY / "greeting", HARMONY / "function_call"])
+
+
+def _heard(stream: bytes) -> dict[str, Any]:
+    heard = heard_by_openai(stream)
+    if not heard.get("usage"):
+        heard.pop("usage", None)
+    return heard
+
+
+def events_of(case: Path) -> list[ResponseEvent]:
+    return [frame for frame in read_frames(case / "events.jsonl", EmittedFrame) if isinstance(frame, ResponseEvent)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_every_fixture_is_the_same_answer_as_a_stream_and_whole(case: Path) -> None:
+    events = events_of(case)
+    async with wire().translated(source_of(events)) as translated:
+        body = json.loads(msgspec.json.encode(await wire().fold(translated)))
+    async with wire().translated(source_of(events)) as translated:
+        stream = b"".join([wire().encode(event) async for event in translated]) + DONE
+    assert _heard(stream) == body
+    (choice,) = body["choices"]
+    message, last = choice["message"], events[-1]
+    assert isinstance(last, TerminalEvent)
+    output = last.response.output
+    written = [item.text for item in output if isinstance(item, items.Message)]
+    assert (message["content"] or message["refusal"] or "") == "\n\n".join(filter(None, written))
+    calls = [item for item in output if isinstance(item, items.FunctionCall | items.CustomToolCall)]
+    assert [(call["id"], call[call["type"]]["name"]) for call in message.get("tool_calls", [])] == [
+        (call.call_id, call.name) for call in calls
+    ]
+    assert (choice["finish_reason"] == "length") == (
+        last.response.status != "completed" or any(call.status == "incomplete" for call in calls)
+    )
+    if not any(isinstance(call, items.CustomToolCall) for call in calls):  # openai-python has none in its chunks
+        ChatCompletion.model_validate(body, strict=False)
+        for chunk in chunks_of(stream):
+            ChatCompletionChunk.model_validate(chunk)
+
+
+# Requests
+
+
+def asked(**fields: Any) -> CreateResponse:
+    return read(json.dumps({"messages": [USER], **fields}).encode()).request
+
+
+def refused(**fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as error:
+        read(json.dumps({"messages": [USER], **fields}).encode())
+    return error.value
+
+
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ASSISTANT: dict[str, Any] = {"role": "assistant", "tool_calls": [CALL]}
+TOOL = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+
+
+@pytest.mark.parametrize(
+    ("message", "types"),
+    [
+        ({"role": "system", "content": "Be brief."}, ["message"]),
+        ({"role": "assistant", "content": "Yes."}, ["message"]),
+        ({"role": "assistant", "content": ""}, ["message"]),
+        (ASSISTANT, ["function_call"]),
+        ({**ASSISTANT, "content": ""}, ["function_call"]),
+        ({**ASSISTANT, "content": "Wait.", "reasoning": "Hm."}, ["reasoning", "message", "function_call"]),
+        ({**ASSISTANT, "reasoning_content": "Hm."}, ["reasoning", "function_call"]),
+        ({"role": "assistant", "tool_calls": [{"id": "c1", "function": CALL["function"]}]}, ["function_call"]),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}]},
+            ["custom_tool_call"],
+        ),
+    ],
+)
+def test_messages_become_items(message: dict[str, Any], types: list[str]) -> None:
+    assert [item.type for item in asked(messages=[message, USER]).input_items] == [*types, "message"]
+
+
+def test_output_is_of_the_kind_of_its_call() -> None:
+    custom = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "custom", "custom": {"name": "f", "input": ""}}]}
+    read_items = asked(messages=[USER, ASSISTANT, TOOL, custom, TOOL]).input_items
+    assert [item.type for item in read_items if item.type.endswith("output")] == [
+        "function_call_output",
+        "custom_tool_call_output",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "values"),
+    [
+        ({"max_tokens": 1}, {"max_output_tokens": 1}),
+        ({"max_tokens": 1, "max_completion_tokens": 7}, {"max_output_tokens": 7}),
+        ({"reasoning_effort": "none"}, {"reasoning": {"effort": "none"}}),
+        ({"verbosity": "low"}, {"text": {"verbosity": "low"}}),
+        ({"response_format": {"type": "json_object"}}, {"text": {"format": {"type": "json_object"}}}),
+        ({"logprobs": True}, {"top_logprobs": 0, "include": ["message.output_text.logprobs"]}),
+        ({"logprobs": True, "top_logprobs": 3}, {"top_logprobs": 3, "include": ["message.output_text.logprobs"]}),
+        ({"store": True}, {"store": True}),
+        ({"top_k": 3, "seed": 5, "stop": "END"}, {"top_k": 3, "seed": 5, "stop": "END"}),
+        ({"tool_choice": "required"}, {"tool_choice": "required"}),
+        ({"modalities": ["text"], "prediction": {"type": "content"}, "n": 1}, {}),
+    ],
+)
+def test_parameters_become_those_of_the_pipeline(fields: dict[str, Any], values: dict[str, Any]) -> None:
+    given = asked(**fields).model_dump(exclude_unset=True, by_alias=True)
+    del given["input"]
+    assert given == {"store": False, **values}
+
+
+def test_tools_are_those_of_the_pipeline() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    grammar = {"syntax": "regex", "definition": "a+"}
+    request = asked(
+        tools=[
+            {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}},
+            {"type": "custom", "custom": {"name": "g", "format": {"type": "grammar", "grammar": grammar}}},
+        ],
+        tool_choice={
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        },
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
+    )
+    given = request.model_dump(exclude_unset=True, by_alias=True)
+    assert given["tools"] == [
+        {"type": "function", "name": "f", "parameters": schema, "strict": True},
+        {"type": "custom", "name": "g", "description": None, "format": {"type": "grammar", **grammar}},
+    ]
+    assert given["tool_choice"]["tools"] == [{"type": "function", "name": "f"}]
+    assert given["text"] == {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard"}]}, "messages[0].role"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
+        ({"messages": [{"role": "function", "name": "f"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**ASSISTANT, "audio": {"id": "a"}}]}, "messages[0].audio"),
+        ({"input": "Hi"}, "input"),
+        ({"max_output_tokens": 5}, "max_output_tokens"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"temperature": 3}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "magic"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "ash"}}, "audio"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"echo": True}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"n": 2, "store": True}, "n"),
+    ],
+)
+def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_misspelt_messages_are_named() -> None:
+    with pytest.raises(InvalidRequest, match="this API has 'messages'") as error:
+        read(json.dumps({"mesages": [USER]}).encode())
+    assert error.value.param == "mesages"
