@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.api.http import request_body
@@ -27,6 +28,7 @@ from penstock.api.http.query import Parameter
 from penstock.api.http.wire import Wire
 from penstock.pipeline.errors import ForeignOrigin, LimitReached, StageError, Unauthorized, UnsupportedMediaType
 from penstock.pipeline.protocol.params.items import MODELS, item_schemas
+from penstock.pipeline.protocol.params.structs import ListOf, schemas
 
 Schema: TypeAlias = dict[str, Any]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
@@ -112,17 +114,29 @@ class _Schemas:
         answers = list(dict.fromkeys((*given, *errors)))
         events = list(dict.fromkeys(wire.events for wire, _ in spoken.values()))
         unions = [_union(kinds) for kinds in events]
-        schemas, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
-        self.answers: dict[Any, Schema] = dict(zip(answers, schemas, strict=False))
-        self.streams: dict[frozenset[Any], Schema] = dict(zip(events, schemas[len(answers) :], strict=True))
+        answered, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
+        self.answers: dict[Any, Schema] = dict(zip(answers, answered, strict=False))
+        self.streams: dict[frozenset[Any], Schema] = dict(zip(events, answered[len(answers) :], strict=True))
         bodies = dict.fromkeys(operation.body for operation in operations if operation.body)
         named, incoming = models_json_schema(
             [(model, "validation") for model in (*bodies, *MODELS)], ref_template=f"{_REF}{{model}}Param"
         )
         self.bodies: dict[Any, Schema] = {body: schema for (body, _), schema in named.items()}
-        described = incoming["$defs"] | item_schemas()
+        described = incoming["$defs"] | _structs(bodies) | item_schemas()
         params = {_loosened(f"{name}Param"): _loosened(schema) for name, schema in described.items()}
         self.components: Schema = {name: _all_there(schema) for name, schema in outgoing.items()} | params
+
+
+def _structs(bodies: Iterable[type[BaseModel]]) -> dict[str, Schema]:
+    """Return the schemas of the structs in the lists of bodies, by name; all bodies share the names."""
+    fields = [field for body in bodies for field in body.model_fields.values()]
+    kinds = dict.fromkeys(mark.kind for field in fields for mark in field.metadata if isinstance(mark, ListOf))
+    described: dict[str, Schema] = {}
+    for kind in kinds:
+        for name, schema in schemas(kind)[1].items():
+            if described.setdefault(name, schema) != schema:
+                raise ValueError(f"two objects in bodies have the name {name}")
+    return described
 
 
 def _union(kinds: frozenset[Any]) -> Any:

@@ -23,7 +23,8 @@ def heard_by_openai(stream: bytes) -> dict[str, Any]:
     ended_by: dict[int, Any] = {}
     for chunk in chunks_of(stream):
         ended_by |= {choice["index"]: choice["stop_reason"] for choice in chunk["choices"] if "stop_reason" in choice}
-        state.handle_chunk(construct_type(type_=ChatCompletionChunk, value=chunk))  # as the client does
+        read: Any = construct_type(type_=ChatCompletionChunk, value=chunk)  # as the client does
+        state.handle_chunk(read)
     heard: dict[str, Any] = state.current_completion_snapshot.model_dump(exclude_unset=True)
     for choice in heard["choices"]:
         message = choice["message"]

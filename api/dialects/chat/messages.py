@@ -24,32 +24,32 @@ class _Object(msgspec.Struct, frozen=True, kw_only=True):
 # Content parts
 
 
-class TextPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="text"):
+class ChatText(_Object, frozen=True, kw_only=True, tag_field="type", tag="text"):
     text: str
 
 
-class RefusalPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="refusal"):
+class ChatRefusal(_Object, frozen=True, kw_only=True, tag_field="type", tag="refusal"):
     refusal: str
 
 
-class ImageUrl(_Object, frozen=True, kw_only=True):
+class ChatImageUrl(_Object, frozen=True, kw_only=True):
     url: str
     detail: wire.ImageDetail | None = None
 
 
-class ImagePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
-    image_url: ImageUrl
+class ChatImage(_Object, frozen=True, kw_only=True, tag_field="type", tag="image_url"):
+    image_url: ChatImageUrl
 
 
-class FilePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="file"):
+class ChatFile(_Object, frozen=True, kw_only=True, tag_field="type", tag="file"):
     pass
 
 
-class AudioPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_audio"):
+class ChatAudio(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_audio"):
     pass
 
 
-UserPart: TypeAlias = TextPart | ImagePart | FilePart | AudioPart
+ChatPart: TypeAlias = ChatText | ChatImage | ChatFile | ChatAudio
 
 # Calls
 
@@ -84,21 +84,21 @@ class _Message(_Object, frozen=True, kw_only=True, tag_field="role"):
 
 
 class SystemMessage(_Message, frozen=True, kw_only=True, tag="system"):
-    content: str | tuple[TextPart, ...]
+    content: str | tuple[ChatText, ...]
 
 
 class DeveloperMessage(_Message, frozen=True, kw_only=True, tag="developer"):
-    content: str | tuple[TextPart, ...]
+    content: str | tuple[ChatText, ...]
 
 
 class UserMessage(_Message, frozen=True, kw_only=True, tag="user"):
-    content: str | tuple[UserPart, ...]
+    content: str | tuple[ChatPart, ...]
 
 
 class AssistantMessage(_Message, frozen=True, kw_only=True, tag="assistant"):
     """An answer of the model; its thoughts have two names, and clients send back the one that they know."""
 
-    content: str | tuple[TextPart | RefusalPart, ...] | None = None
+    content: str | tuple[ChatText | ChatRefusal, ...] | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -109,7 +109,7 @@ class AssistantMessage(_Message, frozen=True, kw_only=True, tag="assistant"):
 
 class ToolMessage(_Message, frozen=True, kw_only=True, tag="tool"):
     tool_call_id: _CallId
-    content: str | tuple[UserPart, ...]
+    content: str | tuple[ChatPart, ...]
 
 
 class FunctionMessage(_Message, frozen=True, kw_only=True, tag="function"):
@@ -193,32 +193,32 @@ class Conversation:
 
 def _written(message: AssistantMessage) -> Iterator[params.MessagePart]:
     content = message.content or ()
-    for part in (TextPart(text=content),) if isinstance(content, str) else content:
+    for part in (ChatText(text=content),) if isinstance(content, str) else content:
         match part:
-            case TextPart(text=text):
+            case ChatText(text=text):
                 if text:  # clients write an empty one beside calls
                     yield params.OutputTextPart(text=text)
-            case RefusalPart():
+            case ChatRefusal():
                 yield wire.Refusal(part.refusal)
     if message.refusal:
         yield wire.Refusal(message.refusal)
 
 
-def _text(content: str | Iterable[TextPart]) -> str:
+def _text(content: str | Iterable[ChatText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _parts(content: str | Sequence[UserPart], path: str) -> str | tuple[params.OutputPart, ...]:
+def _parts(content: str | Sequence[ChatPart], path: str) -> str | tuple[params.OutputPart, ...]:
     return content if isinstance(content, str) else tuple(_part(part, path, at) for at, part in enumerate(content))
 
 
-def _part(part: UserPart, path: str, position: int) -> params.OutputPart:
+def _part(part: ChatPart, path: str, position: int) -> params.OutputPart:
     match part:
-        case TextPart(text=text):
+        case ChatText(text=text):
             return wire.InputText(text)
-        case ImagePart(image_url=image):
+        case ChatImage(image_url=image):
             return params.ImagePart(image_url=image.url, detail=image.detail)
-        case FilePart():
+        case ChatFile():
             return params.FilePart()
-        case AudioPart():
+        case ChatAudio():
             raise UnsupportedParameter("This server does not hear.", param=f"{path}[{position}]")

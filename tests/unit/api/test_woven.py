@@ -1,0 +1,57 @@
+"""Several streams read as one: order, errors, and the end of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api.woven import AHEAD, woven
+
+
+async def counted(values: int, closed: list[int], fails_at: int | None = None) -> AsyncGenerator[int | None, None]:
+    try:
+        if fails_at == -1:
+            raise LookupError("before it began")
+        yield None
+        for value in range(values):
+            if value == fails_at:
+                raise LookupError(value)
+            yield value
+            if value % 3 == 0:
+                await asyncio.sleep(0)
+    finally:
+        closed.append(values)
+
+
+@given(st.lists(st.integers(0, 3 * AHEAD), min_size=1, max_size=5))
+def test_each_stream_comes_whole_and_in_order(lengths: list[int]) -> None:
+    async def read() -> list[tuple[int, int]]:
+        async with woven([partial(counted, length, []) for length in lengths]) as values:
+            return [value async for value in values]
+
+    values = asyncio.run(read())
+    for position, length in enumerate(lengths):
+        assert [value for at, value in values if at == position] == [*range(length)]
+
+
+@pytest.mark.parametrize("fails_at", [-1, 0, 5, 40])
+async def test_an_error_ends_all(fails_at: int) -> None:
+    closed: list[int] = []
+    strands = [partial(counted, 10**9, closed), partial(counted, 50, closed, fails_at)]
+    with pytest.raises(LookupError):
+        async with woven(strands) as values:
+            async for _ in values:
+                pass
+    assert sorted(closed) == [50, 10**9]
+
+
+async def test_a_reader_that_leaves_ends_all() -> None:
+    closed: list[int] = []
+    async with woven([partial(counted, 10**9, closed) for _ in range(3)]) as values:
+        await anext(values)
+    assert closed == [10**9] * 3
