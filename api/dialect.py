@@ -214,12 +214,11 @@ class Edge:
                 )
 
     async def _strand(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Any, None]:
-        """Yield None once a response has begun, and then its rewritten events."""
+        """Run one request, and yield its rewritten events; an error before the first one is about the body."""
         async with aclosing(self.scheduler.run(prepared.resolved, "stream" if prepared.streams else "sync")) as events:
             delivery = Delivery(events)
             with _placing(prepared.place):
                 await delivery.begin()
-            yield None
             async with prepared.wire.translated(delivery.events()) as translated:
                 async for event in translated:
                     yield event

@@ -8,28 +8,28 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 AHEAD = 16
-"""The most values that all streams together are ahead of their reader."""
+"""The most values of all streams together that wait for their reader."""
 
 Strand: TypeAlias = Callable[[], AsyncGenerator[Any, None]]
-"""A function that opens a stream, whose first value says that it has begun."""
+"""A function that opens a stream."""
 
 
 @asynccontextmanager
 async def woven(strands: Sequence[Strand]) -> AsyncGenerator[AsyncIterator[tuple[int, Any]], None]:
     """Read streams for the length of a block, each in a task of its own.
 
-    Once all have begun, the values that follow come as they are ready, each with the position of its stream.  The first
-    error of a stream is raised, and ends the others.
+    The block begins once all have a first value.  These values come in the order of their streams, and the others as
+    they are ready, each with the position of its stream.  The first error of a stream is raised, and ends the others.
     """
-    ready: asyncio.Queue[tuple[int, Any, BaseException | None]] = asyncio.Queue(AHEAD)
+    ready: asyncio.Queue[tuple[int, Any, Exception | None]] = asyncio.Queue(AHEAD)
     loop = asyncio.get_running_loop()
-    begun: list[asyncio.Future[None]] = [loop.create_future() for _ in strands]
+    begun: list[asyncio.Future[Any]] = [loop.create_future() for _ in strands]
     tasks = [
         asyncio.create_task(_read(position, strand, begun[position], ready)) for position, strand in enumerate(strands)
     ]
     try:
-        await asyncio.gather(*begun)
-        async with aclosing(_values(ready, len(strands))) as values:
+        first = await asyncio.gather(*begun)
+        async with aclosing(_values(first, ready)) as values:
             yield values
     finally:
         for task in tasks:
@@ -38,14 +38,14 @@ async def woven(strands: Sequence[Strand]) -> AsyncGenerator[AsyncIterator[tuple
 
 
 _END = object()
+"""The value after the last one of a stream."""
 
 
-async def _read(position: int, strand: Strand, begun: asyncio.Future[None], ready: asyncio.Queue[Any]) -> None:
-    """Read one stream; its error is raised where it is awaited that it begins, or else comes as its last value."""
+async def _read(position: int, strand: Strand, begun: asyncio.Future[Any], ready: asyncio.Queue[Any]) -> None:
+    """Read one stream: its first value, or an error before that, becomes the result of ``begun``."""
     try:
         async with aclosing(strand()) as values:
-            await anext(values)
-            begun.set_result(None)
+            begun.set_result(await anext(values, _END))
             async for value in values:
                 await ready.put((position, value, None))
     except Exception as error:  # noqa: BLE001 - its reader gets it
@@ -60,8 +60,12 @@ async def _read(position: int, strand: Strand, begun: asyncio.Future[None], read
 
 
 async def _values(
-    ready: asyncio.Queue[tuple[int, Any, BaseException | None]], running: int
+    first: Sequence[Any], ready: asyncio.Queue[tuple[int, Any, Exception | None]]
 ) -> AsyncGenerator[tuple[int, Any], None]:
+    for position, value in enumerate(first):
+        if value is not _END:
+            yield position, value
+    running = len(first)
     while running:
         position, value, error = await ready.get()
         if error is not None:

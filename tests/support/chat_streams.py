@@ -26,6 +26,8 @@ def heard_by_openai(stream: bytes) -> dict[str, Any]:
         read: Any = construct_type(type_=ChatCompletionChunk, value=chunk)  # as the client does
         state.handle_chunk(read)
     heard: dict[str, Any] = state.current_completion_snapshot.model_dump(exclude_unset=True)
+    if heard.get("usage") is None:
+        heard.pop("usage", None)
     for choice in heard["choices"]:
         message = choice["message"]
         if choice["index"] in ended_by:  # vLLM's, which the client leaves out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,7 +23,7 @@ from penstock.pipeline.protocol.response import Response, Usage
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 
 BETWEEN = "\n\n"
-"""What stands between two messages, or two thoughts, of one answer: a chat has only one of each."""
+"""The text between two messages, or two thoughts, of one answer: a chat has only one of each."""
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -152,13 +152,57 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     system_fingerprint: None = None
 
 
+class TextChunk(msgspec.Struct, frozen=True, gc=False):
+    """A chunk whose delta is a text, without log probabilities: nearly every one.
+
+    ``around`` is what stands around the text once it is written, as the rest of such chunks is the same.
+    """
+
+    around: tuple[bytes, ...]
+    text: str
+    is_thought: bool
+
+    @property
+    def delta(self) -> Delta:
+        """The delta."""
+        return _thought_delta(self.text) if self.is_thought else Delta(content=self.text)
+
+
 class Broken(msgspec.Struct, frozen=True):
     """The last event of a completion that failed."""
 
     error: Problem
 
 
-ChatEvent: TypeAlias = Chunk | Broken
+ChatEvent: TypeAlias = TextChunk | Chunk | Broken
+
+_HEAD = b"data: "
+_END = b"\n\n"
+_encoder = msgspec.json.Encoder()
+_json, _encode_into = _encoder.encode, _encoder.encode_into
+_encoded = bytearray(_HEAD)
+"""A buffer that all chunks share after its head, because a new one for each takes noticeable time."""
+
+
+def encode(event: ChatEvent) -> bytes:
+    """Encode an event as a whole server-sent event.  Not thread-safe."""
+    if type(event) is TextChunk:
+        return _json(event.text).join(event.around)
+    _encode_into(event, _encoded, len(_HEAD))
+    _encoded.extend(_END)
+    return bytes(_encoded)
+
+
+_TEXT = "\0text\0"
+
+
+def _around(chunk: Chunk) -> tuple[bytes, ...]:
+    """Return what stands around the text of a chunk, which is `_TEXT`."""
+    return tuple(encode(chunk).split(_json(_TEXT)))
+
+
+def _thought_delta(text: str) -> Delta:
+    return Delta(reasoning=text, reasoning_content=text)
 
 
 @dataclass(frozen=True)
@@ -177,9 +221,13 @@ class Chunks:
         text, thought = events.OutputTextDelta, events.ReasoningTextDelta
         async for event in source:
             kind = type(event)
-            written = writer.feed_text(event) if kind is text or kind is thought else writer.feed(event)
-            for chunk in written:
-                yield chunk
+            if kind is text:  # nearly every event
+                yield writer.feed_text(cast("events.OutputTextDelta", event))
+            elif kind is thought:
+                yield writer.feed_thought(cast("events.ReasoningTextDelta", event).delta)
+            else:
+                for chunk in writer.feed(event):
+                    yield chunk
 
 
 class ChunkWriter:
@@ -190,6 +238,8 @@ class ChunkWriter:
         self._no_usage = no_usage
         self._id = self._model = ""
         self._created = 0
+        self._around_text: tuple[bytes, ...] = ()
+        self._around_thought: tuple[bytes, ...] = ()
         self._content = 0
         """Characters of the content so far."""
         self._message_began_at = 0
@@ -200,29 +250,26 @@ class ChunkWriter:
         self._calls = -1
         self._is_custom = False
 
-    def feed_text(self, event: Any) -> Iterator[ChatEvent]:
-        """Take a piece of a message or of a thought: nearly every event is one."""
-        delta: str = event.delta
-        if type(event) is events.ReasoningTextDelta:
-            yield self._thought(delta)
-            return
+    def feed_text(self, event: events.OutputTextDelta) -> TextChunk | Chunk:
+        """Take a piece of a message."""
+        delta = event.delta
         if self._is_next_message:
             self._is_next_message = False
             if self._content:
-                self._content += len(BETWEEN)
-                yield self._chunk(Delta(content=BETWEEN))
-            self._message_began_at = self._content
+                delta = BETWEEN + delta
+            self._message_began_at = self._content + len(delta) - len(event.delta)
         self._content += len(delta)
-        logprobs = Logprobs(event.logprobs) if event.logprobs else None
-        yield self._chunk(Delta(content=delta), logprobs)
+        if event.logprobs:
+            return self._chunk(Delta(content=delta), Logprobs(event.logprobs))
+        return TextChunk(self._around_text, delta, False)
 
     def feed(self, event: ResponseEvent) -> Iterator[ChatEvent]:
         """Take any event."""
         match event:
-            case events.OutputTextDelta() | events.ReasoningTextDelta():
-                yield from self.feed_text(event)
-            case events.ReasoningSummaryTextDelta(delta=delta):
-                yield self._thought(delta)
+            case events.OutputTextDelta():
+                yield self.feed_text(event)
+            case events.ReasoningTextDelta(delta=delta) | events.ReasoningSummaryTextDelta(delta=delta):
+                yield self.feed_thought(delta)
             case events.RefusalDelta(delta=delta):
                 yield self._chunk(Delta(refusal=delta))
             case events.OutputItemAdded(item=item):
@@ -235,17 +282,20 @@ class ChunkWriter:
                 yield from self._annotated(annotation)
             case events.ResponseCreated(response=response):
                 self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
+                self._around_text = _around(self._chunk(Delta(content=_TEXT)))
+                self._around_thought = _around(self._chunk(_thought_delta(_TEXT)))
                 yield self._chunk(Delta(role="assistant", content=""))
             case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
                 yield from self._end(event.response)
             case _:
                 pass
 
-    def _thought(self, delta: str) -> Chunk:
+    def feed_thought(self, delta: str) -> TextChunk:
+        """Take a piece of a thought."""
         if self._is_next_thought and self._has_thought:
             delta = BETWEEN + delta
         self._is_next_thought, self._has_thought = False, True
-        return self._chunk(Delta(reasoning=delta, reasoning_content=delta))
+        return TextChunk(self._around_thought, delta, True)
 
     def _begin(self, item: items.OutputItem) -> Iterator[Chunk]:
         match item:
@@ -295,8 +345,8 @@ def completion_id(response_id: str) -> str:
 def finish_reason(response: Response) -> FinishReason:
     """Return why a response ended.
 
-    A call that the model left open cannot be made, so the answer is as one that was cut.  As at OpenAI, a call that the
-    client asked for by its name is no ``tool_calls``.
+    A call that the model left open cannot be made, so the answer is as one that was cut.  As at OpenAI, a call of the
+    tool that ``tool_choice`` names is no ``tool_calls``.
     """
     match response.incomplete_details:
         case None:
@@ -318,15 +368,20 @@ async def choices(source: AsyncIterator[tuple[int, ChatEvent]]) -> AsyncGenerato
     first: Chunk | None = None
     usages: dict[int, ChatUsage] = {}
     async for position, event in source:
-        if isinstance(event, Broken):
-            yield event
-            return
-        first = first or event
-        if event.usage:
-            usages[position] = event.usage
-            continue
-        own = tuple(replace(choice, index=position) for choice in event.choices)
-        yield replace(event, id=first.id, created=first.created, choices=own)
+        match event:
+            case Broken():
+                yield event
+                return
+            case TextChunk(delta=delta):
+                if first is None:
+                    raise RuntimeError("a text came before the chunk that begins its choice")
+                yield replace(first, choices=(ChoiceDelta(position, delta),))
+            case Chunk(usage=ChatUsage() as usage):
+                usages[position] = usage
+            case Chunk():
+                first = first or event
+                own = tuple(replace(choice, index=position) for choice in event.choices)
+                yield replace(event, id=first.id, created=first.created, choices=own)
     if first and usages:
         yield replace(first, choices=(), usage=_total([usage for _, usage in sorted(usages.items())]))
 
@@ -383,7 +438,7 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One of the answers that the client asked for."""
+    """One of the answers to one prompt."""
 
     index: int
     message: ChatAnswer
@@ -463,11 +518,15 @@ async def completion(source: AsyncIterator[ChatEvent]) -> ChatCompletion:
     usage: ChatUsage | UnsetType = UNSET
     chunk: Chunk | None = None
     async for event in source:
-        if isinstance(event, Broken):
-            raise failed(event.error.code, event.error.message)
-        chunk, usage = event, event.usage or usage
-        for choice in event.choices:
-            choices.setdefault(choice.index, _Growing()).add(choice)
+        match event:
+            case Broken(error=error):
+                raise failed(error.code, error.message)
+            case TextChunk(text=text, is_thought=is_thought):
+                choices[0].texts["reasoning" if is_thought else "content"].append(text)
+            case Chunk():
+                chunk, usage = event, event.usage or usage
+                for choice in event.choices:
+                    choices.setdefault(choice.index, _Growing()).add(choice)
     if chunk is None:
         raise RuntimeError("a response ended without an event")
     whole = tuple(growing.whole(index) for index, growing in sorted(choices.items()))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import msgspec
 from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.dialects.chat.body import ChatBody
-from penstock.api.dialects.chat.chunks import ChatCompletion, ChatEvent, Chunks, choices, completion
+from penstock.api.dialects.chat.chunks import ChatCompletion, Chunks, choices, completion, encode
 from penstock.api.http.bodies import ErrorBody
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.openapi import Operation, operation
@@ -18,18 +17,6 @@ from penstock.api.http.wire import Reading, Wire, server_sent
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.params.validation import read_body
-
-_encode_into = msgspec.json.Encoder().encode_into
-_encoded = bytearray()
-"""A buffer that all chunks share, because a new one for each takes noticeable time."""
-
-
-def encode(event: ChatEvent) -> bytes:
-    """Encode an event as a whole server-sent event.  Not thread-safe."""
-    _encode_into(event, _encoded, 6)
-    _encoded[:6] = b"data: "
-    _encoded.extend(b"\n\n")
-    return bytes(_encoded)
 
 
 def fault(error: RequestError) -> bytes:

@@ -61,7 +61,7 @@ ONLY_THERE = (
 )
 
 OF_CHATS = ForeignNames(MEANT, ONLY_THERE)
-"""Those of OpenAI's and vLLM's Chat Completions and Completions that a request for a response does not have."""
+"""The names of OpenAI's and vLLM's Chat Completions and Completions that a request for a response does not have."""
 
 _AS_WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from penstock.api.dialects.chat.dialect import CHAT, read, wire
-from penstock.pipeline.core import source_of
+from penstock.api.dialects.chat.dialect import CHAT, read
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import EmittedFrame
-from penstock.pipeline.protocol import items
-from penstock.pipeline.protocol.events import DONE, ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.recordings.format import read_frames
 from penstock.testing import check_dialect
-from tests.support.chat_streams import chunks_of, heard_by_openai
+from tests.support.chat_streams import heard_by_openai
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.paths import CHAT as CHAT_FIXTURES
 from tests.support.paths import HARMONY
@@ -35,45 +27,7 @@ BODIES = [
 
 async def test_it_keeps_all_rules() -> None:
     bodies = [json.dumps(body).encode() for body in BODIES]
-    await check_dialect(CHAT, bodies, _heard, [HARMONY / "greeting", HARMONY / "function_call"])
-
-
-def _heard(stream: bytes) -> dict[str, Any]:
-    heard = heard_by_openai(stream)
-    if not heard.get("usage"):
-        heard.pop("usage", None)
-    return heard
-
-
-def events_of(case: Path) -> list[ResponseEvent]:
-    return [frame for frame in read_frames(case / "events.jsonl", EmittedFrame) if isinstance(frame, ResponseEvent)]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_every_fixture_is_the_same_answer_as_a_stream_and_whole(case: Path) -> None:
-    events = events_of(case)
-    async with wire().translated(source_of(events)) as translated:
-        body = json.loads(msgspec.json.encode(await wire().fold(translated)))
-    async with wire().translated(source_of(events)) as translated:
-        stream = b"".join([wire().encode(event) async for event in translated]) + DONE
-    assert _heard(stream) == body
-    (choice,) = body["choices"]
-    message, last = choice["message"], events[-1]
-    assert isinstance(last, TerminalEvent)
-    output = last.response.output
-    written = [item.text for item in output if isinstance(item, items.Message)]
-    assert (message["content"] or message["refusal"] or "") == "\n\n".join(filter(None, written))
-    calls = [item for item in output if isinstance(item, items.FunctionCall | items.CustomToolCall)]
-    assert [(call["id"], call[call["type"]]["name"]) for call in message.get("tool_calls", [])] == [
-        (call.call_id, call.name) for call in calls
-    ]
-    assert (choice["finish_reason"] == "length") == (
-        last.response.status != "completed" or any(call.status == "incomplete" for call in calls)
-    )
-    if not any(isinstance(call, items.CustomToolCall) for call in calls):  # openai-python has none in its chunks
-        ChatCompletion.model_validate(body, strict=False)
-        for chunk in chunks_of(stream):
-            ChatCompletionChunk.model_validate(chunk)
+    await check_dialect(CHAT, bodies, heard_by_openai, [HARMONY / "greeting", HARMONY / "function_call"])
 
 
 # Requests
