@@ -9,6 +9,10 @@ from openai._models import construct_type
 from openai.lib.streaming.chat._completions import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
+from penstock.api.dialects.named import spoken
+
+(CHAT,) = (dialect for dialect in spoken() if dialect.name == "chat")
+
 
 def chunks_of(stream: bytes) -> list[dict[str, Any]]:
     """The chunks of a whole stream, which ends in order."""

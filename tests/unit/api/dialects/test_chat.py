@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.api.dialects.chat.dialect import CHAT, read
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.testing import check_dialect
-from tests.support.chat_streams import heard_by_openai
-from tests.support.fixture_cases import HARMONY_CASES
-from tests.support.paths import CHAT as CHAT_FIXTURES
+from tests.support.chat_streams import CHAT, heard_by_openai
 from tests.support.paths import HARMONY
 
-CASES = [*HARMONY_CASES, *sorted(CHAT_FIXTURES.glob("*/"))]
 USER = {"role": "user", "content": "Hi"}
 BODIES = [
     {"messages": [USER]},
@@ -34,12 +30,12 @@ async def test_it_keeps_all_rules() -> None:
 
 
 def asked(**fields: Any) -> CreateResponse:
-    return read(json.dumps({"messages": [USER], **fields}).encode()).request
+    return CHAT.read(json.dumps({"messages": [USER], **fields}).encode()).request
 
 
 def refused(**fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
-        read(json.dumps({"messages": [USER], **fields}).encode())
+        CHAT.read(json.dumps({"messages": [USER], **fields}).encode())
     return error.value
 
 
@@ -164,5 +160,5 @@ def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
 
 def test_misspelt_messages_are_named() -> None:
     with pytest.raises(InvalidRequest, match="this API has 'messages'") as error:
-        read(json.dumps({"mesages": [USER]}).encode())
+        CHAT.read(json.dumps({"mesages": [USER]}).encode())
     assert error.value.param == "mesages"
