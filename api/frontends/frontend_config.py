@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.api.settings import Settings
@@ -34,6 +34,8 @@ class FrontendConfig:
     """The socket of ``--metrics-port``, which all frontends have."""
     client: CoreClient | None = None
     """The way to the engine's cores, if vLLM is in this server."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The variables of the supervisor."""
 
     @property
     def name(self) -> str:
@@ -46,6 +48,7 @@ class FrontendConfig:
             sent = given.detach()
             os.dup2(sent, descriptor)
             os.close(sent)
+        os.environ.update(self.environment)
         end_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if not (self.settings.verbose or self.settings.log_level == "DEBUG"):

@@ -49,7 +49,7 @@ from penstock.api.share import FrontendState, Share, shared_states
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import counted
 from penstock.stages.services.engines.vllm import VllmPlan
-from penstock.stages.services.engines.vllm_cores import CoreClient, Cores
+from penstock.stages.services.engines.vllm_cores import IMPORTED, CoreClient, Cores
 from penstock.stages.services.engines.workers import mark_workers
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Supervisor:
             self._configs.append(FrontendConfig(settings, share, own, own, siblings, url, output, metrics))
 
     def start(self, client: CoreClient) -> BaseProcess:
-        """Start a frontend, in the main thread: it ends with the thread."""
+        """Start a frontend, by a process that has imported what frontends import: the first start waits for that."""
         index = client.index
         mark_workers()
         link, theirs = new_link()
@@ -160,9 +160,17 @@ class Supervisor:
         state.seen_at = time.monotonic()
         config = self._configs[index]
         output = DupFd(config.output[0]), DupFd(config.output[1])
-        given = replace(config, link=theirs, output=output, client=client if client.addresses else None)
+        given = replace(
+            config,
+            link=theirs,
+            output=output,
+            environment=dict(os.environ),
+            client=client if client.addresses else None,
+        )
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload([self._target.__module__, *(IMPORTED if given.client else ())])
         with theirs:
-            process = multiprocessing.get_context("spawn").Process(target=self._target, args=(given,))
+            process = forks.Process(target=self._target, args=(given,))
             process.start()
         self._frontends[index] = FrontendProcess(config, state, process, link)
         return process

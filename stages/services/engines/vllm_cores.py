@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ENDING = 5.0
 """Seconds that the cores get to end."""
 
+IMPORTED = ("vllm.v1.engine.async_llm",)
+"""Modules that a process imports to use the cores, which takes seconds."""
+
 ANSWER = 2.0
 """Seconds to wait for the cores to answer a process that has come back, before it asks again."""
 

@@ -13,6 +13,8 @@ import os
 import platform
 import signal
 import sys
+import threading
+from multiprocessing.process import BaseProcess
 
 MARK = "_PENSTOCK_ENGINE"
 """Environment variable that marks the processes that this server starts."""
@@ -49,8 +51,13 @@ def end_with_parent() -> None:
         return
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # the parent died before the call
-        os.kill(os.getpid(), signal.SIGKILL)
+    if os.getppid() != parent.pid:  # the parent died before the call, or had this process forked by another one
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def permit_amx() -> None:

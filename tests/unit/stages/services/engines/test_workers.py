@@ -8,6 +8,7 @@ import os
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,10 +19,11 @@ CPU = Path("/proc/cpuinfo")
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def serve(writer: Connection, *, marks: bool) -> None:
+def serve(writer: Connection, *, marks: bool, method: str) -> None:
     if marks:
         mark_workers()
-    worker = SPAWN.Process(target=work, args=(writer,))
+    context: Any = multiprocessing.get_context(method)
+    worker = context.Process(target=work, args=(writer,))
     worker.start()
     worker.join()
 
@@ -34,11 +36,12 @@ def work(writer: Connection) -> None:
 
 
 @pytest.mark.io
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("marks", [True, False], ids=["ours", "another's"])
-def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_ends_with_its_server(marks: bool, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MARK, raising=False)
     reader, writer = SPAWN.Pipe(duplex=False)
-    server = SPAWN.Process(target=serve, args=(writer,), kwargs={"marks": marks})
+    server = SPAWN.Process(target=serve, args=(writer,), kwargs={"marks": marks, "method": method})
     server.start()
     assert reader.poll(60)
     worker = psutil.Process(reader.recv())
