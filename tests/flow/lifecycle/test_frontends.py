@@ -235,7 +235,7 @@ async def test_server_stops_with_all_its_frontends(tmp_path: Path) -> None:
         processes = descendants(server.pid)
         assert await server.kill(signal.SIGTERM) == 0
         assert await stream.completes  # it had the time to end
-        assert not processes & set(psutil.pids())
+        await wait_until(lambda: not processes & set(psutil.pids()))
 
 
 async def test_frontends_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
