@@ -128,18 +128,21 @@ class Edge:
 
     async def count_tokens(self, request: web.Request, read: Read | None = None) -> int:
         """Return the number of tokens of the prompt that a body asks for, by rendering it."""
+        body = await receive(request)
+        with self.scheduler.in_flight:
+            return await self.prompt_length((await self.read(request, body, read)).request)
+
+    async def prompt_length(self, create_request: CreateResponse) -> int:
+        """Return the number of tokens of the prompt of a request, by rendering it."""
         if self._rendering is None:
             raise errors.InvalidRequest(
                 "This server cannot count tokens: the prompt is made elsewhere.", code="unsupported_operation"
             )
-        body = await receive(request)
-        with self.scheduler.in_flight:
-            create_request = (await self.read(request, body, read)).request
-            try:
-                async with self._rendering.open(source_of([create_request])) as prompts:
-                    tokens = (await anext(prompts)).token_ids
-            finally:
-                let_go_of(create_request)
+        try:
+            async with self._rendering.open(source_of([create_request])) as prompts:
+                tokens = (await anext(prompts)).token_ids
+        finally:
+            let_go_of(create_request)
         let_go(tokens)
         return len(tokens)
 

@@ -23,6 +23,9 @@ from penstock.pipeline.frames import TokenIds
 PREFIX = "pst1."
 """The beginning of all sealed texts; its digit is the version of the format."""
 
+NAMED = len(PREFIX) + 5
+"""The characters of a sealed text that tell, all but for one time in a thousand million, the key that sealed it."""
+
 MOST_CHARACTERS = 2**24
 """The longest sealed text that is opened; a thought of a million tokens is shorter."""
 

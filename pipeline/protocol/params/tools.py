@@ -181,7 +181,7 @@ def _host(domain: str) -> str:
     return host
 
 
-_Domain: TypeAlias = Annotated[
+Domain: TypeAlias = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[\w-]+(\.[\w-]+)*\.?$"), AfterValidator(_host)
 ]
 
@@ -191,7 +191,7 @@ class WebFilters(Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    allowed_domains: Annotated[list[_Domain], Field(fail_fast=True, min_length=1, max_length=100)] | None = None
+    allowed_domains: Annotated[list[Domain], Field(fail_fast=True, min_length=1, max_length=100)] | None = None
 
 
 def _with_text(kinds: list[str]) -> list[str]:

@@ -133,7 +133,7 @@ _CODES = {
 
 _TEXT_OR_OTHER = frozenset({"as_text", "as_other"})
 _TAGS = {
-    **dict.fromkeys(("input", "stop", "conversation", "container"), _TEXT_OR_OTHER),
+    **dict.fromkeys(("input", "stop", "conversation", "container", "system"), _TEXT_OR_OTHER),
     **dict.fromkeys(("require_approval", "json", "structural_tag"), _TEXT_OR_OTHER),
     "allowed_tools": frozenset({"as_list", "as_object"}),
     "tool_choice": frozenset({"as_text", "as_other", "function", "custom", "mcp", "allowed_tools", "other"}),

@@ -27,11 +27,12 @@ from penstock.api.running import preloaded, running
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import WrongPlugin
-from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.events import DONE, ResponseEvent
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.server import application
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said, pieces
+from tests.support.api_clients import USER_MESSAGE
 from tests.support.paths import HARMONY
 from tests.support.server import HELLO, ScriptedServer, running_server, script
 from tests.support.toy_dialect import NAME
@@ -132,6 +133,13 @@ def breaking(dialect: Dialect, after: int) -> Dialect:
     return replace(dialect, wire=wire, read=lambda body: replace(dialect.read(body), wire=wire))
 
 
+ASKING: dict[str, tuple[str, Any]] = {
+    "toy": (SAY, {"say": "Hi"}),
+    "chat": ("/v1/chat/completions", {"messages": [USER_MESSAGE]}),
+    "messages": ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": [USER_MESSAGE]}),
+}
+"""The URL and the body of a request in the dialects that are unlike that of the Responses API."""
+
 TERMINAL = {"response.completed", "response.incomplete", "response.failed", "error"}
 
 
@@ -140,15 +148,16 @@ TERMINAL = {"response.completed", "response.incomplete", "response.failed", "err
 async def test_a_bug_of_its_stage_is_told_once_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, dialect: Dialect, after: int
 ) -> None:
-    path, body = (SAY, {"say": "Hi"}) if dialect.name == "toy" else (f"{dialect.base}/responses", {"input": "Hi"})
+    path, body = ASKING.get(dialect.name) or (f"{dialect.base}/responses", {"input": "Hi"})
     broken = tuple(breaking(each, after) if each.name == dialect.name else each for each in toy(WIRE))
     async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=broken) as served:
         with caplog.at_level(logging.INFO):
             stream = await served.stream(body, path)
             status, answer = await served.post(body, path)
-    frames = [json.loads(frame.partition(b"data: ")[2]) for frame in stream.split(b"\n\n")[:-1]]
+    frames = [json.loads(frame.partition(b"data: ")[2]) for frame in stream.removesuffix(DONE).split(b"\n\n")[:-1]]
     assert len(frames) == after + 1
-    assert [frame.get("type") in TERMINAL or "wrong" in frame for frame in frames] == [False] * after + [True]
+    ends = [frame.get("type") in TERMINAL or not {"wrong", "error"}.isdisjoint(frame) for frame in frames]
+    assert ends == [False] * after + [True]
     assert [frame["sequence_number"] for frame in frames if "sequence_number" in frame] in ([], [*range(after + 1)])
     assert status == 500
     msgspec.convert(answer, dialect.conventions.error_body)
@@ -177,14 +186,13 @@ def texts(value: Any) -> list[str]:
 async def test_unknown_urls_below_a_base_are_told_the_routes_there(tmp_path: Path, dialect: Dialect) -> None:
     error_type = msgspec.json.Decoder(dialect.conventions.error_body).decode
     async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path, dialects=toy(WIRE)) as served:
-        for path in (dialect.base, f"{dialect.base}/unknown", f"{dialect.base}/chat/completions"):
-            async with served.client.get(served.url + path) as answer:
-                body = await answer.read()
-            assert answer.status == 404
-            error_type(body)
-            told = " ".join(texts(json.loads(body)))
-            assert set(re.findall(r"(?:POST|DELETE) (/[a-z0-9]+(?:/v1)?)", told)) == {dialect.base}
         [routes] = [routes for each, routes in served.api.dialect_routes.items() if each.name == dialect.name]
+        async with served.client.get(f"{served.url}{routes[0].path}/unknown/url") as answer:
+            body = await answer.read()
+        assert answer.status == 404
+        error_type(body)
+        told = " ".join(texts(json.loads(body)))
+        assert set(re.findall(r"(?:POST|DELETE) (/[a-z0-9]+(?:/v1)?)", told)) == {dialect.base}
         for path in {route.path for route in routes if "{" not in route.path}:
             async with served.client.patch(served.url + path) as answer:
                 body = await answer.read()

@@ -1,0 +1,289 @@
+"""The bodies of ``POST /v1/messages`` and ``/v1/messages/count_tokens``, as anthropic-python 2.13 writes them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from penstock.api.dialects.messages.messages import (
+    Conversation,
+    TextBlocks,
+    Turns,
+    check_not_empty,
+    instructions,
+)
+from penstock.api.dialects.messages.writer import Display
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Refused, TextOr, Unused
+from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam, TextOptions
+from penstock.pipeline.protocol.params.tools import (
+    ChosenTool,
+    Domain,
+    FunctionToolParam,
+    OtherToolParam,
+    ToolChoice,
+    ToolParam,
+    WebSearchToolParam,
+    is_web_search,
+)
+from penstock.pipeline.protocol.response import Effort
+
+logger = logging.getLogger(__name__)
+
+_MEANT = {
+    "input": "messages",
+    "prompt": "messages",
+    "instructions": "system",
+    "max_output_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config",
+    "text": "output_config",
+    "reasoning": "thinking",
+    "reasoning_effort": "output_config",
+    "stop": "stop_sequences",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "parallel_tool_calls": "tool_choice",
+    "web_search_options": "tools",
+}
+
+_SHARED = frozenset(
+    {"context_management", "max_tokens", "messages", "metadata", "model", "service_tier", "stream", "temperature"}
+    | {"thinking", "tool_choice", "tools", "top_k", "top_p"}
+)
+"""The parameters that others have by the same name."""
+
+FOREIGN = ForeignNames(_MEANT, tuple(sorted({*OF_CHATS.names, *CreateResponse.model_fields} - _MEANT.keys() - _SHARED)))
+"""The parameters of Responses, Chat Completions and Completions that a message does not have."""
+
+SOURCES = "web_search_call.action.sources"
+"""The value of ``include`` that asks for the pages that a search has found."""
+
+_EFFORTS: Mapping[int, Effort] = {10_000: "high", 5_000: "medium", 0: "low"}
+"""The effort for a budget of so many tokens of thought, or more."""
+
+
+class MessageTool(Body):
+    """A tool of the client's; one of another type than ``custom`` is a tool of Anthropic's."""
+
+    type: str | None = None
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    allowed_domains: Annotated[list[Domain], Field(fail_fast=True, min_length=1, max_length=100)] | None = None
+    blocked_domains: Refused = None
+    user_location: Refused = None
+    max_uses: Annotated[int, Field(ge=1)] | None = None
+    cache_control: Unused = None
+    eager_input_streaming: Unused = None
+    input_examples: Unused = None
+
+    @property
+    def is_custom(self) -> bool:
+        """True for a function of the client's."""
+        return self.type in (None, "custom")
+
+    @property
+    def searches(self) -> bool:
+        """True for a search of the web, of any version."""
+        return self.type is not None and is_web_search(self.type)
+
+    def tool(self, path: str) -> ToolParam:
+        """Return the tool as the Responses API has it; raises `InvalidRequest` if it lacks something."""
+        if self.searches:
+            filters = {"filters": {"allowed_domains": self.allowed_domains}} if self.allowed_domains else {}
+            return WebSearchToolParam.model_validate({"type": self.type, **filters})
+        if not self.is_custom:
+            return OtherToolParam.model_validate({"type": self.type})
+        for key in ("name", "input_schema"):
+            if getattr(self, key) is None:
+                param = f"{path}.{key}"
+                raise InvalidRequest(f"Field required (at {param})", param=param, code="missing_required_parameter")
+        return FunctionToolParam.model_construct(
+            type="function",
+            name=self.name,
+            description=self.description,
+            parameters={"type": "object", **(self.input_schema or {})},
+            strict=self.strict,
+        )
+
+
+class MessageToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def choice(self) -> ToolChoice:
+        """The choice as the Responses API has it; raises `InvalidRequest` for a tool without a name."""
+        match self.type:
+            case "any":
+                return "required"
+            case "tool":
+                if self.name is None:
+                    param = "tool_choice.name"
+                    raise InvalidRequest(f"Field required (at {param})", param=param, code="missing_required_parameter")
+                return ChosenTool.model_validate({"type": "function", "name": self.name})
+            case kind:
+                return kind
+
+
+class Thinking(Body):
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+
+
+class JsonFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class CountTokens(Body):
+    """A request for the number of tokens of a prompt."""
+
+    model_config = ConfigDict(extra="allow")  # what Anthropic adds is passed over
+
+    foreign: ClassVar[ForeignNames] = FOREIGN
+    required: ClassVar[str] = "messages"
+
+    model: str
+    messages: Turns
+    system: TextOr[str, TextBlocks] | None = None
+    tools: Annotated[list[MessageTool], FAIL_FAST] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    """The former name of the format of ``output_config``."""
+
+    cache_control: Unused = None
+    context_management: Unused = None
+    mcp_servers: Refused = None
+    speed: Unused = None
+    thread: Unused = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request of the pipeline, which is not stored.
+
+        Raises `InvalidRequest` for what Anthropic's types do not tell.
+        """
+        check_not_empty(self.messages)
+        if self.model_extra:
+            logger.info("Passed over parameters: %s", shortened(", ".join(self.model_extra)))
+        if self.thread is not None:
+            message = "This server keeps no threads. Send the whole conversation without `thread`."
+            raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
+        return CreateResponse().model_copy(update=dict(self._values()))
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        yield "model", self.model
+        yield "store", False
+        yield "input", self._conversation.items
+        if self.system and (text := instructions(self.system)):
+            yield "instructions", text
+        if self._tools:
+            yield "tools", [tool.tool(f"tools[{position}]") for position, tool in self._tools]
+        if searches := [tool for _, tool in self._tools if tool.searches]:
+            yield "include", [SOURCES]
+            if most := sum(tool.max_uses or 0 for tool in searches):
+                yield "max_tool_calls", most
+        if self.tool_choice is not None:
+            yield "tool_choice", self.tool_choice.choice
+            yield "parallel_tool_calls", not self.tool_choice.disable_parallel_tool_use
+        if (effort := self._effort) is not None:
+            yield "reasoning", ReasoningOptionsParam(effort=effort)
+        if (form := (self.output_config and self.output_config.format) or self.output_format) is not None:
+            shape = {"type": "json_schema", "name": "answer", "schema": form.schema_, "strict": True}
+            yield "text", TextOptions.model_validate({"format": shape})
+
+    @cached_property
+    def _conversation(self) -> Conversation:
+        return Conversation(self.messages)
+
+    @cached_property
+    def _tools(self) -> list[tuple[int, MessageTool]]:
+        """The tools with their positions.
+
+        A deferred one is left out until a result refers to it.  Then it is the last, so that the prompt has the same
+        beginning.
+        """
+        tools = list(enumerate(self.tools or ()))
+        deferred = {tool.name: (position, tool) for position, tool in tools if tool.defer_loading}
+        loaded = [deferred[name] for name in self._conversation.loaded if name in deferred]
+        return [each for each in tools if not each[1].defer_loading] + loaded
+
+    @property
+    def _effort(self) -> Effort | None:
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return "none"
+        if self.output_config is not None and self.output_config.effort is not None:
+            return self.output_config.effort
+        if self.thinking is None or self.thinking.budget_tokens is None:
+            return None
+        budget = self.thinking.budget_tokens
+        return next(effort for least, effort in _EFFORTS.items() if budget >= least)
+
+    @property
+    def display(self) -> Display:
+        """The way in which thoughts are shown."""
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return "none"
+        return "omitted" if self.thinking is not None and self.thinking.display == "omitted" else "shown"
+
+    @property
+    def place(self) -> Callable[[str], str]:
+        """Return the place in this body of a parameter of the request."""
+        places, tools = self._conversation.places, [position for position, _ in self._tools]
+
+        def placed(param: str) -> str:
+            if item := re.match(r"input\[(\d+)\]", param):
+                return f"messages[{places[int(item[1])]}]"
+            if tool := re.match(r"tools\[(\d+)\]", param):
+                return f"tools[{tools[int(tool[1])]}]{param[tool.end() :]}"
+            return {"input": "messages", "max_output_tokens": "max_tokens"}.get(param, param)
+
+        return placed
+
+
+class CreateMessage(CountTokens):
+    """A request for a message."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[Annotated[str, StringConstraints(min_length=1)]], FAIL_FAST] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+    container: Unused = None
+    diagnostics: Unused = None
+    fallbacks: Unused = None
+    inference_geo: Unused = None
+    metadata: Unused = None
+    service_tier: Unused = None
+    user_profile_id: Unused = None
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        yield from super()._values()
+        yield "max_output_tokens", self.max_tokens
+        if self.stop_sequences:
+            yield "stop", self.stop_sequences
+        for name in ("temperature", "top_p", "top_k"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value

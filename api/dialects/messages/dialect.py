@@ -1,0 +1,169 @@
+"""The dialect of the Messages API: its routes, and the forms of its answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from penstock.api.dialect import READ_REFUSALS, REFUSALS, Dialect, Edge, Prepared
+from penstock.api.dialects.messages.body import CountTokens, CreateMessage
+from penstock.api.dialects.messages.errors import error, fault
+from penstock.api.dialects.messages.events import PING, CreatedMessage, MessageError, to_sse
+from penstock.api.dialects.messages.writer import Display, MessageEvents, whole_message
+from penstock.api.http.conventions import Conventions
+from penstock.api.http.errors import as_json
+from penstock.api.http.openapi import Operation, operation
+from penstock.api.http.request_body import receive
+from penstock.api.http.wire import Reading, Wire
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import ContextTooLong, InvalidEncryptedContent, InvalidRequest
+from penstock.pipeline.protocol.params.items import ReasoningItem
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_body
+from penstock.stages.services.sealing import NAMED
+
+Value = TypeVar("Value")
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """The number of tokens of a prompt."""
+
+    input_tokens: int
+
+
+STAGE = "messages"
+"""The name of the stage that writes the events."""
+
+
+def form(events: MessageEvents) -> Wire:
+    """Return the form of answers whose events a stage writes."""
+    return Wire(to_sse, whole_message, Pipeline.start(STAGE, events), keep_alive=PING, fault=fault)
+
+
+FORMS: dict[Display, Wire] = {display: form(MessageEvents(display)) for display in ("shown", "omitted", "none")}
+
+
+def read(body: bytes) -> Reading:
+    """Read the body of a request for a message."""
+    given = read_body(body, CreateMessage)
+    return Reading(given.create_request, FORMS[given.display], bool(given.stream), place=given.place)
+
+
+def read_prompt(body: bytes) -> Reading:
+    """Read the body of a request for the number of tokens of a prompt."""
+    given = read_body(body, CountTokens)
+    return Reading(given.create_request, FORMS["shown"], place=given.place)
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The Messages API over the edge of its dialect."""
+
+    edge: Edge
+
+    def routes(self, base: str) -> Sequence[web.RouteDef]:
+        """Return the routes under ``base``."""
+        return (
+            web.post(f"{base}/messages", self.create),
+            web.post(f"{base}/messages/count_tokens", self.count_tokens),
+        )
+
+    @operation(Operation(CreatedMessage, body=CreateMessage, refusals=REFUSALS, streams=True))
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        """Create a message, as a stream of events or as one object."""
+        body = await receive(request)
+        with self.edge.scheduler.in_flight, self._told():
+            reading = await self.edge.read(request, body)
+            del body  # free it: the answer may take long
+            resolved = await _leniently(self.edge.scheduler.prepare, reading.request)
+            wire = _bounded(reading.wire, resolved.facts.sampling.max_tokens)
+            prepared = Prepared(resolved, wire, reading.streams, reading.place)
+            del reading
+            return await self.edge.answer(request, prepared)
+
+    @operation(Operation(TokenCount, body=CountTokens, refusals=READ_REFUSALS))
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """Count the tokens of a prompt, which may be longer than the context."""
+        body = await receive(request)
+        with self.edge.scheduler.in_flight:
+            reading = await self.edge.read(request, body, read_prompt)
+            try:
+                count = await _leniently(self.edge.prompt_length, reading.request)
+            except ContextTooLong as error:
+                count = error.prompt_tokens
+            return as_json(TokenCount(count))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell in Anthropic's words that a prompt is too long: clients that read them compact the conversation."""
+        try:
+            yield
+        except ContextTooLong as error:
+            tokens, most = error.prompt_tokens, self.edge.scheduler.engine.context_length
+            message = f"prompt is too long: {tokens} tokens > {min(most, tokens - 1)} maximum"
+            raise InvalidRequest(message, param="messages", code=error.code) from error
+
+
+def _bounded(wire: Wire, most: int | None) -> Wire:
+    """Return the form of an answer whose output has at most so many tokens."""
+    assert wire.outgoing is not None
+    events: MessageEvents = wire.outgoing.stage(STAGE)
+    return replace(wire, outgoing=wire.outgoing.replace(STAGE, replace(events, most=most)))
+
+
+async def _leniently(prepare: Callable[[CreateResponse], Awaitable[Value]], request: CreateResponse) -> Value:
+    """Prepare a request; a signature that does not open costs the tokens of its thought, never the request."""
+    for selects in (_of_the_same_key, _any):
+        try:
+            return await prepare(request)
+        except InvalidEncryptedContent as error:
+            request = _unsealed(request, selects(_sealed_at(request, error)))
+    return await prepare(request)
+
+
+def _sealed_at(request: CreateResponse, error: InvalidEncryptedContent) -> str:
+    """Return the sealed text that an error is about."""
+    position = re.fullmatch(r"input\[(\d+)\].*", error.param or "")
+    item = request.input_items[int(position[1])] if position else None
+    return (isinstance(item, ReasoningItem) and item.encrypted_content) or ""
+
+
+def _of_the_same_key(text: str) -> Callable[[str], bool]:
+    """Return a test for texts that were sealed with the same key as ``text``."""
+    return lambda sealed: sealed[:NAMED] == text[:NAMED]
+
+
+def _any(_: str) -> Callable[[str], bool]:
+    return lambda sealed: True
+
+
+def _unsealed(request: CreateResponse, is_left_out: Callable[[str], bool]) -> CreateResponse:
+    """Return a request without some of its sealed texts; the plain texts beside them stay."""
+    items = [
+        msgspec.structs.replace(item, encrypted_content=None)
+        if isinstance(item, ReasoningItem) and item.encrypted_content and is_left_out(item.encrypted_content)
+        else item
+        for item in request.input_items
+    ]
+    return request.model_copy(update={"input": items})
+
+
+def _routes(edge: Edge) -> Sequence[web.RouteDef]:
+    return Messages(edge).routes(edge.base)
+
+
+MESSAGES = Dialect(
+    "messages",
+    "/v1",
+    read,
+    FORMS["shown"],
+    _routes,
+    Conventions(("x-api-key", "Authorization"), "request-id", error, MessageError),
+)
+"""The dialect of the Messages API."""

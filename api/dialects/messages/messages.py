@@ -1,0 +1,327 @@
+"""Messages with their blocks of content, and the items of a conversation that they become."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol import items as wire
+from penstock.pipeline.protocol.params import items as params
+from penstock.pipeline.protocol.params.structs import ListOf
+
+_Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+BILLING = "x-anthropic-billing-header"
+"""The beginning of a block of Claude Code's that changes from request to request, and would end the prefix cache."""
+
+
+class _Object(msgspec.Struct, frozen=True, kw_only=True):
+    """An object in a body: types are strict, and keys that the API does not have are ignored."""
+
+
+class _Typed(_Object, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+# Sources of images and documents
+
+
+class Base64Source(_Typed, frozen=True, kw_only=True, tag="base64"):
+    media_type: str
+    data: str
+
+
+class UrlSource(_Typed, frozen=True, kw_only=True, tag="url"):
+    url: str
+
+
+class FileSource(_Typed, frozen=True, kw_only=True, tag="file"):
+    file_id: str
+
+
+class TextSource(_Typed, frozen=True, kw_only=True, tag="text"):
+    data: str
+
+
+# Blocks
+
+
+class TextBlock(_Typed, frozen=True, kw_only=True, tag="text"):
+    text: str
+
+
+class ImageBlock(_Typed, frozen=True, kw_only=True, tag="image"):
+    source: Base64Source | UrlSource | FileSource
+
+
+class ContentSource(_Typed, frozen=True, kw_only=True, tag="content"):
+    content: str | tuple[TextBlock | ImageBlock, ...]
+
+
+class DocumentBlock(_Typed, frozen=True, kw_only=True, tag="document"):
+    source: Base64Source | UrlSource | FileSource | TextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResultBlock(_Typed, frozen=True, kw_only=True, tag="search_result"):
+    source: str
+    title: str
+    content: tuple[TextBlock, ...]
+
+
+class ToolReferenceBlock(_Typed, frozen=True, kw_only=True, tag="tool_reference"):
+    tool_name: _Text
+
+
+ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+
+
+class ToolResultBlock(_Typed, frozen=True, kw_only=True, tag="tool_result"):
+    tool_use_id: _Text
+    content: str | tuple[ResultBlock, ...] | None = None
+    is_error: bool | None = None
+
+
+class ToolUseBlock(_Typed, frozen=True, kw_only=True, tag="tool_use"):
+    id: _Text
+    name: _Text
+    input: dict[str, Any]
+
+
+class ThinkingBlock(_Typed, frozen=True, kw_only=True, tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(_Typed, frozen=True, kw_only=True, tag="redacted_thinking"):
+    data: str
+
+
+class ServerToolUseBlock(_Typed, frozen=True, kw_only=True, tag="server_tool_use"):
+    """A call that a server ran."""
+
+    id: _Text
+    input: dict[str, Any]
+
+
+class WebSearchToolResultBlock(_Typed, frozen=True, kw_only=True, tag="web_search_tool_result"):
+    tool_use_id: _Text
+    content: Any
+
+
+UserBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
+AssistantBlock: TypeAlias = (
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | WebSearchToolResultBlock
+)
+
+# Messages
+
+
+class _Message(_Object, frozen=True, kw_only=True, tag_field="role"):
+    pass
+
+
+class UserTurn(_Message, frozen=True, kw_only=True, tag="user"):
+    content: str | tuple[UserBlock, ...]
+
+
+class AssistantTurn(_Message, frozen=True, kw_only=True, tag="assistant"):
+    content: str | tuple[AssistantBlock, ...]
+
+
+class SystemTurn(_Message, frozen=True, kw_only=True, tag="system"):
+    """Instructions in the middle of a conversation."""
+
+    content: str | tuple[TextBlock, ...]
+
+
+Turn: TypeAlias = UserTurn | AssistantTurn | SystemTurn
+Turns: TypeAlias = Annotated[list[Turn], ListOf(Turn)]
+TextBlocks: TypeAlias = Annotated[list[TextBlock], ListOf(TextBlock)]
+
+
+def instructions(system: str | Sequence[TextBlock]) -> str:
+    """Return the text of system blocks, without what changes from request to request."""
+    if isinstance(system, str):
+        return system
+    return "\n".join(block.text for block in system if not block.text.startswith(BILLING))
+
+
+# Ids and arguments of calls
+
+_OWN_ID = re.compile(r"toolu_(?P<key>[0-9a-f]{36})(?P<compact>c?)")
+
+
+def tool_use_id(item: wire.FunctionCall, *, compact: bool) -> str:
+    """Return the id by which a client knows a call; it tells whether the arguments are ``compact``: without spaces."""
+    return f"toolu_{item.call_id.removeprefix('call_')}{'c' * compact}"
+
+
+_OWN_SEARCH = re.compile(r"srvtoolu_(?P<key>[0-9a-f]{36})")
+
+
+def search_id(item: wire.WebSearchCall) -> str:
+    """Return the id by which a client knows a search."""
+    return f"srvtoolu_{item.id.removeprefix('ws_')}"
+
+
+def _searched(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[params.InputItem]:
+    """Yield the search of a block, with the pages that it found; none for a call of another server."""
+    if (own := _OWN_SEARCH.fullmatch(block.id)) and isinstance(query := block.input.get("query"), str):
+        found = results.get(block.id)
+        urls = [page.get("url") for page in found if isinstance(page, dict)] if isinstance(found, list) else []
+        sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
+        action = params.WebAction.model_validate({"type": "search", "query": query, "sources": sources})
+        item_id = wire.WebSearchCall.new_id(own["key"])
+        yield params.WebSearchCallItem(id=item_id, status="completed", action=action)
+
+
+def _called(block: ToolUseBlock) -> params.FunctionCallItem:
+    """Return the call of a block, in the spelling that the model gave it, as far as its id tells."""
+    own = _OWN_ID.fullmatch(block.id)
+    separators = (",", ":") if own and own["compact"] else (", ", ": ")
+    arguments = json.dumps(block.input, ensure_ascii=False, separators=separators)
+    item_id = wire.FunctionCall.new_id(own["key"]) if own else None
+    return params.FunctionCallItem(id=item_id, call_id=block.id, name=block.name, arguments=arguments)
+
+
+# Conversations
+
+
+class Conversation:
+    """The items of a list of messages, where each came from, and the deferred tools that they load.
+
+    If the last message is the assistant's, the model continues its text.
+    """
+
+    def __init__(self, messages: Sequence[Turn]) -> None:
+        self.items: list[params.InputItem] = []
+        self.places: list[int] = []
+        """The position of the message of each item."""
+        self.loaded: dict[str, None] = {}
+        """The names of the deferred tools that a result refers to, in order."""
+        for position, message in enumerate(messages):
+            for item in self._items(message, is_last=position == len(messages) - 1):
+                self.items.append(item)
+                self.places.append(position)
+
+    def _items(self, message: Turn, *, is_last: bool) -> Iterator[params.InputItem]:
+        match message:
+            case SystemTurn(content=content):
+                yield params.MessageItem(role="system", content=instructions(content))
+            case UserTurn(content=str(text)):
+                yield params.MessageItem(role="user", content=text)
+            case UserTurn(content=blocks):
+                yield from self._asked([blocks] if isinstance(blocks, str) else blocks)
+            case AssistantTurn(content=str(text)):
+                yield from _written([TextBlock(text=text)], is_open=is_last)
+            case AssistantTurn(content=blocks):
+                yield from _written([] if isinstance(blocks, str) else blocks, is_open=is_last)
+
+    def _asked(self, blocks: Sequence[Any]) -> Iterator[params.InputItem]:
+        """Yield the results of a message before all else, because models expect them right after their calls."""
+        for block in blocks:
+            if isinstance(block, ToolResultBlock):
+                yield params.FunctionCallOutputItem(call_id=block.tool_use_id, output=self._result(block))
+        if others := tuple(part for block in blocks for part in _parts(block)):
+            yield params.MessageItem(role="user", content=others)
+
+    def _result(self, block: ToolResultBlock) -> str | tuple[params.OutputPart, ...]:
+        content = block.content or ""
+        parts = (wire.InputText(content),) if isinstance(content, str) else content
+        read = tuple(part for each in parts for part in self._result_parts(each))
+        if block.is_error and not _is_said_to_fail(read):
+            read = (wire.InputText("Error: "), *read)
+        if all(isinstance(part, wire.InputText) for part in read):
+            return "".join(part.text for part in read if isinstance(part, wire.InputText))
+        return read
+
+    def _result_parts(self, block: Any) -> Iterator[params.OutputPart]:
+        match block:
+            case wire.InputText():
+                yield block
+            case ToolReferenceBlock(tool_name=name):
+                self.loaded[name] = None
+                yield wire.InputText(f"The tool {name} is available from now on.\n")
+            case _:
+                yield from _parts(block)
+
+
+def _is_said_to_fail(parts: Sequence[params.OutputPart]) -> bool:
+    first = parts[0] if parts else None
+    return isinstance(first, wire.InputText) and first.text.lstrip().lower().startswith(("error", "<tool_use_error>"))
+
+
+def _parts(block: Any) -> Iterator[params.OutputPart]:
+    """Yield the parts of a block that the user wrote; none for a result."""
+    match block:
+        case TextBlock(text=text):
+            yield wire.InputText(text)
+        case ImageBlock(source=Base64Source(media_type=kind, data=data)):
+            yield params.ImagePart(image_url=f"data:{kind};base64,{data}")
+        case ImageBlock(source=UrlSource(url=url)):
+            yield params.ImagePart(image_url=url)
+        case ImageBlock(source=FileSource(file_id=file_id)):
+            yield params.ImagePart(file_id=file_id)
+        case SearchResultBlock(source=source, title=title, content=content):
+            yield wire.InputText(f"{title}\n{source}\n" + "\n".join(part.text for part in content))
+        case DocumentBlock(source=source, title=title, context=context):
+            if about := "\n".join(filter(None, (title, context))):
+                yield wire.InputText(f"{about}\n")
+            yield from _document(source)
+        case _:
+            pass
+
+
+def _document(source: Any) -> Iterator[params.OutputPart]:
+    match source:
+        case TextSource(data=text) | ContentSource(content=str(text)):
+            yield wire.InputText(text)
+        case ContentSource(content=blocks):
+            for block in blocks:
+                yield from _parts(block)
+        case _:
+            yield params.FilePart()
+
+
+def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[params.InputItem]:
+    """Yield the items that the model wrote; if ``is_open``, it continues the last of them, if that is text."""
+    results = {block.tool_use_id: block.content for block in blocks if isinstance(block, WebSearchToolResultBlock)}
+    kept = [block for block in blocks if not isinstance(block, TextBlock) or block.text]
+    for kind, run in groupby(kept, type):
+        if kind is TextBlock:
+            texts = tuple(params.OutputTextPart(text=block.text) for block in run if isinstance(block, TextBlock))
+            is_last = is_open and isinstance(kept[-1], TextBlock) and texts[-1].text is kept[-1].text
+            yield params.MessageItem(role="assistant", content=texts, status="incomplete" if is_last else None)
+            continue
+        for block in run:
+            match block:
+                case ThinkingBlock(thinking=text, signature=signature):
+                    yield _thought(text, signature)
+                case RedactedThinkingBlock(data=data):
+                    yield _thought("", data)
+                case ToolUseBlock():
+                    yield _called(block)
+                case ServerToolUseBlock():
+                    yield from _searched(block, results)
+                case TextBlock() | WebSearchToolResultBlock():
+                    pass
+
+
+def _thought(text: str, signature: str | None) -> params.ReasoningItem:
+    content = (params.ReasoningTextPart(type="reasoning_text", text=text),) if text else None
+    return params.ReasoningItem(content=content, encrypted_content=signature or None)
+
+
+def check_not_empty(messages: Sequence[Turn]) -> None:
+    """Raise `InvalidRequest` for a conversation without messages."""
+    if not messages:
+        raise InvalidRequest("messages: at least one message is required", param="messages", code="empty_array")
