@@ -191,7 +191,7 @@ live: engine clients clients-chat clients-http test-page test-image ## The tests
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
 
-oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock: two minutes; ARGS: --oracle NAME, --family NAME
+oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock: two minutes; ARGS: --oracle NAME, --family NAME, --write
 	@$(BIN)/python -m tests.oracles $(ARGS)
 
 engine: $(DONE)/test $(TINY).built prometheus

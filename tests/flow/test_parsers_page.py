@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import tomllib
 from collections.abc import Iterable
 
@@ -12,12 +13,22 @@ from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "stages" / "PARSERS.md"
+COUNTS = ROOT / "tests" / "oracles" / "counts.csv"
 TEMPLATES = ROOT / "tests" / "oracles" / "templates.toml"
 
 HEAD = """# Parsers of chat models
 
 A chat model writes reasoning and calls in its family's own markup, which a parser reads. Penstock selects the parsers
 when it starts: its log names them and the reason, and `penstock serve --print-pipeline MODEL` shows them.
+
+## Agreement
+
+`make oracles` reads the outputs in the tests of other servers and compares ([how](../tests/README.md#oracles)). Where
+penstock reads otherwise, the verdict is `ours` (penstock is wrong, or nobody has looked), `theirs` (the other is) or
+`arguable` (both have a reason). [`differences.toml`](../tests/oracles/differences.toml) has the reasons.
+
+{agreement}
+## Selection
 
 * **Choice.** The first line of a table that fits is taken: the chat template has all texts of the line, and the model
   type (`model_type` in `config.json`) begins as the line says. The template of `--chat-template` comes first, then the
@@ -75,6 +86,13 @@ def cells(sign: Sign) -> tuple[str, ...]:
     return f"`{sign.parser}`", code(sign.marks, " and ") + opened, code((f"{each}…" for each in sign.types), ", ")
 
 
+def agreement() -> str:
+    headings, *families = csv.reader(COUNTS.read_text().splitlines())
+    sums = [str(sum(map(int, column))) for column in list(zip(*families, strict=True))[1:]]
+    rows = (row(f"`{name}`", *(count if count != "0" else "" for count in counts)) for name, *counts in families)
+    return markdown_table(*headings, rows=(row("**all**", *sums), *rows))
+
+
 def page() -> str:
     calls = (row(*cells(sign), "penstock" if sign.parser in OWN_CALLS else "vLLM") for sign in TOOL_CALLS)
     reasoning = (row(*cells(sign), "penstock" if sign.parser in OWN_THOUGHTS else "vLLM") for sign in REASONING)
@@ -86,7 +104,7 @@ def page() -> str:
     )
     return "\n".join(
         (
-            HEAD.format(own=code(sorted({*OWN_CALLS, *OWN_THOUGHTS}), ", ")),
+            HEAD.format(agreement=agreement(), own=code(sorted({*OWN_CALLS, *OWN_THOUGHTS}), ", ")),
             "## Calls\n",
             markdown_table("parser", "template has", "model type", "read by", rows=calls),
             "## Reasoning\n",
@@ -97,6 +115,11 @@ def page() -> str:
             "vLLM's template for DeepSeek R1 shows no reasoning; the model's own template adds `deepseek_r1`.\n",
         )
     )
+
+
+def test_each_case_is_counted_once() -> None:
+    for _, *counts in list(csv.reader(COUNTS.read_text().splitlines()))[1:]:
+        assert sum(map(int, counts[:3])) == sum(map(int, counts[3:]))
 
 
 def test_page_is_made_from_the_code(pytestconfig: pytest.Config) -> None:

@@ -7,23 +7,32 @@ So are the parsers that their chat templates select (``templates.toml``).  A dif
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import logging
 import sys
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tests.oracles import llama_cpp_tests, sglang_detectors, templates, vllm_tests
 from tests.oracles.case import Case, Reading
-from tests.oracles.sources import CACHE
+from tests.oracles.sources import CACHE, LLAMA_CPP, SGLANG, VLLM
 
-ORACLES = ("vllm", "llama.cpp", "sglang")
+ORACLES = {
+    "vllm": f"vLLM {VLLM.version}",
+    "llama.cpp": f"llama-cpp-python {LLAMA_CPP.version}",
+    "sglang": f"SGLang {SGLANG.version}",
+}
+"""The oracles, and their releases."""
+VERDICTS = ("ours", "theirs", "arguable")
 DIFFERENCES = Path(__file__).with_name("differences.toml")
+COUNTS = Path(__file__).with_name("counts.csv")
 REPORT = CACHE / "report.json"
 BROKEN = CACHE / "broken.json"
 
@@ -36,7 +45,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make oracles ARGS=", description=__doc__)
     parser.add_argument("--oracle", choices=ORACLES, help="this one alone")
     parser.add_argument("--family", help="this family alone")
+    parser.add_argument("--write", action="store_true", help=f"write {COUNTS.name}, for the page of parsers")
     only = parser.parse_args()
+    is_whole = not (only.oracle or only.family)
+    if only.write and not is_whole:
+        parser.error("--write needs all oracles and families")
     warnings.simplefilter("ignore")  # vLLM's imports warn, and its parsers log what they cannot read
     logging.disable()
     known = {
@@ -66,9 +79,14 @@ def main() -> int:
     print(f"{len(broken)} outputs with a completed call whose arguments are no JSON object: {BROKEN}")
     for key in (*gone, *known):
         print(f"{DIFFERENCES.name} explains a difference that is none: {key}")
-    wrong = [] if only.oracle or only.family else list(templates.unexplained())
+    wrong = list(templates.unexplained()) if is_whole else []
     print(*wrong, f"{len(wrong)} templates that are not read as {templates.DATA.name} says", sep="\n")
-    return bool(unexplained or broken or gone or known or wrong)
+    if only.write:
+        COUNTS.write_text(_as_csv(counts))
+    is_old = is_whole and COUNTS.read_text() != _as_csv(counts)
+    if is_old:
+        print(f"{COUNTS.name} has other counts: --write writes them, and test_parsers_page.py --regen the page")
+    return bool(unexplained or broken or gone or known or wrong or is_old)
 
 
 def _cases(oracle: str | None, family: str | None) -> Iterator[Case]:
@@ -84,7 +102,7 @@ def explanations() -> dict[Key, str]:
     """Return the verdict of each difference that has one."""
     found: dict[Key, str] = {}
     for each in tomllib.loads(DIFFERENCES.read_text()).get("difference", ()):
-        assert each["verdict"] in ("theirs", "arguable", "ours")
+        assert each["verdict"] in VERDICTS
         assert each["reason"]
         for name in each["cases"]:
             key = (each["oracle"], each["family"], name)
@@ -111,13 +129,24 @@ def described(case: Case, seen: Iterable[Reading]) -> dict[str, Any]:
 
 
 def _table(counts: dict[str, Counter[str]]) -> Iterator[str]:
-    columns = (*ORACLES, "agree", "theirs", "arguable", "ours", "unexplained")
+    columns = (*ORACLES, "agree", *VERDICTS, "unexplained")
     yield f"{'family':20s}" + "".join(f"{column:>12s}" for column in columns)
     total = Counter[str]()
     for family, count in sorted(counts.items()):
         total.update(count)
         yield f"{family:20s}" + "".join(f"{count[column] or '':>12}" for column in columns)
     yield f"{'all':20s}" + "".join(f"{total[column]:12d}" for column in columns)
+
+
+def _as_csv(counts: Mapping[str, Counter[str]]) -> str:
+    """Return the table for the page: what is not explained counts as ours."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("family", *ORACLES.values(), "agree", *VERDICTS))
+    for family, count in sorted(counts.items()):
+        known = count + Counter(ours=count["unexplained"])
+        rows.writerow((family, *(known[each] for each in (*ORACLES, "agree", *VERDICTS))))
+    return text.getvalue()
 
 
 if __name__ == "__main__":
