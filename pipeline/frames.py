@@ -583,11 +583,13 @@ Repair: TypeAlias = Literal[
     "unexpected header",
     "unread output",
     "wrapped input",
+    "empty call",
 ]
 """An error in the model's markup that `parse` has repaired.
 
 ``unread output`` is text that vLLM's parser leaves out, such as that after a mark in the middle of a sentence.
 ``wrapped input`` is the input of a custom tool that the model wrote in JSON of another form.
+``empty call`` is the markup of a call with nothing in it, which is dropped.
 """
 
 
@@ -626,6 +628,8 @@ class TurnFinished(_Frame, frozen=True):
     """The engine's own count, from `GenerationFinished`."""
     stop_reason: str | int | None = None
     """The text of `Sampling.stop`, or the token of its ``stop_token_ids``, that ended the turn."""
+    repairs: tuple[Repair, ...] = ()
+    """The errors in the model's markup while no item was open."""
 
 
 EngineFrame: TypeAlias = TokenChunk | GenerationFinished

@@ -108,6 +108,7 @@ class ResponseWriter:
             case frames.GenerationStarted():
                 return self._begin_turn(frame)
             case frames.TurnFinished():
+                _count(frame.repairs)
                 self._turns.end(frame)
                 return ()
             case _:
@@ -191,8 +192,7 @@ class ResponseWriter:
         if self.feed_text is _hidden:
             self.feed_text = _without_item
             return
-        for kind in closed.repairs:
-            metrics.REPAIRS.labels(kind).inc()
+        _count(closed.repairs)
         if self._settle(complete=closed.complete):
             metrics.REPAIRS.labels("malformed call").inc()
             closed = frames.ItemClosed(closed.complete)  # its tokens are those of a call
@@ -266,6 +266,11 @@ class ResponseWriter:
         if messages is None:
             return self.response
         return replace(self.response, input_messages=messages[0], output_messages=messages[1])
+
+
+def _count(repairs: Iterable[frames.Repair]) -> None:
+    for kind in repairs:
+        metrics.REPAIRS.labels(kind).inc()
 
 
 def _without_item(frame: ItemDelta) -> ResponseEvent | None:

@@ -81,6 +81,8 @@ class TurnParser(ABC):
         self._tokens = array("i")  # 4 bytes per token; a list would keep the int objects alive, about 40 bytes each
         self._add_token = self._tokens.append
         self._reasoning_tokens = 0
+        self.repairs: tuple[frames.Repair, ...] = ()
+        """The repairs while no item was open."""
 
     def feed_text(self, frame: TokenFrame) -> ItemDelta | None:
         """Return the delta for a chunk of plain text; None for any other frame, which `feed` has to read.
@@ -158,6 +160,7 @@ class TurnParser(ABC):
             raw_messages=raw_messages,
             prompt_tokens=finished.prompt_tokens,
             stop_reason=self._stop_reason(finished),
+            repairs=self.repairs,
         )
 
     def _stop_reason(self, finished: frames.GenerationFinished) -> str | int | None:

@@ -21,6 +21,7 @@ from penstock.pipeline.frames import (
     ParsedFrame,
     RequestFacts,
     ResponseStarted,
+    TurnFinished,
 )
 from penstock.pipeline.protocol.events import TerminalEvent
 
@@ -36,7 +37,7 @@ async def collect(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFr
     async for frame in source:
         if isinstance(frame, GenerationStarted):
             repairs = repairs_of(frame.facts)
-        elif isinstance(frame, ItemClosed):
+        elif isinstance(frame, ItemClosed | TurnFinished):
             repairs.update(frame.repairs)
         yield frame
 

@@ -91,7 +91,7 @@ def _counts(timeline: Timeline) -> Iterator[Fact]:
         yield "Turns", str(turns)
     if timeline.events:
         yield "Events", f"{len(timeline.events):,}"
-    closed = (each.frame for each in timeline.items if isinstance(each.frame, ItemClosed))
+    closed = (each.frame for each in timeline.items if isinstance(each.frame, ItemClosed | TurnFinished))
     if repairs := Counter(repair for frame in closed for repair in frame.repairs):
         yield "Repairs", ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in repairs.items())
 

@@ -220,15 +220,17 @@ class ChatParser(TurnParser):
                     argument = self._state.argument
                     self._write(self._state, argument.feed(text) if argument else text)
             case DroppedPiece():
-                self._note_recovered()
+                self._note("empty call", self if isinstance(self._state, _NoItem) else self._state)
             case ReasoningPiece() | ContentPiece():
                 yield from self._take_text(piece)
-        if isinstance(piece, ContentPiece | ArgumentsPiece) and piece.is_recovered:
-            self._note_recovered()
+        is_recovered = isinstance(piece, ContentPiece | ArgumentsPiece) and piece.is_recovered
+        if is_recovered and not isinstance(self._state, _NoItem):
+            self._note("unread output", self._state)
 
-    def _note_recovered(self) -> None:
-        if not isinstance(self._state, _NoItem) and "unread output" not in self._state.repairs:
-            self._state.repairs = (*self._state.repairs, "unread output")
+    def _note(self, repair: frames.Repair, place: ChatParser | _OpenText | _OpenCall) -> None:
+        """Note a repair at its item, or at the turn if no item is open."""
+        if repair not in place.repairs:
+            place.repairs = (*place.repairs, repair)
 
     def _take_text(self, piece: TextPiece) -> Iterator[frames.ParsedFrame]:
         kind, text, item = type(piece), piece.text, self._state

@@ -180,7 +180,7 @@ class HarmonyParser(TurnParser):
         item, self._state = self._state, None
         if not isinstance(item, _OpenItem):
             return
-        yield from item.passed(item.text.close(cut=not complete))
+        yield from item.passed(item.text.close(cut=not is_marked))
         if item.custom is not None:
             rest, is_unwrapped = item.custom.end()
             if is_unwrapped:

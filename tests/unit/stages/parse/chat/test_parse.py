@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed
@@ -230,6 +232,59 @@ def test_partial_character_is_no_text(reason: FinishReason) -> None:
         assert items_in_brief(
             parsed_items(parse_chat_tokens("qwen3", [*chat_tokens("qwen3", written), *half], reason))
         ) == items_in_brief(whole)
+
+
+BEGINNINGS = {
+    "thought": ("qwen3", "<think>\nno, "),
+    "answer": ("qwen3", f"{THOUGHT}no, "),
+    "JSON": ("qwen3", f'{THOUGHT}<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "no, '),
+    "text of a tool": ("qwen3", f'{THOUGHT}<tool_call>\n{{"name": "note", "arguments": {{"input": "no, '),
+    "value between tags": ("glm45", "</think><tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>no, "),
+}
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+@given(
+    st.text(st.sampled_from("🦩👩\u200d🚀é漢 "), min_size=1, max_size=8),
+    st.sampled_from(["length", "cancelled", "stop"]),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_cut_text_ends_before_an_unfinished_character(
+    name: str, text: str, reason: FinishReason, size: int, data: st.DataObject
+) -> None:
+    family, begun = BEGINNINGS[name]
+    begins, written = chat_tokens(family, begun), chat_tokens(family, text)
+    kept = written[: data.draw(st.integers(0, len(written)))]
+    (*_, item) = parsed_items(parse_chat_tokens(family, [*begins, *kept], reason, size=size))
+    whole = b"".join(family_model(family).vocabulary.token_bytes[token] for token in kept).decode(errors="ignore")
+    assert item.text.rstrip().endswith(f"no, {whole}".rstrip())
+
+
+EMPTY = {
+    "qwen3": "<tool_call>\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+    "glm45": "<tool_call></tool_call>",
+    "gemma4": "<|tool_call><tool_call|>",
+    "minimax_m2": "<minimax:tool_call>\n</minimax:tool_call>",
+}
+NO_THOUGHT = {"qwen3": "<think>\n\n</think>\n\n", "gemma4": ""}
+
+
+@pytest.mark.parametrize("family", EMPTY)
+def test_empty_call_is_a_repair_of_the_turn(family: str) -> None:
+    """An agent that stops here says nothing else of why it does."""
+    markup = f"{NO_THOUGHT.get(family, '</think>')}{EMPTY[family]}"
+    parsed = parse_chat_tokens(family, ended_chat_tokens(family, markup))
+    assert (parsed_items(parsed), turn_finished(parsed).repairs) == ([], ("empty call",))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "kimi_k2", "minimax_m2"])
+def test_empty_call_is_a_repair_of_the_open_item(family: str) -> None:
+    markup = f"{'<think>' if family == 'qwen3' else ''}Look.</think>{EMPTY[family]}"
+    parsed = parse_chat_tokens(family, ended_chat_tokens(family, markup))
+    (item,) = parsed_items(parsed)
+    assert (item.text, item.repairs, turn_finished(parsed).repairs) == ("Look.", ("empty call",), ())
 
 
 def test_unfinished_reasoning_has_no_message() -> None:

@@ -337,8 +337,9 @@ HEADERS = [
 WIDE_TEXTS = st.text(st.sampled_from("🦩👩\u200d🚀é漢 "), min_size=1, max_size=12)
 
 
-@given(st.sampled_from(HEADERS), WIDE_TEXTS, st.sampled_from(CUT), st.integers(1, 3), st.data())
+@given(st.sampled_from(HEADERS), WIDE_TEXTS, st.sampled_from([*CUT, "stop"]), st.integers(1, 3), st.data())
 @example(HEADERS[1], "🦩🦩", "length", 1, None)
+@example(HEADERS[1], "🦩🦩", "stop", 1, None)
 def test_cut_text_ends_before_an_unfinished_character(
     header: str, text: str, reason: FinishReason, size: int, data: st.DataObject | None
 ) -> None:
