@@ -49,7 +49,8 @@ penstock reads otherwise, the verdict is `ours` (penstock is wrong, or nobody ha
 * **Readers.** One machine of penstock's own reads nearly all families, from a description of each
   (`stages/models/chat/forms.py`), each token at the same cost. vLLM's code reads the others. The names are the same.
 * **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if its
-  parsers are among these: {own}. Calls are then held to a grammar only if they are required, and images are not read.
+  parsers are among these: {own}. Images are not read, and calls that only vLLM describes are held to a grammar only if
+  they are required.
 
 ## What counts as a call
 

@@ -15,6 +15,7 @@ from penstock.stages.models.chat.marked_calls import CallForm
 from penstock.stages.models.chat.python_call import PythonCall
 from penstock.stages.models.chat.tagged_calls import Tag, TaggedCall
 from penstock.stages.models.chat.thoughts import ThoughtForm
+from penstock.stages.models.chat.written_calls import WrittenCalls, json_objects
 
 _JSON = JsonCall()
 _TOOL_CALL = ("<tool_call>",)
@@ -32,7 +33,8 @@ _FUNCTION_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_FUNCTION, _JSON)
 _KEY_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_KEYS, _JSON))
 _MARKED_OBJECTS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_JSON, _FUNCTION))
 _LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
-_LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",))
+_LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",), written=(json_objects("<tool_calls>[", "]</tool_calls>"),))
+_OBJECTS_APART = json_objects("<tool_call>\n", "\n</tool_call>", between="\n</tool_call>\n<tool_call>\n")
 _DEEPSEEK = CallForm(
     ("<｜tool▁calls▁begin｜>",),
     ("<｜tool▁calls▁end｜>",),
@@ -62,7 +64,11 @@ def _dsml(outer: str, gap: str = "") -> CallForm:
 
 def _hunyuan(outer: tuple[str, str], separator: str) -> CallForm:
     head = Tag("", (separator,)) if separator else Tag("", ("\n", "<arg_key>", "</tool_call>"), keeps_end=True)
-    return CallForm((outer[0], "<tool_call>"), (outer[1], "</tool_call>"), shapes=(replace(_KEYS, head=head),))
+    written = WrittenCalls(
+        f"{outer[0]}<tool_call>", separator, "</tool_call><tool_call>", f"</tool_call>{outer[1]}", "glm_xml"
+    )
+    shape = replace(_KEYS, head=head)
+    return CallForm((outer[0], "<tool_call>"), (outer[1], "</tool_call>"), shapes=(shape,), written=(written,))
 
 
 _KIMI_K3 = TaggedCall(
@@ -80,6 +86,7 @@ _STEP3 = TaggedCall(
     "</steptml:parameter>",
     "</steptml:invoke>",
 )
+_STEP3_HEAD = '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="'
 _MINIMAX = "]<]minimax[>["
 _MINIMAX_M3 = TaggedCall(
     Tag(f"{_MINIMAX}<invoke ", name_in="name"),
@@ -98,7 +105,12 @@ _COHERE = CallForm(
 _PLAMO = "<|plamo:{}:plamo|>".format
 
 CALL_FORMS: Mapping[str, CallForm] = {
-    "apertus": CallForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), shapes=(JsonCall(is_keyed=True),)),
+    "apertus": CallForm(
+        ("<|tools_prefix|>",),
+        ("<|tools_suffix|>",),
+        shapes=(JsonCall(is_keyed=True),),
+        written=(WrittenCalls('<|tools_prefix|>[{"', '": ', '}, {"', "}]<|tools_suffix|>"),),
+    ),
     "cohere_command3": _COHERE,
     "cohere_command4": _COHERE,
     "deepseek_v3": _DEEPSEEK,
@@ -106,25 +118,56 @@ CALL_FORMS: Mapping[str, CallForm] = {
     "deepseek_v32": _dsml("function_calls"),
     "deepseek_v4": _dsml("tool_calls"),
     "deepseek_v41": _dsml("calls", " "),
-    "dots": CallForm(("<dots_function_call>",), ("</dots_function_call>",), shapes=(_INVOKE, _JSON)),
-    "ernie45": replace(_MARKED_OBJECTS, drops=("<response>", "</response>")),
-    "functionary": CallForm(ends=("</function>",), shapes=(HeadedCall(r"([^>\n]*)>\s*", "<function="),)),
+    "dots": CallForm(
+        ("<dots_function_call>",),
+        ("</dots_function_call>",),
+        shapes=(_INVOKE, _JSON),
+        written=(
+            WrittenCalls(
+                '<dots_function_call><invoke name="',
+                '">',
+                '</invoke><invoke name="',
+                "</invoke></dots_function_call>",
+                "minimax_xml",
+            ),
+        ),
+    ),
+    "ernie45": replace(_MARKED_OBJECTS, drops=("<response>", "</response>"), written=(_OBJECTS_APART,)),
+    "functionary": CallForm(
+        ends=("</function>",),
+        shapes=(HeadedCall(r"([^>\n]*)>\s*", "<function="),),
+        written=(WrittenCalls("<function=", ">", "</function><function=", "</function>"),),
+    ),
     "functiongemma": CallForm(("<start_function_call>",), ("<end_function_call>",), shapes=(KeyedCall("<escape>"),)),
     "gemma4": CallForm(("<|tool_call>",), ("<tool_call|>",), shapes=(KeyedCall('<|"|>'),)),
     "gigachat3": CallForm(
         ("<|function_call|>", "function call<|role_sep|>\n", "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
         ("<|message_sep|>",),
+        written=(json_objects("<|function_call|>", between="<|function_call|>", mark="<|function_call|>"),),
     ),
     "glm45": _KEY_CALLS,
     "glm47": _KEY_CALLS,
-    "granite": CallForm(("<|tool_call|>", "<tool_call>")),
-    "granite-20b-fc": CallForm(("<function_call>",)),
-    "granite4": _MARKED_OBJECTS,
+    "granite": CallForm(("<|tool_call|>", "<tool_call>"), written=(json_objects("<|tool_call|>[", "]"),)),
+    "granite-20b-fc": CallForm(
+        ("<function_call>",), written=(json_objects("<function_call> ", between="<function_call> "),)
+    ),
+    "granite4": replace(_MARKED_OBJECTS, written=(_OBJECTS_APART,)),
     "hermes": _MARKED_OBJECTS,
     "hunyuan_a13b": _LISTED,
     "hy_v3": _hunyuan(("<tool_calls>", "</tool_calls>"), "<tool_sep>"),
     "hy_v4": _hunyuan(("<tool_calls>", "</tool_calls>"), ""),
-    "internlm": CallForm(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
+    "internlm": CallForm(
+        ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+        ("<|action_end|>",),
+        written=(
+            json_objects(
+                "<|action_start|><|plugin|>",
+                "<|action_end|>",
+                between="<|action_end|><|action_start|><|plugin|>",
+                arguments="parameters",
+            ),
+        ),
+    ),
     "jamba": _LISTED,
     "k2_horizon": CallForm(
         ("<ifm|tool_calls>", "<ifm|tool_call>"),
@@ -160,6 +203,9 @@ CALL_FORMS: Mapping[str, CallForm] = {
             TaggedCall(Tag("<function name="), Tag("<param name="), "</param>", "</function>"),
             TaggedCall(Tag("<functionname="), Tag("<paramname="), "</param>", "</function>"),
         ),
+        written=(
+            WrittenCalls('<function name="', '">', '</function>\n<function name="', "</function>", "minicpm_xml"),
+        ),
     ),
     "minimax_m2": CallForm(
         ("<minimax:tool_call>", "<tool_calls>", "<function_calls>", "<tool_call>"),
@@ -174,10 +220,16 @@ CALL_FORMS: Mapping[str, CallForm] = {
             _JSON,
         ),
         call_id=nine_characters,
+        written=(
+            WrittenCalls("[TOOL_CALLS]", "[ARGS]", "[TOOL_CALLS]", mark="[ARGS]"),
+            json_objects("[TOOL_CALLS] [", "]"),
+        ),
     ),
-    "nemotron_nano_v2": CallForm(("<TOOLCALL>",), ("</TOOLCALL>",)),
+    "nemotron_nano_v2": CallForm(
+        ("<TOOLCALL>",), ("</TOOLCALL>",), written=(json_objects("<TOOLCALL>[", "]</TOOLCALL>"),)
+    ),
     "olmo3": CallForm(("<function_calls>",), ("</function_calls>",), shapes=(PythonCall(),), is_bare=True),
-    "phi4_mini_json": CallForm(("functools",)),
+    "phi4_mini_json": CallForm(("functools",), written=(json_objects("functools[", "]"),)),
     "plamo3": CallForm(
         (_PLAMO("begin_tool_requests"), _PLAMO("begin_tool_request")),
         (_PLAMO("end_tool_requests"), _PLAMO("end_tool_request"), _PLAMO("end_tool_arguments")),
@@ -189,7 +241,10 @@ CALL_FORMS: Mapping[str, CallForm] = {
             ),
         ),
     ),
-    "poolside_v1": _KEY_CALLS,
+    "poolside_v1": replace(
+        _KEY_CALLS,
+        written=(WrittenCalls("<tool_call>", "\n", "</tool_call>\n<tool_call>", "</tool_call>", "glm_xml"),),
+    ),
     "pythonic": CallForm(shapes=(PythonCall(),), is_bare=True),
     "qwen3_coder": _FUNCTION_CALLS,
     "qwen3_json": _MARKED_OBJECTS,
@@ -198,16 +253,51 @@ CALL_FORMS: Mapping[str, CallForm] = {
         ("<seed:tool_call>", "<tool_call>"),
         ("</seed:tool_call>", "</tool_call>"),
         shapes=(replace(_FUNCTION, trims_lines=False), _JSON),
+        written=(
+            WrittenCalls(
+                "<seed:tool_call>\n<function=",
+                ">",
+                "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=",
+                "</function>\n</seed:tool_call>",
+                "seed_xml",
+            ),
+        ),
     ),
     "step3": CallForm(
         ("<｜tool_calls_begin｜>",),
         ("<｜tool_calls_end｜>",),
         shapes=(_STEP3,),
         between=("<｜tool_call_end｜>", "<｜tool_call_begin｜>", "function<｜tool_sep｜>", "<｜tool_sep｜>"),
+        written=(
+            WrittenCalls(
+                f"<｜tool_calls_begin｜>{_STEP3_HEAD}",
+                '">',
+                f"</steptml:invoke><｜tool_call_end｜>{_STEP3_HEAD}",
+                "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
+                "step3_xml",
+            ),
+        ),
     ),
     "step3p5": _FUNCTION_CALLS,
-    "step5": _FUNCTION_CALLS,
-    "xlam": CallForm(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>", "```"), ("```json", "```"), is_bare=True),
+    "step5": replace(
+        _FUNCTION_CALLS,
+        written=(
+            WrittenCalls(
+                "<tool_call>\n<function=",
+                ">",
+                "</function>\n</tool_call>\n<tool_call>\n<function=",
+                "</function>\n</tool_call>",
+                "qwen_xml",
+            ),
+        ),
+    ),
+    "xlam": CallForm(
+        ("[TOOL_CALLS]", "<tool_call>"),
+        ("</tool_call>", "```"),
+        ("```json", "```"),
+        is_bare=True,
+        written=(json_objects("[", "]"),),
+    ),
 }
 """The form of calls, by the name of the tool call parser."""
 

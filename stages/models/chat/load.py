@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import imported
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, Sign, guess
-from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.chat.model import ChatModel, Parsers
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers, composed, registered
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, operator_parser
 from penstock.stages.models.chat.template import VllmTemplate
@@ -92,10 +92,12 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
     if isinstance(tool_calls, str) and tool_calls not in OWN_CALLS:
         signs = tuple(sign for sign in REASONING if sign.parser in registered()[0])  # vLLM reads the thoughts, too
     reasoning = _parser("reasoning", options.reasoning_parser, guess(signs, templates, model_type), tokenizer)
+    parsers = VllmParsers(tokenizer, reasoning, tool_calls, model)
+    log_undescribed(parsers, tool_calls)
     return ChatModel(
         vocabulary=Vocabulary(tokenizer),
         template=VllmTemplate(renderer, source, options.chat_template_content_format),
-        parsers=VllmParsers(tokenizer, reasoning, tool_calls, model),
+        parsers=parsers,
         stop_token_ids=_stop_token_ids(model, tokenizer),
         variables=dict(options.default_chat_template_kwargs),
         parser_names=tuple(map(str, filter(None, (reasoning, tool_calls)))),
@@ -163,6 +165,15 @@ def log_choice(kind: Literal["reasoning", "tool-call"], guessed: Guess) -> None:
     logger.info("The %s parser is %s, as %s", kind, guessed.parser, guessed.why)
     if guessed.doubt:
         logger.warning("The %s parser may be wrong: %s; --%s-parser names it", kind, guessed.doubt, kind)
+
+
+_ANY_FUNCTION = {"type": "function", "function": {"name": "f", "strict": False}}
+
+
+def log_undescribed(parsers: Parsers, tool_calls: NamedParser) -> None:
+    """Log that no grammar can hold calls to the family's own form, if so."""
+    if tool_calls and parsers.calls((_ANY_FUNCTION,), parallel=True) is None:
+        logger.info("Calls that must be made are written as JSON: no grammar describes those of %s", tool_calls)
 
 
 def _stop_token_ids(model: ModelConfig, tokenizer: Any) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from penstock.stages.models.chat.json_calls import JsonCall
 from penstock.stages.models.chat.marks import Marks
 from penstock.stages.models.chat.model import ContentPiece, DroppedPiece, Piece
 from penstock.stages.models.chat.syntaxes import OutputStart
+from penstock.stages.models.chat.written_calls import WrittenCalls
 
 _MOST_REREAD = 4 * LONGEST_HEAD
 """Characters of what was no call that are searched for another call."""
@@ -29,7 +30,8 @@ class CallForm:
     and so do calls after ``fences``, marks that other text may have as well.  Calls whose shape has a beginning of its
     own count without a mark if they are whole.  ``drops`` are marks around the answer.
 
-    ``call_id`` makes the ids that the template shows.
+    ``call_id`` makes the ids that the template shows.  ``written`` is for the grammar of calls that must
+    be made: the ways to write them.
     """
 
     begins: tuple[str, ...] = ()
@@ -40,6 +42,7 @@ class CallForm:
     between: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     call_id: CallId = id_of_client
+    written: tuple[WrittenCalls, ...] = ()
 
     def __call__(self, start: OutputStart, *, whole: bool = False) -> MarkedCalls:
         """Return a reader of these calls; with ``whole``, calls count only if they are whole."""

@@ -135,8 +135,8 @@ class Parsers(Protocol):
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         """Return the syntax of tool calls as the ``format`` of an xgrammar structural tag.
 
-        With ``parallel``, it allows several calls.  None if vLLM does not describe the syntax; the caller then has the
-        model write its calls as a JSON list.
+        With ``parallel``, it allows several calls.  None if nothing describes the syntax; the caller then has the model
+        write its calls as a JSON list.
         """
         ...
 

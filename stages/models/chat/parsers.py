@@ -11,7 +11,15 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.model import Function, OutputParser
 from penstock.stages.models.chat.output import ParsedOutput, ReadOutput, Traits
-from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, call_id, reader, thinking
+from penstock.stages.models.chat.registry import (
+    OWN_CALLS,
+    OWN_THOUGHTS,
+    NamedParser,
+    call_id,
+    calls_format,
+    reader,
+    thinking,
+)
 from penstock.stages.models.chat.syntaxes import Answered, OutputStart, wants_no_thought
 from penstock.stages.models.vllm_private import (
     changes_input,
@@ -105,6 +113,8 @@ class VllmParsers:
         return text
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
+        if own := calls_format(self._calls, functions, self._added, parallel=parallel):
+            return own
         from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call
 
         request = self._request(functions, {}, choice="required")

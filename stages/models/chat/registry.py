@@ -6,10 +6,10 @@ description suffices for most families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.pipeline.frames import CallSyntax
 from penstock.pipeline.members import missing_members
@@ -18,6 +18,7 @@ from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.forms import CALL_FORMS, THOUGHT_FORMS
 from penstock.stages.models.chat.inkling import InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm
+from penstock.stages.models.chat.model import Function
 from penstock.stages.models.chat.syntaxes import (
     BareArguments,
     Guarded,
@@ -28,6 +29,7 @@ from penstock.stages.models.chat.syntaxes import (
     TextParser,
 )
 from penstock.stages.models.chat.thoughts import Turn
+from penstock.stages.models.chat.written_calls import chosen
 
 OWN_CALLS: Mapping[str, MakeSyntax] = {**CALL_FORMS, "inkling": InklingBlocks}
 """The readers of calls, by the names of tool call parsers."""
@@ -79,6 +81,14 @@ def call_id(parser: MakeSyntax | None) -> CallId:
     """Return the function that makes the ids of calls that a parser reads; they are the client's if it does not say."""
     made: CallId = getattr(_described(parser), "call_id", id_of_client)
     return made
+
+
+def calls_format(
+    parser: MakeSyntax | None, functions: Sequence[Function], marks: Container[str], *, parallel: bool
+) -> dict[str, Any] | None:
+    """Return the format of a family's calls, if its description has it, as `Parsers.calls` does."""
+    written = chosen(getattr(_described(parser), "written", ()), marks)
+    return written.format(functions, parallel=parallel) if written else None
 
 
 def _described(parser: MakeSyntax | None) -> object:

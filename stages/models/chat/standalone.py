@@ -18,7 +18,14 @@ from typing import Any, Literal
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
-from penstock.stages.models.chat.load import NO_PARSER, ChatModelsNeedVllm, ChatOptions, WrongChatOptions, log_choice
+from penstock.stages.models.chat.load import (
+    NO_PARSER,
+    ChatModelsNeedVllm,
+    ChatOptions,
+    WrongChatOptions,
+    log_choice,
+    log_undescribed,
+)
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.output import ReadOutput
 from penstock.stages.models.chat.registry import (
@@ -26,6 +33,7 @@ from penstock.stages.models.chat.registry import (
     OWN_THOUGHTS,
     NamedParser,
     call_id,
+    calls_format,
     operator_parser,
     reader,
     thinking,
@@ -114,11 +122,13 @@ def load_from_files(files: ModelFiles, options: ChatOptions) -> ChatModel:
     reasoning = _chosen("reasoning", options.reasoning_parser, guess(REASONING, templates, model_type), files.model)
     tool_calls = _chosen("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), files.model)
     vocabulary = Vocabulary(tokenizer)
+    parsers = OwnParsers(vocabulary, _made(reasoning, OWN_THOUGHTS), _made(tool_calls, OWN_CALLS))
+    log_undescribed(parsers, tool_calls)
     ends = files.stop_token_ids | {token for token in (tokenizer.eos_token_id,) if token is not None}
     return ChatModel(
         vocabulary=vocabulary,
         template=HuggingFaceTemplate(tokenizer, source, options.chat_template_content_format),
-        parsers=OwnParsers(vocabulary, _made(reasoning, OWN_THOUGHTS), _made(tool_calls, OWN_CALLS)),
+        parsers=parsers,
         stop_token_ids=tuple(sorted(ends)),
         variables=dict(options.default_chat_template_kwargs),
         parser_names=tuple(map(str, filter(None, (reasoning, tool_calls)))),
@@ -224,4 +234,5 @@ class OwnParsers:
         return ReadOutput(reader(reasoning, self._calls, chat.calls, start))
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
-        """Return None: only vLLM describes the syntax of calls."""
+        """Return the syntax that the family's description has; None if only vLLM describes it."""
+        return calls_format(self._calls, functions, self._marks, parallel=parallel)

@@ -1,10 +1,10 @@
 """One grammar over the whole turn of a chat model, for requests that constrain what the model writes.
 
 The prompt may end in the middle of a thought, or leave the model free to think.  The thought is not constrained.  After
-it comes an answer in the requested format, or calls of allowed tools in the model's own markup, if vLLM describes that
-markup.  If it does not, calls are a JSON list, or the bare arguments of the one tool that must be called.  A model with
-undescribed markup that may also answer freely is only constrained if the request limits the tools; otherwise ``strict``
-is not enforced.
+it comes an answer in the requested format, or calls of allowed tools in the model's own markup, if the description of
+the family or vLLM has a format of it.  If neither has, calls are a JSON list, or the bare arguments of the only tool
+that must be called.  A model with undescribed markup that may also answer freely is only constrained if the request
+limits the tools; otherwise ``strict`` is not enforced.
 
     start: (thought <white space>)? (answer | calls) <end of turn>
 """

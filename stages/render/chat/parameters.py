@@ -49,6 +49,9 @@ STYLES: Mapping[str, Style] = {
     "qwen_xml": Style("<parameter=", ">", "</parameter>", padded=True),
     "minimax_xml": Style('<parameter name="', '">', "</parameter>"),
     "glm_xml": Style("<arg_key>", "</arg_key>", "</arg_value>", "<arg_value>", "<arg_value>", loose=True),
+    "seed_xml": Style("<parameter=", ">", "</parameter>"),
+    "step3_xml": Style('<steptml:parameter name="', '">', "</steptml:parameter>"),
+    "minicpm_xml": Style('<param name="', '">', "</param>"),
     "deepseek_xml": Style('<｜DSML｜parameter name="', '" string="', "</｜DSML｜parameter>", 'true">', 'false">'),
     "deepseek_v4_1_xml": Style(
         '<｜DSML｜ parameter name="', '" string="', "</｜DSML｜ parameter>", 'true">', 'false">'

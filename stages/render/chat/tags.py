@@ -1,4 +1,4 @@
-"""Structural tags as rules of a grammar: vLLM's way to describe the calls of a family of models.
+"""Structural tags as rules of a grammar: the way to describe how a family of models writes its calls.
 
 The formats are xgrammar's.  Their options for white space, for the order of properties and for the allowed tokens of a
 text are ignored: JSON is compact, and its properties come in the order of its schema.
