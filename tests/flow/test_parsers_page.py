@@ -60,9 +60,10 @@ penstock reads otherwise, the verdict is `ours` (penstock is wrong, or nobody ha
   the turn. So it may hold the tags themselves. A mark that ends calls and is a token of the vocabulary ends it, too.
 * Values have the types of the function's schema, references and alternatives resolved. A value that does not fit stays
   as the model wrote it. A parameter without a name, or given again, is left out.
-* A call whose last brackets or tags are missing is completed, and `penstock_repairs` counts it as `missing end`. A call
-  that the model left open within a text or a value is `incomplete`, as is one whose arguments are no JSON object. The
-  response is still `completed`. No tool runs with such a call.
+* A call whose last brackets or tags are missing is completed, and `penstock_harmony_repairs_total` counts it as
+  `missing end`. A call that the model left open within a text or a value is `incomplete`, as is one whose arguments are
+  no JSON object. The response is still `completed`. No tool runs with such a call.
+* The marks of a call with nothing between them are dropped, and counted as `empty call`, even if they are a whole turn.
 * A call of a function that the request does not declare is answered with an error that the model reads.
 * What stands after the last turn mark of the prompt decides if the output begins in a thought.
 """

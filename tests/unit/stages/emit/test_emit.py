@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from prometheus_client import REGISTRY
 
 from penstock.pipeline import frames
 from penstock.pipeline.errors import (
@@ -434,3 +435,14 @@ async def test_any_turn_is_a_stream_that_clients_can_read(
     assert isinstance(events[-1], ResponseFailed) == (error is not None)
     texts = {index: text for index, item in enumerate(final(events).output) if (text := text_of(item))}
     assert summed(events) == texts
+
+
+async def test_repairs_of_items_and_of_turns_are_counted() -> None:
+    def counted(kind: str) -> float:
+        return REGISTRY.get_sample_value("penstock_harmony_repairs_total", {"kind": kind}) or 0.0
+
+    before = counted("empty call"), counted("missing end")
+    closed = frames.ItemClosed(complete=True, repairs=("missing end",))
+    ended = finished(repairs=("empty call",))
+    await emitted((started(), frames.ReasoningOpened(), frames.ItemDelta("So."), closed, ended))
+    assert (counted("empty call"), counted("missing end")) == (before[0] + 1, before[1] + 1)
