@@ -24,7 +24,7 @@ when it starts: its log names them and the reason, and `penstock serve --print-p
 ## Agreement
 
 `make oracles` reads the outputs in the tests of other servers and compares ([how](../tests/README.md#oracles)). Where
-penstock reads otherwise, the verdict is `ours` (penstock is wrong, or nobody has looked), `theirs` (the other is) or
+penstock reads otherwise, the verdict is `ours` (penstock is wrong, or no reason is known), `theirs` (the other is) or
 `arguable` (both have a reason). [`differences.toml`](../tests/oracles/differences.toml) has the reasons.
 
 {agreement}
