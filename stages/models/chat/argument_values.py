@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ _OF_PYTHON: Mapping[type, str] = {
     float: "number",
     type(None): "null",
 }
+_AFTER_ZEROS = re.compile(r"-?0+[1-9]\d{0,99}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _OTHER_NAMES = {
     **dict.fromkeys(("str", "text"), "string"),
@@ -151,9 +153,11 @@ def _refused(constant: str) -> NoReturn:
 
 
 def _other_readings(text: str) -> Iterator[object]:
-    """Yield what the text may mean besides JSON: a word in capitals, or a Python literal."""
+    """Yield what the text may mean besides JSON: a word in capitals, a number after zeros, or a Python literal."""
     if text.lower() in _WORDS:
         yield _WORDS[text.lower()]
+    if _AFTER_ZEROS.fullmatch(text):
+        yield int(text)
     try:
         value = ast.literal_eval(text)
         json.dumps(value, allow_nan=False)

@@ -15,7 +15,8 @@ _DEEPEST = 64
 def elements_as_json(text: str, schema: ArgumentSchema, mark: str) -> str:
     """Return a value as JSON: an object or a list of its elements if it has any, and else what its text means.
 
-    An element begins with ``mark`` and ``<``; without a mark there are none.
+    An element begins with ``mark`` and ``<``; without a mark there are none.  Those of one name
+    become a list in an object.
     """
     if not mark or f"{mark}<" not in text:
         return as_json(text, schema)
@@ -59,4 +60,7 @@ class _Elements:
         names = [child for child, _ in children]
         if is_list or ("array" in schema.types and set(names) == {"item"} and not schema.has("item")):
             return [value for _, value in children]
-        return dict(children)
+        given: dict[str, list[Any]] = {}
+        for child, value in children:
+            given.setdefault(child, []).append(value)
+        return {child: values if len(values) > 1 else values[0] for child, values in given.items()}

@@ -29,10 +29,16 @@ _KEYS = TaggedCall(
     "</arg_value>",
     gap=r"\s*<arg_value>",
 )
+_CDATA = ("<![CDATA[", "]]>")
 _FUNCTION_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_FUNCTION, _JSON))
 _KEY_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_KEYS, _JSON))
 _MARKED_OBJECTS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_JSON, _FUNCTION))
-_LLAMA = CallForm(("<|python_tag|>",), is_bare=True)
+_LLAMA = CallForm(
+    ("<|python_tag|>",),
+    ("</function>",),
+    shapes=(_JSON, HeadedCall(r"([^<>\s]+)>\s*", "<function=")),
+    is_bare=True,
+)
 _LISTED = CallForm(("<tool_calls>",), ("</tool_calls>",), written=(json_objects("<tool_calls>[", "]</tool_calls>"),))
 _OBJECTS_APART = json_objects("<tool_call>\n", "\n</tool_call>", between="\n</tool_call>\n<tool_call>\n")
 _DEEPSEEK = CallForm(
@@ -179,6 +185,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
                 "</ifm|arg_value>",
                 gap=r"\s*(?:<ifm\|arg_type>[^<]*</ifm\|arg_type>\s*)?<ifm\|arg_value>",
             ),
+            _JSON,
         ),
     ),
     "kimi_k2": CallForm(
@@ -200,8 +207,8 @@ CALL_FORMS: Mapping[str, CallForm] = {
     "mimo": _FUNCTION_CALLS,
     "minicpm5": CallForm(
         shapes=(
-            TaggedCall(Tag("<function name="), Tag("<param name="), "</param>", "</function>"),
-            TaggedCall(Tag("<functionname="), Tag("<paramname="), "</param>", "</function>"),
+            TaggedCall(Tag("<function name="), Tag("<param name="), "</param>", "</function>", wrap=_CDATA),
+            TaggedCall(Tag("<functionname="), Tag("<paramname="), "</param>", "</function>", wrap=_CDATA),
         ),
         written=(
             WrittenCalls('<function name="', '">', '</function>\n<function name="', "</function>", "minicpm_xml"),
@@ -311,13 +318,13 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     **dict.fromkeys(
         (
             *("deepseek_v3", "deepseek_v31", "deepseek_v4", "deepseek_v41", "glm45", "glm47", "hy_v3", "hy_v4"),
-            *("poolside_v1", "think"),
+            *("kimi_k2", "poolside_v1", "think"),
         ),
         _THINK,
     ),
     **dict.fromkeys(
         (
-            *("deepseek_r1", "granite_thinking_parser", "kimi_k2", "ling3", "mimo", "minimax_m2", "nemotron_v3"),
+            *("deepseek_r1", "granite_thinking_parser", "ling3", "mimo", "minimax_m2", "nemotron_v3"),
             *("olmo3", "qwen3", "step3", "step3p5", "step5"),
         ),
         _THINKS_AT_ONCE,
@@ -339,7 +346,9 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     ),
     "minimax_m3": ThoughtForm("<mm:think>", "</mm:think>"),
     "mistral": ThoughtForm("[THINK]", "[/THINK]", recurs=True),
-    "plamo3": ThoughtForm(_PLAMO("begin_think"), _PLAMO("end_think"), recurs=True),
-    "seed_oss": ThoughtForm("<seed:think>", "</seed:think>", is_open=True),
+    "plamo3": ThoughtForm(
+        _PLAMO("begin_think"), _PLAMO("end_think"), recurs=True, drops=(_PLAMO("end_think"), "<|plamo:tag|>")
+    ),
+    "seed_oss": ThoughtForm("<seed:think>", "</seed:think>"),
 }
 """The form of thoughts, by the name of the reasoning parser."""

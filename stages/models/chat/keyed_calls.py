@@ -1,4 +1,7 @@
-"""Calls as ``call:NAME{key:value,...}`` with a mark for the quotes of texts, translated into JSON."""
+"""Calls as ``call:NAME{key:value,...}`` with a mark for the quotes of texts, translated into JSON.
+
+Models leave out the word ``call``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
 from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
-_HEAD = re.compile(r"call:\s*([^\s{}:,]+)\s*\{")
+_HEAD = re.compile(r"(?:call)?:\s*([^\s{}:,]+)\s*\{")
 _KEY = re.compile(r"[\s,]*([^\s{}\[\],:][^{}\[\],:\n]*?)\s*:\s*")
 _END = re.compile(r"[\s,]*\}")
 _SCALAR = re.compile(r"[^,{}\[\]]*(?=[,}\]])")
@@ -30,8 +33,8 @@ class KeyedCall:
     begins_with_name: bool = False
 
     def may_begin(self, text: str) -> bool | None:
-        """True at the word that begins a call."""
-        return begins_with(text, "call:")
+        """True at the word that begins a call, or at the colon after it."""
+        return text.startswith(":") or begins_with(text, "call:")
 
     def __call__(self, site: CallSite) -> KeyedCallReader:
         """Return a reader of one call."""

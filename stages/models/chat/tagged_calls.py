@@ -86,6 +86,8 @@ class TaggedCall:
     trims_lines: bool = False
     type_in: str = ""
     texts: str = ""
+    wrap: tuple[str, str] = ("", "")
+    """The marks that may stand around a value, which then may hold all other marks."""
     nested: str = ""
     """The text that each element begins with, if values are made of elements."""
     is_listed: bool = False
@@ -258,6 +260,15 @@ class TaggedCallReader:
 
     def _read_value_begin(self, text: str, at: int) -> int:
         """Skip the marks between a tag and its value."""
+        begin, end = self._shape.wrap
+        is_wrapped = bool(begin) and begins_with(text[at:], begin)
+        if is_wrapped is None:
+            return at
+        if is_wrapped:
+            self._value_end = f"{end}{self._value_end}"
+            self._ends = Marks((self._value_end,))
+            self._state = _State.VALUE
+            return at + len(begin)
         found = self._gap.match(text, at)
         may_come = self._shape.gap and len(text) - at < LONGEST_HEAD and text[at:].lstrip()[:1] in ("", "<")
         if found is None and may_come:

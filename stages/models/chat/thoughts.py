@@ -101,6 +101,10 @@ class ThoughtsFirst:
 
     def _think(self) -> Iterator[Piece]:
         if self._header:
+            while self._held.startswith(self._form.start):  # the model repeats the mark
+                self._held = self._held.removeprefix(self._form.start)
+            if self._form.start.startswith(self._held):
+                return
             if self._header.startswith(self._held) and self._header != self._held:
                 return
             bare = self._header.rstrip()
