@@ -122,11 +122,18 @@ CALL_MARKUP: Mapping[str, str] = {
 }
 """A call of ``get_weather`` for each parser of calls, by its name in vLLM."""
 
+_COHERE = (
+    '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "@"}}]<|END_ACTION|>'
+)
+
 OWN_MARKUP: Mapping[str, str] = {
+    "cohere_command3": _COHERE,
+    "cohere_command4": _COHERE,
     "functionary": '<function=get_weather>{"city": "@"}</function>',
     "nemotron_nano_v2": f"<TOOLCALL>[{_JSON}]</TOOLCALL>",
+    "step5": _TAGS,
 }
-"""The same for parsers that vLLM does not have."""
+"""The same for parsers that vLLM does not have, or that do not start here."""
 
 WITHOUT_MARKUP: Mapping[str, str] = {
     "cohere_command3": "needs the package cohere_melody",
@@ -140,6 +147,7 @@ _DEEPSEEK = (*DEEPSEEK, *DEEPSEEK_TOOLS)
 _HY_MARKS = ("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "<tool_sep>", *GLM[-4:], *THINK)
 _MARKS: Mapping[str, tuple[str, ...]] = {
     "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), ("<|START_ACTION|>", "<|END_ACTION|>")),
     **dict.fromkeys(("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "deepseek_v41"), _DEEPSEEK),
     "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
     "gemma4": ("<|turn>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),

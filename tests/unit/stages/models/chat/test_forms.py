@@ -21,7 +21,7 @@ CITIES = {"type": "object", "properties": {"city": {"type": "string"}, "days": {
 FUNCTIONS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "get_weather", "parameters": CITIES}}]
 START = OutputStart(FUNCTIONS)
 
-MARKUP = {name: text for name, text in CALL_MARKUP.items() if name in CALL_FORMS} | dict(OWN_MARKUP)
+MARKUP = {name: {**CALL_MARKUP, **OWN_MARKUP}[name] for name in CALL_FORMS}
 WRITTEN = [name for name, text in MARKUP.items() if json.dumps(CITY) not in text and f'"{CITY}"' not in text]
 """The families whose values are no JSON and no Python."""
 
