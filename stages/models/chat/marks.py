@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 _INSIDE = "[^<>]{0,80}"
 _LONGEST_SPAN = 100
@@ -15,6 +16,20 @@ def begins_with(text: str, begin: str) -> bool | None:
     return text.startswith(begin) or (None if begin.startswith(text) else False)
 
 
+@lru_cache(1024)
+def _patterns(given: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[str], tuple[str, ...]]:
+    """Return the pattern of some marks, that of open ones at the end of a text, and the beginnings of marks."""
+    open_marks = [mark.split("…") for mark in sorted(given) if "…" in mark]
+    longest_first = sorted((mark for mark in given if "…" not in mark), key=len, reverse=True)
+    spans = [f"{re.escape(begin)}{_INSIDE}{re.escape(end)}" for begin, end in open_marks]
+    pattern = re.compile("|".join((*spans, *map(re.escape, longest_first))) or "(?!)")
+    begun = [f"{re.escape(begin)}{_INSIDE}" for begin, _ in open_marks]
+    longest_first += [begin for begin, _ in open_marks]
+    beginnings = {mark[:length] for mark in longest_first for length in range(1, len(mark))}
+    at_end = re.compile(f"(?:{'|'.join(begun) or '(?!)'})\\Z")
+    return pattern, at_end, tuple(sorted(beginnings, key=len, reverse=True))
+
+
 class Marks:
     """Finds the first of some texts, and the beginning of one at the end of what has arrived.
 
@@ -22,16 +37,7 @@ class Marks:
     """
 
     def __init__(self, marks: Iterable[str]) -> None:
-        given = set(filter(None, marks))
-        open_marks = [mark.split("…") for mark in given if "…" in mark]
-        longest_first = sorted(filter(lambda mark: "…" not in mark, given), key=len, reverse=True)
-        spans = [f"{re.escape(begin)}{_INSIDE}{re.escape(end)}" for begin, end in open_marks]
-        self._pattern = re.compile("|".join((*spans, *map(re.escape, longest_first))) or "(?!)")
-        begun = [f"{re.escape(begin)}{_INSIDE}" for begin, _ in open_marks]
-        self._begun = re.compile(f"(?:{'|'.join(begun) or '(?!)'})\\Z")
-        longest_first += [begin for begin, _ in open_marks]
-        beginnings = {mark[:length] for mark in longest_first for length in range(1, len(mark))}
-        self._beginnings = tuple(sorted(beginnings, key=len, reverse=True))
+        self._pattern, self._begun, self._beginnings = _patterns(frozenset(filter(None, marks)))
 
     def search(self, text: str, at: int = 0) -> re.Match[str] | None:
         """Find the first mark from position ``at`` on; of two that begin there, the longer one."""
