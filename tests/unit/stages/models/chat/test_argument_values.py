@@ -31,7 +31,7 @@ PERIOD = {
         ("null", PERIOD, None),
         ("week", PERIOD, "week"),
         ("2", {"enum": [1, 2]}, 2),
-        ("007", {"type": "integer"}, "007"),
+        ("007", {"type": "integer"}, 7),
         ("NaN", {"type": "number"}, "NaN"),
         ("[1]", None, [1]),
         ('"a"', None, '"a"'),
