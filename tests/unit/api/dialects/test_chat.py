@@ -160,5 +160,5 @@ def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
 
 def test_misspelt_messages_are_named() -> None:
     with pytest.raises(InvalidRequest, match="this API has 'messages'") as error:
-        CHAT.read(json.dumps({"mesages": [USER]}).encode())
-    assert error.value.param == "mesages"
+        CHAT.read(json.dumps({"messagez": [USER]}).encode())
+    assert error.value.param == "messagez"
