@@ -54,7 +54,11 @@ async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, auth
         async with locked.client.get(locked.url + path, headers=headers) as answer:
             assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
             error = (await answer.json())["error"]
-            assert (error["code"], error["type"], error["param"]) == ("invalid_api_key", "invalid_request_error", None)
+            if path.startswith("/v1/messages"):
+                assert error["type"] == "authentication_error"
+            else:
+                assert error["type"] == "invalid_request_error"
+                assert (error["code"], error["param"]) == ("invalid_api_key", None)
 
 
 async def test_health_and_description_need_no_key(locked: ScriptedServer) -> None:
