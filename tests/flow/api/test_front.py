@@ -42,8 +42,8 @@ async def test_text_names_the_prefix(served: ScriptedServer) -> None:
     await site.start()
     async with served.client.get(f"http://127.0.0.1:{runner.addresses[0][1]}/llm/") as answer:
         assert "POST /llm/v1/responses " in await answer.text()
-    async with served.client.post(f"http://127.0.0.1:{runner.addresses[0][1]}/llm/v1/chat/completions") as answer:
-        assert "POST /llm/v1/responses." in (await answer.json())["error"]["message"]
+    async with served.client.post(f"http://127.0.0.1:{runner.addresses[0][1]}/llm/v1/nothing") as answer:
+        assert "POST /llm/v1/responses," in (await answer.json())["error"]["message"]
     await runner.cleanup()
 
 

@@ -29,6 +29,10 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 AUTHORIZED = (b"Authorization", HEADERS["Authorization"].encode())
 
 
+REFUSALS = {"invalid_request_error", "authentication_error", "not_found_error", "request_too_large"}
+"""The types of errors that a client causes, those of the Messages API among them."""
+
+
 class Target(logging.Handler):
     """A server, and the faults in its log."""
 
@@ -57,7 +61,7 @@ class Target(logging.Handler):
         status, body = self.runner.run(asyncio.wait_for(answer_to(self.served.url, sent), PATIENCE))
         assert (status < 500, self.faults) == (True, []), body
         if status >= 400:
-            assert json.loads(body)["error"]["type"] == "invalid_request_error"
+            assert json.loads(body)["error"]["type"] in REFUSALS
         return status
 
     def frame(self, sent: bytes) -> None:
