@@ -91,7 +91,10 @@ async def fire_bodies(server: ApiClient, requests: Iterable[HostileRequest]) -> 
 
 
 def is_error(body: bytes) -> bool:
-    error = json.loads(body)["error"]
+    answer = json.loads(body)
+    error = answer["error"]
+    if answer.get("type") == "error":  # Anthropic's
+        return {"message", "type"} <= error.keys()
     return isinstance(error, dict) and {"message", "type", "param", "code"} == error.keys()
 
 
