@@ -46,8 +46,8 @@ class OrphanRecovery:
                 while self._claimed:
                     await self._recover(self._claimed[0])
                     self._claimed.popleft()
-            except StoreFailed:
-                logger.exception("The responses of dead servers could not be recovered yet")
+            except StoreFailed as error:  # the outage has a line of its own
+                logger.info("The responses of dead servers cannot be recovered yet: %s", error)
 
     async def _claim(self) -> None:
         """Claim the orphans in the store for this server.
