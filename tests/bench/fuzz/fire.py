@@ -92,10 +92,9 @@ async def fire_bodies(server: ApiClient, requests: Iterable[HostileRequest]) -> 
 
 def is_error(body: bytes) -> bool:
     answer = json.loads(body)
-    error = answer["error"]
-    if answer.get("type") == "error":  # Anthropic's
-        return {"message", "type"} <= error.keys()
-    return isinstance(error, dict) and {"message", "type", "param", "code"} == error.keys()
+    error, is_anthropic = answer["error"], answer.get("type") == "error"
+    fields = {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
+    return isinstance(error, dict) and error.keys() - {"details"} == fields
 
 
 async def fire_connections(server: ApiClient, connections: Iterable[RawConnection]) -> Outcome:
