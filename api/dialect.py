@@ -122,9 +122,11 @@ class Edge:
         """Create a response, as a stream of events or as one body."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            first, *others = await self.prepare_all(request, body)
+            prepared = await self.prepare_all(request, body)
             del body  # free it: the response may take long
-            return await (self.answer_woven(request, [first, *others]) if others else self.answer(request, first))
+            if len(prepared) > 1:
+                return await self.answer_woven(request, prepared)
+            return await self.answer(request, prepared[0])
 
     async def count_tokens(self, request: web.Request, read: Read | None = None) -> int:
         """Return the number of tokens of the prompt that a body asks for, by rendering it."""

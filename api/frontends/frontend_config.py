@@ -34,7 +34,7 @@ class FrontendConfig:
     """The socket of ``--metrics-port``, which all frontends have."""
     client: CoreClient | None = None
     """The way to the engine's cores, if vLLM is in this server."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The variables of the supervisor."""
 
     @property

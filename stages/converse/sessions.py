@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.pipeline import frames, metrics
+from penstock.pipeline.protocol.params.request import OUTPUTS, SOURCES
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.own_hosts import OwnSession
 from penstock.stages.services.tools import Acting, Citable, Session, Source, Toolbox, ToolResult, bounded
@@ -23,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 GRACE = 15.0
 """Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
-
-OUTPUTS = "code_interpreter_call.outputs"
-SOURCES = "web_search_call.action.sources"
 
 _BUILT_IN = {"browser": "web_search", "container": "shell", "python": "code_interpreter"}
 """The names in the metrics of the built-in tools, by namespace."""

@@ -37,7 +37,7 @@ from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import Compaction, Item, McpApprovalResponse, McpCall, images_of, of_type
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam
+from penstock.pipeline.protocol.params.request import LOGPROBS, OUTPUTS, SOURCES, CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, Toolset
 from penstock.pipeline.tasks import MANY, apart, in_thread
@@ -54,18 +54,16 @@ from penstock.stages.services.tools import ADVICE, FULL_ACCESS, ToolAccess
 DEFAULT_THRESHOLD = 200_000
 """The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""
 
-LOGPROBS = "message.output_text.logprobs"
-
 INCLUDABLE = frozenset(
     {
         "file_search_call.results",
         "web_search_call.results",
-        "web_search_call.action.sources",
         "message.input_image.image_url",
         "computer_call_output.output.image_url",
-        "code_interpreter_call.outputs",
         "reasoning.encrypted_content",
         LOGPROBS,
+        OUTPUTS,
+        SOURCES,
     }
 )
 

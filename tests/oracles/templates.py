@@ -23,7 +23,7 @@ _FOLDERS: Mapping[str, tuple[Release, str]] = {
     "llama.cpp": (LLAMA_CPP, "vendor/llama.cpp/models/templates/*.jinja"),
     "sglang": (SGLANG, "sglang/srt/parser/*_chat_template.py"),
 }
-"""Where the templates are: SGLang's wheel has one alone, as Python code."""
+"""The places of the templates: SGLang's wheel has one alone, as Python code."""
 
 _WITH_TOOLS = re.compile(r"\btool(?:s|_calls)\b")
 _WITH_THOUGHTS = re.compile(r"reasoning_content|thinking|<think")

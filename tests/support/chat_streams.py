@@ -1,4 +1,4 @@
-"""What OpenAI's own client makes of a stream of chat chunks."""
+"""The completion that OpenAI's own client makes of a stream of chat chunks."""
 
 from __future__ import annotations
 

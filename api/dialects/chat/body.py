@@ -12,10 +12,12 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from penstock.api.dialects.chat.messages import ChatMessages, Conversation
+from penstock.api.dialects.chat.tools import Choice, CustomTool, FunctionTool
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.params.common import FAIL_FAST, UNSUPPORTED, Body, Name, Refused, TextOr, Unused
+from penstock.pipeline.protocol.params.common import FAIL_FAST, UNSUPPORTED, Body, Name, Refused, Unused
 from penstock.pipeline.protocol.params.foreign_names import ForeignNames
 from penstock.pipeline.protocol.params.request import (
+    LOGPROBS,
     CreateResponse,
     Generating,
     JsonObjectFormat,
@@ -24,11 +26,6 @@ from penstock.pipeline.protocol.params.request import (
     TextOptions,
 )
 from penstock.pipeline.protocol.params.tools import (
-    AllowedTools,
-    ChosenTool,
-    CustomToolParam,
-    FunctionToolParam,
-    GrammarFormat,
     TextFormat,
     ToolChoice,
     ToolParam,
@@ -38,105 +35,6 @@ from penstock.pipeline.protocol.response import Effort
 
 MOST_CHOICES = 128
 """The most choices of one request."""
-
-LOGPROBS = "message.output_text.logprobs"
-"""The value of ``include`` that asks for log probabilities."""
-
-
-class Function(Body):
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionTool(Body):
-    type: Literal["function"]
-    function: Function
-
-    @property
-    def tool(self) -> FunctionToolParam:
-        """The tool as the Responses API has it."""
-        return FunctionToolParam.model_validate({"type": "function", **self.function.model_dump(exclude_unset=True)})
-
-
-class Grammar(Body):
-    syntax: Literal["lark", "regex"]
-    definition: str
-
-
-class CustomGrammar(Body):
-    type: Literal["grammar"]
-    grammar: Grammar
-
-
-class Custom(Body):
-    name: Name
-    description: str | None = None
-    format: Annotated[TextFormat | CustomGrammar, Field(discriminator="type")] | None = None
-
-
-class CustomTool(Body):
-    type: Literal["custom"]
-    custom: Custom
-
-    @property
-    def tool(self) -> CustomToolParam:
-        """The tool as the Responses API has it."""
-        custom = self.custom
-        fields: dict[str, Any] = {"type": "custom", "name": custom.name, "description": custom.description}
-        if isinstance(custom.format, CustomGrammar):
-            fields["format"] = GrammarFormat(type="grammar", **custom.format.grammar.model_dump()).model_dump()
-        return CustomToolParam.model_validate(fields)
-
-
-class Named(Body):
-    name: str
-
-
-class NamedFunction(Body):
-    type: Literal["function"]
-    function: Named
-
-    @property
-    def choice(self) -> ChosenTool:
-        """The choice as the Responses API has it."""
-        return ChosenTool.model_validate({"type": "function", "name": self.function.name})
-
-
-class NamedCustom(Body):
-    type: Literal["custom"]
-    custom: Named
-
-    @property
-    def choice(self) -> ChosenTool:
-        """The choice as the Responses API has it."""
-        return ChosenTool.model_validate({"type": "custom", "name": self.custom.name})
-
-
-NamedTool: TypeAlias = Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]
-
-
-class Allowed(Body):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(fail_fast=True, max_length=1000)]
-
-
-class AllowedChoice(Body):
-    type: Literal["allowed_tools"]
-    allowed_tools: Allowed
-
-    @property
-    def choice(self) -> AllowedTools:
-        """The choice as the Responses API has it."""
-        tools = [tool.choice.sent for tool in self.allowed_tools.tools]
-        return AllowedTools.model_validate({"type": "allowed_tools", "mode": self.allowed_tools.mode, "tools": tools})
-
-
-Choice: TypeAlias = TextOr[
-    Literal["none", "auto", "required"],
-    Annotated[NamedFunction | NamedCustom | AllowedChoice, Field(discriminator="type")],
-]
 
 
 class JsonSchema(Body):
@@ -297,14 +195,15 @@ class ChatBody(Generating):
     def create_requests(self) -> Sequence[CreateResponse]:
         """The requests of the pipeline, one for each choice: they differ in their seeds."""
         request, seed = self._create_request, self.seed
-        seeds = [None if seed is None else seed + choice for choice in range(self.n or 1)]
-        return [request.model_copy(update={"seed": each}) for each in seeds] if len(seeds) > 1 else [request]
+        if seed is None:
+            return [request] * (self.n or 1)
+        return [request.model_copy(update={"seed": seed + choice}) for choice in range(self.n or 1)]
 
     @property
     def _create_request(self) -> CreateResponse:
         """The request of one choice; it is stored only if the client asks."""
         self._check_options()
-        values: dict[str, Any] = self.given()
+        values: dict[str, Any] = self.given
         values["store"] = self.store is True
         values["input"] = self._conversation.items
         if (limit := self.max_completion_tokens or self.max_tokens) is not None:

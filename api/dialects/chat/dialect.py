@@ -9,7 +9,8 @@ from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.dialects.chat.body import ChatBody
-from penstock.api.dialects.chat.chunks import ChatCompletion, Chunks, choices, completion, encode
+from penstock.api.dialects.chat.chunks import Chunks, choices, encode
+from penstock.api.dialects.chat.completion import ChatCompletion, completion
 from penstock.api.http.bodies import ErrorBody
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.openapi import Operation, operation

@@ -51,7 +51,7 @@ class ObjectReader:
         return text[:at]
 
     def _string(self, text: str, at: int) -> int:
-        """Return the position behind what is right of a string from ``at`` on."""
+        """Return the position after what is right of a string from ``at`` on."""
         at = _end(_CHARACTERS, text, at)
         if text.startswith('"', at):
             self._is_in_string = False
@@ -61,7 +61,7 @@ class ObjectReader:
         return at
 
     def _token(self, text: str, at: int) -> int:
-        """Return the position behind the space or the token that begins at ``at``; ``at`` if it is not whole."""
+        """Return the position after the space or the token that begins at ``at``; ``at`` if it is not whole."""
         if (after := max(_end(_SPACE, text, at), _end(_WORD, text, at))) == at:
             after = at + 1
         token = text[at:after]

@@ -22,7 +22,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Refused, TextOr, Unused
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.request import CreateResponse, ReasoningOptionsParam, TextOptions
+from penstock.pipeline.protocol.params.request import SOURCES, CreateResponse, ReasoningOptionsParam, TextOptions
 from penstock.pipeline.protocol.params.tools import (
     ChosenTool,
     Domain,
@@ -63,11 +63,8 @@ _SHARED = frozenset(
 FOREIGN = ForeignNames(_MEANT, tuple(sorted({*OF_CHATS.names, *CreateResponse.model_fields} - _MEANT.keys() - _SHARED)))
 """The parameters of Responses, Chat Completions and Completions that a message does not have."""
 
-SOURCES = "web_search_call.action.sources"
-"""The value of ``include`` that asks for the pages that a search has found."""
-
 _EFFORTS: Mapping[int, Effort] = {10_000: "high", 5_000: "medium", 0: "low"}
-"""The effort for a budget of so many tokens of thought, or more."""
+"""The effort for a budget of thought in tokens, by the least budget that gets it."""
 
 
 class MessageTool(Body):

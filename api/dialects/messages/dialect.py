@@ -78,7 +78,7 @@ class Messages:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a message, as a stream of events or as one object."""
         body = await receive(request)
-        with self.edge.scheduler.in_flight, self._told():
+        with self.edge.scheduler.in_flight, self._in_words_of_anthropic():
             reading = await self.edge.read(request, body)
             del body  # free it: the answer may take long
             resolved = await _leniently(self.edge.scheduler.prepare, reading.request)
@@ -100,8 +100,8 @@ class Messages:
             return as_json(TokenCount(count))
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tell in Anthropic's words that a prompt is too long: clients that read them compact the conversation."""
+    def _in_words_of_anthropic(self) -> Iterator[None]:
+        """Write in Anthropic's words that a prompt is too long: clients that read them compact the conversation."""
         try:
             yield
         except ContextTooLong as error:
@@ -111,7 +111,7 @@ class Messages:
 
 
 def _bounded(wire: Wire, most: int | None) -> Wire:
-    """Return the form of an answer whose output has at most so many tokens."""
+    """Return the form of an answer whose output has at most ``most`` tokens, or any number if None."""
     assert wire.outgoing is not None
     events: MessageEvents = wire.outgoing.stage(STAGE)
     return replace(wire, outgoing=wire.outgoing.replace(STAGE, replace(events, most=most)))

@@ -220,13 +220,13 @@ class Conversation:
             case UserTurn(content=str(text)):
                 yield params.MessageItem(role="user", content=text)
             case UserTurn(content=blocks):
-                yield from self._asked([blocks] if isinstance(blocks, str) else blocks)
+                yield from self._of_user([blocks] if isinstance(blocks, str) else blocks)
             case AssistantTurn(content=str(text)):
                 yield from _written([TextBlock(text=text)], is_open=is_last)
             case AssistantTurn(content=blocks):
                 yield from _written([] if isinstance(blocks, str) else blocks, is_open=is_last)
 
-    def _asked(self, blocks: Sequence[Any]) -> Iterator[params.InputItem]:
+    def _of_user(self, blocks: Sequence[Any]) -> Iterator[params.InputItem]:
         """Yield the results of a message before all else, because models expect them right after their calls."""
         for block in blocks:
             if isinstance(block, ToolResultBlock):
@@ -238,7 +238,7 @@ class Conversation:
         content = block.content or ""
         parts = (wire.InputText(content),) if isinstance(content, str) else content
         read = tuple(part for each in parts for part in self._result_parts(each))
-        if block.is_error and not _is_said_to_fail(read):
+        if block.is_error and not _names_a_failure(read):
             read = (wire.InputText("Error: "), *read)
         if all(isinstance(part, wire.InputText) for part in read):
             return "".join(part.text for part in read if isinstance(part, wire.InputText))
@@ -255,7 +255,7 @@ class Conversation:
                 yield from _parts(block)
 
 
-def _is_said_to_fail(parts: Sequence[params.OutputPart]) -> bool:
+def _names_a_failure(parts: Sequence[params.OutputPart]) -> bool:
     first = parts[0] if parts else None
     return isinstance(first, wire.InputText) and first.text.lstrip().lower().startswith(("error", "<tool_use_error>"))
 

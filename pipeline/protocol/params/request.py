@@ -193,6 +193,16 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
 _Input: TypeAlias = TextOr[str, InputItems]
 
 
+LOGPROBS = "message.output_text.logprobs"
+"""The value of ``include`` that asks for log probabilities."""
+
+SOURCES = "web_search_call.action.sources"
+"""The value of ``include`` that asks for the pages that a search has found."""
+
+OUTPUTS = "code_interpreter_call.outputs"
+"""The value of ``include`` that asks for what code has written."""
+
+
 class Generating(Body):
     """The parameters that a request has by the same names in several APIs: who asks, and how to generate."""
 
@@ -249,10 +259,10 @@ class Generating(Body):
     mm_payload: Literal["tensors", "none"] | None = None
     return_mm_kwargs: bool | None = None
 
-    def given(self, *left_out: str) -> dict[str, Any]:
-        """Return the shared parameters that the client sent, by name, but for those ``left_out``."""
-        names = self.model_fields_set & Generating.model_fields.keys() - set(left_out)
-        return {name: getattr(self, name) for name in names}
+    @property
+    def given(self) -> dict[str, Any]:
+        """The shared parameters that the client sent, by name."""
+        return {name: getattr(self, name) for name in self.model_fields_set & Generating.model_fields.keys()}
 
 
 class CreateResponse(Generating):

@@ -90,7 +90,8 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
     tool_calls = _parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), tokenizer)
     signs: tuple[Sign, ...] = REASONING
     if isinstance(tool_calls, str) and tool_calls not in OWN_CALLS:
-        signs = tuple(sign for sign in REASONING if sign.parser in registered()[0])  # vLLM reads the thoughts, too
+        known, _ = registered()
+        signs = tuple(sign for sign in REASONING if sign.parser in known)  # vLLM reads the thoughts, too
     reasoning = _parser("reasoning", options.reasoning_parser, guess(signs, templates, model_type), tokenizer)
     parsers = VllmParsers(tokenizer, reasoning, tool_calls, model)
     log_undescribed(parsers, tool_calls)

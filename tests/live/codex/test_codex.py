@@ -106,7 +106,7 @@ def test_session_is_compacted_and_goes_on(codex: Codex, settle: Callable[..., No
 
 
 def test_compacted_session_goes_on_at_another_server(codex: Codex, settle: Callable[..., None], sibling: str) -> None:
-    """What the first server has sealed, the second one opens with the key of their store."""
+    """The second server opens with the key of their store what the first one has sealed."""
     (codex.home / ".profile").write_text(LONG_OUTPUT)
     settle(window=SMALL, sockets=True)
     codex.events("Show the current folder.")

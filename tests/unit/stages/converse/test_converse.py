@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol import items
-from penstock.stages.converse.sessions import SOURCES
+from penstock.pipeline.protocol.params.request import SOURCES
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.services.tools import Source, ToolResult
 from tests.support.scripted_tools import (

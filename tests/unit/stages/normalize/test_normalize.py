@@ -12,10 +12,10 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.pipeline.frames import Sampling, Scheduling
 from penstock.pipeline.logs import current_response
-from penstock.pipeline.protocol.params.request import Envelope
+from penstock.pipeline.protocol.params.request import LOGPROBS, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
-from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, CacheSharing, ModelTraits, Normalize, draw_suffix
+from penstock.stages.normalize.normalize import INCLUDABLE, CacheSharing, ModelTraits, Normalize, draw_suffix
 from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
