@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from itertools import chain
 
 from aiohttp import web
@@ -15,7 +16,7 @@ from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.named import spoken
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
-from penstock.api.http.bodies import Health, OpenApi, Ready
+from penstock.api.http.bodies import Health, Load, OpenApi, Ready, Version
 from penstock.api.http.conventions import SPOKEN, Spoken, SpokenByRoute
 from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
@@ -111,6 +112,10 @@ class Api:
             web.get("/", front),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
+            web.get("/ping", self.health),
+            web.post("/ping", self.health),
+            web.get("/version", self.version),
+            web.get("/load", self.load),
             web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME),
         ]
         if self.serves_metrics:
@@ -144,6 +149,16 @@ class Api:
         }
         reasons = tuple(reason for reason, holds in states.items() if holds)
         return as_json(Ready("not ready", reasons), status=503) if reasons else as_json(Ready("ready"))
+
+    @operation(Operation(Version))
+    async def version(self, request: web.Request) -> web.Response:
+        """Return the version of this server."""
+        return as_json(Version(version("penstock")))
+
+    @operation(Operation(Load))
+    async def load(self, request: web.Request) -> web.Response:
+        """Return the number of responses that run in this process."""
+        return as_json(Load(len(self.scheduler.runs.running)))
 
     @operation(Operation(OpenApi))
     async def describe(self, request: web.Request) -> web.Response:

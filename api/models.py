@@ -48,4 +48,5 @@ class ModelList:
 
     def _model(self, name: str) -> Model:
         longest, created_at = self.engine.context_length, datetime.fromtimestamp(self.created, UTC)
-        return Model(name, self.created, longest, name, created_at.isoformat(), longest, longest)
+        root = getattr(self.engine, "root", None)
+        return Model(name, self.created, longest, name, created_at.isoformat(), longest, longest, root)

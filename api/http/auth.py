@@ -31,7 +31,7 @@ OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 Only the owner of a response finds it.  An application around this one may set any other text.
 """
 
-OPEN = frozenset({"/", "/health", "/ready", "/openapi.json"})
+OPEN = frozenset({"/", "/health", "/load", "/openapi.json", "/ping", "/ready", "/version"})
 """The paths that need no key."""
 
 OPERATORS = frozenset({"/metrics"})

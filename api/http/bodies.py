@@ -90,6 +90,8 @@ class Model(msgspec.Struct, frozen=True):
     created_at: str
     max_input_tokens: int
     max_tokens: int
+    root: str | None = None
+    """The folder or the id of the model, by which `vllm bench serve` loads its tokenizer."""
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     owned_by: str = "penstock"
@@ -116,6 +118,18 @@ class Ready(msgspec.Struct, frozen=True):
 
     status: Literal["ready", "not ready"]
     reasons: tuple[str, ...] = ()
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The version of this server."""
+
+    version: str
+
+
+class Load(msgspec.Struct, frozen=True):
+    """The load of this server: the responses that run in the process that answers."""
+
+    server_load: int
 
 
 class OpenApi(msgspec.Struct, frozen=True):

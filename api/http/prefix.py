@@ -20,7 +20,7 @@ def path_of(request: web.Request) -> str:
     return request.rel_url.raw_path.removeprefix(prefix_of(request))
 
 
-PROBES = frozenset({"/health", "/ready", "/metrics"})
+PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready"})
 """The paths that are read too often to be logged or traced."""
 
 

@@ -70,7 +70,7 @@ def _answer_to(reason: str, began: float, path: str) -> object:
     """Return the body of an answer."""
     step = f"{reason}, for {duration(time.monotonic() - began)}"
     match path.partition("?")[0]:
-        case "/health":
+        case "/health" | "/ping":
             return Health("starting")
         case "/ready":
             return Ready("not ready", (step,))

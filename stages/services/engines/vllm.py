@@ -116,6 +116,12 @@ class VllmEngine:
     def is_alive(self) -> bool:
         return not self.llm.errored
 
+    @property
+    def root(self) -> str:
+        """The model as given on the command line: a Hugging Face id, or a folder."""
+        model: str = self.llm.model_config.model
+        return model
+
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         generation = await self._begin(prompt)

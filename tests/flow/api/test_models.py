@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.support.server import WEATHER, ScriptedServer
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from tests.support.server import WEATHER, ScriptedServer, running_server
 
 NAMES = ("tiny", "folder/tiny-lora")
 
@@ -24,6 +27,20 @@ async def test_every_name_is_a_model(served: ScriptedServer) -> None:
         assert await served.get(f"/v1/models/{model['id']}") == (200, model)
         assert await served.get(f"/v1/models/{model['id'].replace('/', '%2F')}") == (200, model)
         assert (await served.post({"input": "Hi", "model": model["id"]}))[1]["model"] == model["id"]
+
+
+@dataclass
+class Rooted(ScriptedEngine):
+    root: str = "org/tiny"
+
+
+@pytest.mark.parametrize(("engine", "root"), [(ScriptedEngine(), None), (Rooted(), "org/tiny")])
+async def test_benchmarks_find_the_tokenizer_by_the_root(
+    tmp_path: Path, engine: ScriptedEngine, root: str | None
+) -> None:
+    async with running_server(engine, tmp_path) as served:
+        [model] = (await served.get("/v1/models"))[1]["data"]
+    assert model["root"] == root
 
 
 async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:

@@ -127,6 +127,10 @@ def test_no_conversation_body_causes_a_server_error(target: Target, end: str) ->
 PLAIN = [
     ("GET", "/health"),
     ("GET", "/ready"),
+    ("GET", "/ping"),
+    ("POST", "/ping"),
+    ("GET", "/version"),
+    ("GET", "/load"),
     ("GET", "/openapi.json"),
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),

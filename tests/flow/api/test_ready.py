@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, and the answers of a server that is still loading its model."""
+"""`/health`, `/ready`, `/load`, `/version`, and the answers of a server that is still loading its model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.server import ScriptedServer, running_server, script
+from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 
 async def test_server_that_takes_responses_is_ready(served: ScriptedServer) -> None:
@@ -47,6 +48,23 @@ async def test_server_that_takes_none_says_why(
     assert (status, answer["status"]) == (503, "not ready")
     assert [each[: len(reason)] for each in answer["reasons"]] == [reason]
     assert (await served.get("/health"))[0] == (503 if state == "dead" else 200)
+    for method in ("GET", "POST"):
+        async with served.client.request(method, f"{served.url}/ping") as ping:
+            assert (ping.status, await ping.json()) == await served.get("/health")
+
+
+async def test_version_is_that_of_the_package(served: ScriptedServer) -> None:
+    assert await served.get("/version") == (200, {"version": version("penstock")})
+
+
+async def test_load_is_the_number_of_running_responses(served: ScriptedServer) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.001)
+    assert await served.get("/load") == (200, {"server_load": 0})
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
+        await answer.content.readline()
+        assert await served.get("/load") == (200, {"server_load": 1})
+    await served.wait_until_idle()
+    assert await served.get("/load") == (200, {"server_load": 0})
 
 
 class Eager(ScriptedEngine):
@@ -92,7 +110,8 @@ async def test_server_that_loads_says_for_how_long() -> None:
         status, answer, _ = await refusal_of("GET", f"{url}/ready")
         assert (status, answer["status"]) == (503, "not ready")
         assert answer["reasons"][0].startswith("Loading tiny, for ")
-        assert (await refusal_of("GET", f"{url}/health"))[:2] == (503, {"status": "starting"})
+        for path in ("/health", "/ping"):
+            assert (await refusal_of("GET", url + path))[:2] == (503, {"status": "starting"})
 
 
 async def test_server_that_loads_asks_clients_to_come_back() -> None:
