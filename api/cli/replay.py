@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,18 +14,24 @@ from penstock.api.cli.arguments import STAGES
 from penstock.api.cli.replayer import NoReplay
 from penstock.api.cli.stage_log import LEVELS, StageErrors, stage_log
 from penstock.api.cli.timeline.timeline import Timeline, timeline_of
-from penstock.api.dialects.responses.form import PLAIN
-from penstock.pipeline.plugins import Install, load
-from penstock.pipeline.protocol.events import Event
+from penstock.api.dialects.named import named
+from penstock.api.dialects.responses.dialect import RESPONSES
+from penstock.api.http.wire import Wire
+from penstock.pipeline.plugins import Install, blamed, load
+from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.format import Abandoned, End, Failure, line
 
 Shown = TypeVar("Shown")
+
+AS = "--as"
+"""The option that names the dialect of a stream."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Replay recordings and show the result.  Exit with status 1 if a stage raised an error."""
     parser = _parser()
     chosen = parser.parse_intermixed_args(arguments)
+    chosen.wire = named(chosen.dialect, AS).wire if chosen.dialect else None
     try:
         with stage_log(chosen.log_level) as errors:
             install = load(chosen.plugins)
@@ -52,7 +58,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="do not shorten prompts and results of tools")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="write the output of the last stage as a recording")
-    output.add_argument("--sse", action="store_true", help="write the events as a client receives them")
+    output.add_argument(
+        AS,
+        dest="dialect",
+        metavar="DIALECT",
+        help="write the stream as a client of a dialect receives it, as `messages`",
+    )
+    output.add_argument(
+        "--sse", dest="dialect", action="store_const", const=RESPONSES.name, help=f"the same as {AS} {RESPONSES.name}"
+    )
     return parser
 
 
@@ -72,8 +86,10 @@ def _replay(path: Path, chosen: argparse.Namespace, install: Install, errors: St
     timeline = asyncio.run(timeline_of(path, chosen.since, chosen.upto, install))
     for note in timeline.notes:
         print(f"penstock: {timeline.path}: {note}", file=sys.stderr)
-    if chosen.json or chosen.sse:
-        for written in paced(json_lines(timeline) if chosen.json else sse(timeline), chosen.speed):
+    if chosen.json or chosen.wire:
+        with blamed(chosen.dialect, AS):
+            frames = json_lines(timeline) if chosen.json else asyncio.run(streamed(timeline, chosen.wire))
+        for written in paced(frames, chosen.speed):
             sys.stdout.buffer.write(written)
             sys.stdout.buffer.flush()
     else:
@@ -103,12 +119,34 @@ def json_lines(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
     yield None, line(End(len(crossings), failure, isinstance(timeline.error, Abandoned)))
 
 
-def sse(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
-    """Yield the events in SSE format, with ``[DONE]`` unless the replay failed.  Raise `NoReplay` if there are none."""
+async def streamed(timeline: Timeline, wire: Wire) -> list[tuple[float | None, bytes]]:
+    """Return the frames of the stream in a form, with their times; it has no end if the replay failed.
+
+    Raise `NoReplay` if there are no events.
+    """
     crossings = timeline.junctions[-1].crossings
     are_others = bool(crossings) or timeline.error is None
-    if are_others and not any(isinstance(crossing.frame, Event) for crossing in crossings):
+    if are_others and not any(isinstance(crossing.frame, ResponseEvent) for crossing in crossings):
         raise NoReplay(f"the output of {timeline.junctions[-1].stage} is not events: show it with --json")
-    yield from ((each.at, PLAIN.encode(each.frame)) for each in crossings if isinstance(each.frame, Event))
-    if timeline.error is None:
-        yield None, PLAIN.end
+    at: float | None = None
+
+    async def events() -> AsyncGenerator[ResponseEvent, None]:
+        nonlocal at
+        for crossing in crossings:
+            if isinstance(crossing.frame, ResponseEvent):
+                at = crossing.at
+                yield crossing.frame
+        if timeline.error is not None:
+            raise timeline.error
+
+    frames = list[tuple[float | None, bytes]]()
+    try:
+        async with wire.translated(events()) as translated:
+            async for event in translated:
+                frames.append((at, wire.encode(event)))
+    except BaseException as error:
+        if error is not timeline.error:
+            raise
+    else:
+        frames.append((None, wire.end))
+    return frames

@@ -50,6 +50,15 @@ def spoken(names: Sequence[str] = ()) -> tuple[Dialect, ...]:
     return tuple(dialects)
 
 
+def named(name: str, option: str) -> Dialect:
+    """Return the dialect of penstock's with a name, or else that which an ``option`` names.
+
+    Raises `WrongPlugin`.
+    """
+    dialects = {dialect.name: dialect for dialect in spoken()}
+    return dialects.get(name) or value_named(name, option, DIALECTS, Dialect)
+
+
 def problems(dialect: Dialect, routes: Sequence[web.RouteDef]) -> Iterator[str]:
     """Yield what is wrong with a dialect and its rehearsed routes, each with the cure."""
     if not re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", dialect.base):

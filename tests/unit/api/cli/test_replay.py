@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.api.cli import replayer
 from penstock.api.cli.replay import paced
 from penstock.pipeline.frames import EmittedFrame, TokenChunk, TokenFrame
+from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import (
     FORMAT,
@@ -27,9 +28,13 @@ from penstock.pipeline.recordings.format import (
     write_frames,
 )
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from tests.support.chat_streams import heard_by_openai
 from tests.support.event_streams import final, read_sse
+from tests.support.messages import heard
 from tests.support.paths import CHAT, HARMONY, ROOT
 from tests.support.processes import RunCommand
+from tests.support.toy_dialect import NAME as TOY
+from tests.support.toy_dialect import heard as heard_by_toy
 
 CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 RECORDING = HARMONY / "function_call"
@@ -106,6 +111,68 @@ def test_tool_results_are_replayed(penstock: RunCommand) -> None:
     replayed = penstock("replay", SERVED, "--sse").out
     assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
     assert penstock("replay", SERVED, "--sse", "--from", "persist").out == replayed
+
+
+# The streams of dialects
+
+
+def written(response: Response) -> str:
+    parts = [part for item in response.output if isinstance(item, Message) for part in item.content]
+    return "".join(part.text for part in parts if isinstance(part, OutputText))
+
+
+TEXTS: dict[str, Callable[[bytes], str]] = {
+    "responses": lambda stream: written(final(read_sse(stream))),
+    "chat": lambda stream: heard_by_openai(stream)["choices"][0]["message"]["content"] or "",
+    "messages": lambda stream: "".join(block.get("text", "") for block in heard(stream)["content"]),
+    TOY: lambda stream: heard_by_toy(stream).get("text", ""),
+}
+"""Functions that read a text as the clients of a dialect do."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_clients_of_all_dialects_read_the_same_text(case: Path, penstock: RunCommand) -> None:
+    response = msgspec.json.decode((case / "response.json").read_bytes(), type=Response)
+    for dialect, text in TEXTS.items():
+        replayed = penstock("replay", case, "--as", dialect)
+        assert replayed.status == 0
+        assert "".join(text(replayed.out).split()) == "".join(written(response).split())  # a dialect joins messages
+
+
+def test_stream_of_a_failed_response_ends_as_its_dialect_has_it(penstock: RunCommand, tmp_path: Path) -> None:
+    path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
+    problem = b'"error":{"type":"api_error","message":"out of memory"},"request_id":null}\n\n'
+    ends = {"chat": b"data: [DONE]\n\n", "messages": problem}
+    for dialect, end in ends.items():
+        replayed = penstock("replay", path, "--as", dialect)
+        assert (replayed.status, b"out of memory" in replayed.out) == (0, True)
+        assert replayed.out.endswith(end)
+
+
+FAILING = """
+from dataclasses import replace
+from tests.examples.a_dialect_of_your_own import TOY, WIRE
+
+def encode(event):
+    raise ValueError("not this one")
+
+FAILING = replace(TOY, wire=replace(WIRE, encode=encode))
+"""
+
+
+def test_bug_of_a_dialect_is_one_line(penstock: RunCommand, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    replayed = penstock("replay", RECORDING.with_name("greeting"), "--as", f"{tmp_path / 'failing.py'}:FAILING")
+    assert (replayed.status, replayed.out, replayed.err.count("\n")) == (2, b"", 1)
+    assert "failing.py:FAILING: it raised ValueError: not this one (" in replayed.err
+
+
+def test_replay_as_an_unknown_dialect_is_refused(penstock: RunCommand) -> None:
+    replayed = penstock("replay", RECORDING, "--as", "morse")
+    assert replayed.err.startswith("penstock: --as morse: it is neither module:Dialect nor an entry point")
+
+
+# From stage to stage
 
 
 def test_replay_ends_at_named_stage(penstock: RunCommand) -> None:
