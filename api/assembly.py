@@ -26,7 +26,7 @@ from penstock.stages.normalize.tool_types import leavable, named
 from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
-from penstock.stages.responses import ModelStages, responses_pipeline, sealing
+from penstock.stages.responses import ModelStages, aliasing, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
@@ -113,7 +113,7 @@ def assembled(
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
     tools = replace(tools, left_out=leavable(settings.leave_out_tool))
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
-    pipeline = declared = sealing(pipeline, sealer)
+    pipeline = declared = aliasing(sealing(pipeline, sealer), settings.aliases)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:

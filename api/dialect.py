@@ -191,8 +191,9 @@ class Edge:
         """Run a request, and answer in its form; an error before the first event is raised."""
         wire = prepared.wire
         mode: Mode = "stream" if prepared.streams else "sync"
+        beginning = Beginning(self.dialect.name, prepared.resolved.facts.model, request[STARTED])
         async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
-            delivery = Delivery(events, Beginning(self.dialect.name, request[STARTED]) if prepared.streams else None)
+            delivery = Delivery(events, beginning if prepared.streams else None)
             with _placing(prepared.place):
                 await delivery.begin()
             release(request)

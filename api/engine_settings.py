@@ -48,6 +48,13 @@ class EngineSettings(BaseSettings):
         "or file.py:function or module:function, for an engine of your own",
         examples=["http://127.0.0.1:8001"],
     )
+    model_alias: Texts = Field(
+        [],
+        title="PATTERN=NAME",
+        description="other names for a served model: a request for a name that fits the pattern (as in a shell) is "
+        "for the model NAME, and its answer has the name of the request; repeatable, the first that fits counts",
+        examples=["claude-*=openai/gpt-oss-20b"],
+    )
     replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
         "max",
         validate_default=True,
@@ -94,6 +101,17 @@ class EngineSettings(BaseSettings):
                 )
         return urls
 
+    @field_validator("model_alias")
+    @classmethod
+    def _aliases(cls, aliases: list[str]) -> list[str]:
+        patterns = [alias.partition("=")[0] for alias in aliases]
+        for alias, pattern in zip(aliases, patterns, strict=True):
+            if not all(alias.partition("=")):
+                raise ValueError(f"{alias!r} is not a pattern and a model: write claude-*=NAME")
+            if patterns.count(pattern) > 1:
+                raise ValueError(f"{pattern} stands for two models")
+        return aliases
+
     @model_validator(mode="after")
     def _one_model(self) -> Self:
         if any(option.split("=")[0] == "--model" for option in self.engine_options):
@@ -122,6 +140,11 @@ class EngineSettings(BaseSettings):
         typed = {_documented(argument.split("=")[0]) for argument in self.engine_arguments}
         left = ((name, value) for name, value in self.vllm.items() if f"--{name.replace('_', '-')}" not in typed)
         return [part for name, value in left for part in _option(name, value)] + self.engine_arguments
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The patterns of other names for models, each with the name of a model."""
+        return {pattern: model for pattern, _, model in (alias.partition("=") for alias in self.model_alias)}
 
     @property
     def recordings(self) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -15,13 +15,18 @@ from penstock.api.http.openapi import Operation, operation
 from penstock.pipeline.errors import ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import Backend
+from penstock.stages.services.model_names import is_name, served_name
 
 
 @dataclass(frozen=True)
 class ModelList:
-    """The Models API, over the names under which an engine serves its model."""
+    """The Models API, over the names under which an engine serves its model, and their aliases.
+
+    An alias of one name is listed; a pattern is not, as no request asks for it.
+    """
 
     engine: Backend
+    aliases: Mapping[str, str] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
     """The time of the start of the server: names have no time of their own."""
 
@@ -35,14 +40,14 @@ class ModelList:
     @operation(Operation(Models))
     async def list_models(self, request: web.Request) -> web.Response:
         """List the models."""
-        names = self.engine.models
+        names = tuple(dict.fromkeys((*self.engine.models, *filter(is_name, self.aliases))))
         return as_json(Models(tuple(map(self._model, names)), names[0], names[-1]))
 
     @operation(Operation(Model, refusals=(ModelNotFound,)))
     async def retrieve_model(self, request: web.Request) -> web.Response:
-        """Retrieve a model by its name, if it is served here."""
+        """Retrieve a model by its name or an alias, if it is served here."""
         name = request.match_info["model"]
-        if name not in self.engine.models:
+        if served_name(name, self.engine.models, self.aliases) is None:
             raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
         return as_json(self._model(name))
 

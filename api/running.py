@@ -143,6 +143,7 @@ async def _scheduler(
             detaches=settings.detach,
             restarts=settings.resume_interrupted,
             admission=admission,
+            aliases=settings.aliases,
         )
 
 

@@ -106,6 +106,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The client's own id of the request."""
     opening: str = ""
     """The opening of the chain of responses that the request continues (see `opening`); empty if it continues none."""
+    model: str = ""
+    """The served name of the model, if the request gives an alias of it."""
 
 
 TokenIds: TypeAlias = tuple[int, ...]
@@ -186,8 +188,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def model(self) -> str:
-        """The name of the model that answers: the engine's own, an alias, or a LoRA adapter."""
-        return self.response.model
+        """The name of the model that answers, as the engine serves it; the response has the name of the request."""
+        return self.origin.model or self.response.model
 
     @property
     def engine_id(self) -> str:

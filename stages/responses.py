@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from penstock.pipeline.core import Pipeline, Stage
+from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ConversedFrame, ParsedFrame, Prompt, ResolvedRequest
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -31,6 +32,7 @@ from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.model_names import in_words
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import NullDatabase
@@ -92,6 +94,18 @@ def sealing(
     """Return the pipeline with ``sealer`` in both stages that need it: one opens what the other has sealed."""
     normalize = replace(pipeline.stage("normalize"), sealer=sealer)
     return pipeline.replace("normalize", normalize).replace("emit", Emit(sealer))
+
+
+def aliasing(
+    pipeline: Pipeline[CreateResponse, ResponseEvent], aliases: Mapping[str, str]
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with other names for the models; raises `CannotStart` for a model that is not served."""
+    normalize = pipeline.stage("normalize")
+    for pattern, model in aliases.items():
+        if model not in normalize.models:
+            served = in_words(normalize.models)
+            raise CannotStart(f"--model-alias {pattern}={model}: this server serves {served}, not {model!r}")
+    return pipeline.replace("normalize", replace(normalize, aliases=aliases))
 
 
 MakeConverse: TypeAlias = Callable[

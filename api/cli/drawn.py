@@ -17,8 +17,8 @@ async def drawn(settings: Settings) -> str:
     """Describe what would serve the model, for ``--print-pipeline``, without starting a model."""
     if not settings.engine:
         with loading(settings):
-            model = planned(settings)[1]
-        return _drawn(settings, RunningEngine(ScriptedEngine(), model), "vLLM in this process")
+            plan, model = planned(settings)
+        return _drawn(settings, RunningEngine(ScriptedEngine(models=plan.models), model), "vLLM in this process")
     own = settings.recordings or settings.engine_factory
     async with start(settings) if own else over_http(settings, wait=CHECK_WAIT) as running:
         at = "" if own else "vLLM at "

@@ -64,7 +64,7 @@ def serve_frontends(settings: Settings) -> None:
         with answering(bound, reason_to_wait(settings)):
             if is_ours:
                 plan, model = planned(settings, process=-1)
-                rehearsed(settings, RunningEngine(ScriptedEngine(), model))
+                rehearsed(settings, RunningEngine(ScriptedEngine(models=plan.models), model))
                 closing.enter_context(supervisor.launched(plan))
             else:
                 supervisor.start_all()

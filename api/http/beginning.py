@@ -13,19 +13,19 @@ from penstock.pipeline.protocol.response import Response
 class Beginning:
     """Measures the time from ``started``, when a request of an API arrived, to the first event and delta it gets."""
 
-    def __init__(self, api: str, started: float) -> None:
-        self._api = api
+    def __init__(self, api: str, model: str, started: float) -> None:
+        self._labels = api, model
         self._started = started
-        self._model: str | None = None
+        self._has_begun = False
 
     def is_over(self, event: Event) -> bool:
         """Take an event that was sent; return True for the first delta, after which nothing is measured."""
         if isinstance(event, ResponseCreated):
-            self._model = event.response.model
-            metrics.FIRST_EVENT_SECONDS.labels(self._api, self._model).observe(time.monotonic() - self._started)
-        if self._model is None or not isinstance(getattr(event, "delta", None), str):
+            self._has_begun = True
+            metrics.FIRST_EVENT_SECONDS.labels(*self._labels).observe(time.monotonic() - self._started)
+        if not self._has_begun or not isinstance(getattr(event, "delta", None), str):
             return False
-        metrics.FIRST_TOKEN_SECONDS.labels(self._api, self._model).observe(time.monotonic() - self._started)
+        metrics.FIRST_TOKEN_SECONDS.labels(*self._labels).observe(time.monotonic() - self._started)
         return True
 
 

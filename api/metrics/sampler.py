@@ -63,7 +63,7 @@ class Sampler:
         queued_since = [run.response.created_at for run in scheduler.runs.queued]
         metrics.RESPONSES_QUEUED.set(len(queued_since))
         metrics.OLDEST_QUEUED_SECONDS.set(max(0.0, time.time() - min(queued_since)) if queued_since else 0.0)
-        running = Counter[tuple[str, Mode]]((run.response.model, run.mode) for run in scheduler.runs.running)
+        running = Counter[tuple[str, Mode]]((run.model, run.mode) for run in scheduler.runs.running)
         for kind in self._running | running:
             metrics.RESPONSES_RUNNING.labels(*kind).set(running[kind])
         self._running = running

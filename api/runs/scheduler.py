@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,6 +129,8 @@ class Scheduler:
     restarts: bool = False
     admission: Admission = field(default_factory=Admission)
     in_flight: InFlight = field(default_factory=InFlight)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of other names for the engine's models, each with a model."""
 
     def __post_init__(self) -> None:
         self.runs.when_ended = self.admission.end

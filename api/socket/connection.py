@@ -305,7 +305,7 @@ class Connection:
         response, owner = resolved.facts.response, resolved.facts.origin.owner
         is_open = metrics.STREAMS_OPEN.labels("websocket").track_inprogress()
         async with aclosing(self.scheduler.run(resolved, "websocket")) as running:
-            delivery = Delivery(running, Beginning(self.edge.dialect.name, started))
+            delivery = Delivery(running, Beginning(self.edge.dialect.name, resolved.facts.model, started))
             with is_open:
                 await delivery.begin()
                 if (run := self.scheduler.runs.get(response.id, owner)) is None:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from penstock.pipeline import metrics
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.frames import RequestFacts, ResolvedRequest
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
@@ -180,18 +180,19 @@ class Recorder:
             return None
         folder = self.folders.get(facts.response_id)
         if folder is None:
-            folder = self.folders[facts.response_id] = self._new_folder(facts.response)
+            folder = self.folders[facts.response_id] = self._new_folder(facts)
         return folder
 
-    def _new_folder(self, response: Response) -> ResponseFolder:
+    def _new_folder(self, facts: RequestFacts) -> ResponseFolder:
+        response_id = facts.response_id
         request_id, body = _latest_request.get()
         recorded_at = datetime.now(UTC).isoformat(timespec="microseconds")
         return ResponseFolder(
-            self.folder / response.id,
-            replace(self.described, model=response.model, recorded_at=recorded_at),
+            self.folder / response_id,
+            replace(self.described, model=facts.model, recorded_at=recorded_at),
             self.clock(),
             self.redact(),
-            body if request_id == response.id and "normalize" in self.after else b"",
+            body if request_id == response_id and "normalize" in self.after else b"",
         )
 
     # Run by the thread

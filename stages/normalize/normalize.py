@@ -47,6 +47,7 @@ from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
+from penstock.stages.services.model_names import in_words, served_name
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import ADVICE, FULL_ACCESS, ToolAccess
@@ -69,9 +70,6 @@ INCLUDABLE = frozenset(
 
 CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
 """The parameters that name the history that a request continues; a request may have one of them."""
-
-MOST_NAMED = 5
-"""The most model names to list in the error for an unknown model; a server of recordings may have thousands."""
 
 _RUN_HERE = frozenset(kind for kind, lifecycle in LIFECYCLES.items() if lifecycle.hides_result)
 """The items of calls that this server may have run."""
@@ -153,6 +151,8 @@ class Normalize:
     """The end of the error about a label that is not among the ``labels``."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of other names that a request may give, each with one of the ``models``."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 
@@ -168,7 +168,7 @@ class Normalize:
     async def _resolve(self, request: CreateResponse) -> ResolvedRequest:
         refuse_unsupported(request)
         self._refuse_foreign(request)
-        model, envelope = self._model(request), request.envelope
+        (model, served), envelope = self._model(request), request.envelope
         past, given = await self._past(request), request.input_items
         ids = await apart(len(given) > MANY, references, given, "input")
         referenced = await self.store.items(ids, envelope.owner) if ids else {}
@@ -185,7 +185,14 @@ class Normalize:
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
             tools=read.toolset,
             scheduling=self._scheduling(request),
-            origin=Origin(envelope.owner, past.end, envelope.is_recorded, envelope.request_id, past.opening),
+            origin=Origin(
+                envelope.owner,
+                past.end,
+                envelope.is_recorded,
+                envelope.request_id,
+                past.opening,
+                "" if served == model else served,
+            ),
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
             template=_template(request),
@@ -290,13 +297,14 @@ class Normalize:
             param = "chat_template" if template.source is not None else "chat_template_kwargs"
             raise UnsupportedParameter("This model speaks Harmony and has no chat template.", param=param)
 
-    def _model(self, request: CreateResponse) -> str:
+    def _model(self, request: CreateResponse) -> tuple[str, str]:
+        """Return the model's name in the response, and the one that the engine serves."""
         model = self.models[0] if request.model is None else request.model
-        if model not in self.models:
-            more = len(self.models) - MOST_NAMED
-            served = ", ".join(map(repr, self.models[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
-            raise errors.ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
-        return model
+        served = served_name(model, self.models, self.aliases)
+        if served is None:
+            message = f"This server serves {in_words(self.models)}, not {shortened(model)!r}."
+            raise errors.ModelNotFound(message, param="model")
+        return model, served
 
     async def _past(self, request: CreateResponse) -> History:
         """Return the history that the request continues, empty if it continues nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -31,7 +31,15 @@ from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_stages, harmony_stages, responses_pipeline, sealing
+from penstock.stages.responses import (
+    DEFAULT_LIMITS,
+    NO_TOOLS,
+    aliasing,
+    chat_stages,
+    harmony_stages,
+    responses_pipeline,
+    sealing,
+)
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
@@ -89,6 +97,7 @@ async def running_server(
     recorded_if: Condition = ALWAYS,
     origins: Origins | None = None,
     dialects: tuple[Dialect, ...] = DIALECTS,
+    aliases: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
@@ -103,8 +112,8 @@ async def running_server(
     runs = RunRegistry(store)
     stages = chat_stages(model, ImageCache()) if model else harmony_stages(load_encoding())
     responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
-    scheduler = Scheduler(pipeline, engine, runs, store, **options)
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(aliasing(responses, aliases or {}))
+    scheduler = Scheduler(pipeline, engine, runs, store, aliases=aliases or {}, **options)
     api = Api(
         scheduler,
         keep_alive,

@@ -27,7 +27,7 @@ def _routes(edge: Edge) -> Sequence[web.RouteDef]:
         *Responses(edge, hiding(edge.dialect.wire)).routes(edge.base),
         *Sockets(edge).routes(edge.base),
         *Conversations(scheduler.store, scheduler.admission).routes(edge.base),
-        *ModelList(scheduler.engine).routes(edge.base),
+        *ModelList(scheduler.engine, scheduler.aliases).routes(edge.base),
     )
 
 

@@ -392,6 +392,13 @@ class VllmPlan:
         """True if the model is a gpt-oss, which uses the harmony format."""
         return speaks_harmony(self.config)
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the model and its adapters."""
+        served = self._arguments.served_model_name or self._arguments.model
+        names = [served] if isinstance(served, str) else served
+        return (*names, *(module.name for module in self._modules))
+
     def launch(self, count: int, start: StartProcess) -> AbstractContextManager[Cores]:
         """Load the model for ``count`` processes, which ``start`` starts, for the length of a block."""
         return launched(self.config, count, start, counts_statistics=not self._arguments.disable_log_stats)
@@ -415,8 +422,6 @@ class VllmPlan:
             }
         with copying_tokenizers_late():
             llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=quiet, **reached)
-        served = self._arguments.served_model_name or self._arguments.model
-        names = [served] if isinstance(served, str) else served
         adapters = {
             module.name: LoRARequest(module.name, number, module.path, is_3d_lora_weight=module.is_3d_lora_weight)
             for number, module in enumerate(self._modules, start=1)
@@ -429,7 +434,7 @@ class VllmPlan:
         scheduling = self.config.scheduler_config
         return VllmEngine(
             llm,
-            (*names, *adapters),
+            self.models,
             model.max_model_len,
             model.get_vocab_size(),
             adapters,

@@ -9,15 +9,18 @@ from penstock.pipeline.protocol.items import Compaction, CustomToolCall, Functio
 from penstock.pipeline.protocol.response import Response
 
 
-def count_response(response: Response, mode: str, seconds: float, key: str = "") -> None:
-    """Count a response that ended ``seconds`` after it began; ``key`` is the label of its API key, if keys have one."""
+def count_response(response: Response, model: str, mode: str, seconds: float, key: str = "") -> None:
+    """Count a response that ended ``seconds`` after it began.
+
+    ``model`` is the served name of its model, and ``key`` the label of its API key, if keys have one.
+    """
     incomplete, error = response.incomplete_details, response.error
     reason = incomplete.reason if incomplete else error.code if error else ""
-    metrics.RESPONSES.labels(response.model, response.status, reason, mode).inc()
-    metrics.RESPONSE_SECONDS.labels(response.model, mode).observe(seconds)
+    metrics.RESPONSES.labels(model, response.status, reason, mode).inc()
+    metrics.RESPONSE_SECONDS.labels(model, mode).observe(seconds)
     tokens = _tokens_of(response)
     for kind, count in tokens.items():
-        metrics.TOKENS.labels(response.model, kind).inc(count)
+        metrics.TOKENS.labels(model, kind).inc(count)
     if key:
         metrics.KEY_RESPONSES.labels(key, response.status).inc()
         for kind, count in tokens.items():

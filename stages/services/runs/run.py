@@ -83,6 +83,11 @@ class Run:
         self._timer: asyncio.TimerHandle | None = None
         self._commit = commit  # of the beginning, then of the end
 
+    @property
+    def model(self) -> str:
+        """The name of its model, as the engine serves it."""
+        return self.origin.model or self.response.model
+
     # Writing
 
     @property
@@ -303,7 +308,7 @@ class RunRegistry:
         facts = started.facts
         run = self._runs.get(facts.response_id)
         if run is not None:
-            run.input, run.results = facts.input, dict(facts.results)
+            run.input, run.results, run.origin = facts.input, dict(facts.results), facts.origin
             run.trace_headers = facts.scheduling.trace_headers
             run.start()
             return run
@@ -325,7 +330,7 @@ class RunRegistry:
         """
         key = run.origin.owner[:8] if self._measures_keys else ""
         self.when_ended(run)
-        count_response(run.response, run.mode, time.monotonic() - run.began, key)
+        count_response(run.response, run.model, run.mode, time.monotonic() - run.began, key)
         if not run.response.store:
             self.discard(run)
             return None

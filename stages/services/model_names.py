@@ -1,0 +1,27 @@
+"""Names of models: those that the engine serves, and aliases, which are patterns of names for one of them each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+MOST_NAMED = 5
+"""The most names to list in an error; a server of recordings may have thousands."""
+
+
+def served_name(name: str, served: Collection[str], aliases: Mapping[str, str]) -> str | None:
+    """Return the served name that a ``name`` stands for: itself, or that of the first pattern; None if unknown."""
+    if name in served:
+        return name
+    return next((model for pattern, model in aliases.items() if fnmatchcase(name, pattern)), None)
+
+
+def is_name(pattern: str) -> bool:
+    """Return True for the alias of one name, and False for a pattern of many."""
+    return not {*"*?["} & {*pattern}
+
+
+def in_words(served: Sequence[str]) -> str:
+    """Return the served names for an error."""
+    more = len(served) - MOST_NAMED
+    return ", ".join(map(repr, served[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
