@@ -97,7 +97,7 @@ $(DONE)/test: $(INSTALLED) .locks/test.txt
 	@touch $@
 
 $(CLIENTS)/.installed: .locks/clients.txt
-	@echo "Installing the Python clients: half a minute, and 350 MB."
+	@echo "Installing the Python clients: half a minute, and 400 MB."
 	@"$(PYTHON)" -m venv --clear $(CLIENTS)
 	@echo '*' > $(CLIENTS)/.gitignore
 	@$(CLIENTS)/bin/python -m pip install $(PIP_OPTIONS) --no-deps -r .locks/clients.txt
@@ -105,7 +105,7 @@ $(CLIENTS)/.installed: .locks/clients.txt
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
 $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
-	@echo "Installing the Node clients: ten seconds, and 120 MB."
+	@echo "Installing the Node clients: ten seconds, and 160 MB."
 	@rm -rf $@ $(NODE_CLIENTS)/node_modules
 	@cd $(NODE_CLIENTS) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 

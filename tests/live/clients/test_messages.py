@@ -1,18 +1,25 @@
-"""Anthropic's SDK: a text, a stream, calls and their results, the number of tokens, errors."""
+"""Anthropic's SDK: a text, a stream, calls and their results, a structured answer, the number of tokens, errors."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import anthropic
 import pytest
+from pydantic import BaseModel, Field
 
 HELLO = "Hello! How can I help you today?"
 WEATHER_TEXT = "It is 18 °C in Paris right now."
 HI: Any = [{"role": "user", "content": "Say hello."}]
 ASKED: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 MODEL: Any = {"model": "tiny-gpt-oss", "max_tokens": 500}
+
+
+class Person(BaseModel):
+    name: Literal["Ada", "Grace"]
+    age: Annotated[int, Field(ge=0, le=150)]
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +31,13 @@ def claude(url: str) -> Generator[anthropic.Anthropic, None, None]:
 
 @anthropic.beta_tool
 def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    assert city == "Paris"
+    return '{"temperature":18,"unit":"C"}'
+
+
+@anthropic.beta_async_tool(name="get_weather")
+async def find_weather(city: str) -> str:
     """Get the weather of a city."""
     assert city == "Paris"
     return '{"temperature":18,"unit":"C"}'
@@ -41,12 +55,54 @@ def test_anthropic_gets_a_stream(claude: anthropic.Anthropic) -> None:
         assert stream.get_final_message().usage.output_tokens > 5
 
 
+async def test_anthropic_gets_a_stream_of_blocks(url: str) -> None:
+    """The helpers of the async client, also those of its beta, take the stream apart."""
+    async with anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+        for messages in (client.messages, client.beta.messages):
+            async with messages.stream(messages=HI, **MODEL) as stream:
+                events = [event async for event in stream]
+                final = await stream.get_final_message()
+            ended = [event.content_block for event in events if event.type == "content_block_stop"]
+            assert [block.to_dict() for block in ended] == [block.to_dict() for block in final.content]
+            assert "".join(event.text for event in events if event.type == "text") == HELLO
+            assert "".join(event.thinking for event in events if event.type == "thinking") == ended[0].thinking
+
+
+@pytest.mark.parametrize("is_beta", [False, True])
+def test_anthropic_parses_an_answer(claude: anthropic.Anthropic, is_beta: bool) -> None:
+    messages: Any = claude.beta.messages if is_beta else claude.messages
+    assert isinstance(messages.parse(messages=HI, output_format=Person, **MODEL).parsed_output, Person)
+
+
 @pytest.mark.parametrize("thinking", [{"type": "adaptive"}, {"type": "adaptive", "display": "omitted"}])
 def test_anthropics_tool_runner_calls_a_function(claude: anthropic.Anthropic, thinking: Any) -> None:
     runner = claude.beta.messages.tool_runner(messages=ASKED, tools=[get_weather], thinking=thinking, **MODEL)
     turns = list(runner)
     assert [turn.stop_reason for turn in turns] == ["tool_use", "end_turn"]
     assert turns[-1].content[-1].to_dict()["text"] == WEATHER_TEXT
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_anthropics_async_tool_runner_goes_on_without_a_thread(url: str, streams: bool) -> None:
+    """Its first request asks for a thread; the refusal has the code on which it sends the whole conversation."""
+    asked, refusals = list[Any](), list[Any]()
+
+    async def note(response: Any) -> None:
+        asked.append(json.loads(response.request.content))
+        if response.status_code == 400:
+            refusals.append(json.loads(await response.aread())["error"]["details"]["error_code"])
+
+    async with anthropic.AsyncAnthropic(
+        base_url=url.removesuffix("/v1"),
+        api_key="none",
+        max_retries=0,
+        http_client=anthropic.DefaultAsyncHttpxClient(event_hooks={"response": [note]}),
+    ) as client:
+        runner = client.beta.messages.tool_runner(messages=ASKED, tools=[find_weather], stream=streams, **MODEL)
+        answer = await runner.until_done()
+    assert answer.content[-1].to_dict()["text"] == WEATHER_TEXT
+    assert refusals == ["thread_unsupported_request"]
+    assert ["thread" in body for body in asked] == [True, False, False]
 
 
 def test_anthropic_counts_tokens(claude: anthropic.Anthropic) -> None:
