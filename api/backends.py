@@ -21,7 +21,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser, check_names
 from penstock.stages.models.chat.registry import operator_parser
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
-from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.models.harmony.vocabulary import THOUGHT, load_encoding
 from penstock.stages.models.vllm_private import Greeting, greeted
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
@@ -132,6 +132,7 @@ def planned(settings: Settings, process: int = 0) -> tuple[VllmPlan, ModelStages
     model = settings.model or DEFAULT_MODEL
     plan = plan_vllm(model, settings.engine_options, processes=settings.frontends, process=process)
     chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
+    plan.bound_thoughts(chat.parsers.thinking if chat else THOUGHT)
     return plan, stages(settings, chat, default_sampling(plan.config))
 
 

@@ -75,6 +75,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """vLLM's parameter of that name."""
     extra_args: Mapping[str, Any] | UnsetType = UNSET
     """The request's ``vllm_xargs``, for plug-ins of vLLM."""
+    thinking_token_budget: int | UnsetType = UNSET
+    """Tokens of the thoughts of a turn after which the engine ends them."""
 
     @property
     def stops_anywhere(self) -> bool:

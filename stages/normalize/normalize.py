@@ -439,6 +439,7 @@ def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Samp
         allowed_token_ids=UNSET if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         watermarking=UNSET if request.watermarking is None else request.watermarking,
         extra_args=request.vllm_xargs or UNSET,
+        thinking_token_budget=UNSET if request.thinking_token_budget in (None, -1) else request.thinking_token_budget,
     )
 
 

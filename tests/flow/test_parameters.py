@@ -93,6 +93,7 @@ PROBES: dict[str, list[Json]] = {
     "allowed_token_ids": [[5, 6]],
     "watermarking": [False],
     "vllm_xargs": [{"x": 1}],
+    "thinking_token_budget": [5],
     "include_reasoning": [False],
     "session_id": ["s1"],
     "mm_payload": ["none"],

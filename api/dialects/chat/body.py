@@ -60,7 +60,7 @@ ResponseFormat: TypeAlias = Annotated[TextFormat | SchemaFormat | JsonObjectForm
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: Refused = None
     include_obfuscation: bool | None = None
 
 
@@ -171,9 +171,11 @@ class ChatBody(Generating):
     functions: Refused = None
     function_call: Annotated[Any, _only("none", "auto")] = None
 
+    # vLLM's extensions
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
     # vLLM's extensions that this server does not have
-    add_generation_prompt: Annotated[Any, _only(True)] = None
-    continue_final_message: Refused = None
     add_special_tokens: Refused = None
     documents: Refused = None
     echo: Refused = None
@@ -186,7 +188,6 @@ class ChatBody(Generating):
     return_tokens_as_token_ids: Refused = None
     routed_experts_prompt_start: Annotated[Any, _only(0)] = None
     stream_interval: Unused = None
-    thinking_token_budget: Annotated[Any, _only(-1)] = None
     truncate_prompt_tokens: Refused = None
     truncation_side: Refused = None
     use_beam_search: Refused = None
@@ -228,7 +229,7 @@ class ChatBody(Generating):
 
     @cached_property
     def _conversation(self) -> Conversation:
-        return Conversation(self.messages)
+        return Conversation(self.messages, continues=self.continue_final_message is True)
 
     def _check_options(self) -> None:
         if not self.messages:
@@ -239,6 +240,17 @@ class ChatBody(Generating):
             raise InvalidRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
         if self.n and self.n > 1 and self.store:
             raise UnsupportedParameter("A stored completion has one choice.", param="n")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise UnsupportedParameter(
+                "The model writes an answer, or continues one with continue_final_message: true.",
+                param="add_generation_prompt",
+            )
+        if self.add_generation_prompt and self.continue_final_message:
+            raise InvalidRequest(
+                "add_generation_prompt and continue_final_message exclude each other.",
+                param="continue_final_message",
+                code="mutually_exclusive_parameters",
+            )
 
     @property
     def _search(self) -> Sequence[ToolParam]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import failure
 from penstock.api.http.bodies import Problem
+from penstock.api.http.padding import padded
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
@@ -184,6 +185,14 @@ def encode(event: ChatEvent) -> bytes:
     _encode_into(event, _encoded, len(_HEAD))
     _encoded.extend(_END)
     return bytes(_encoded)
+
+
+def obfuscated(event: ChatEvent) -> bytes:
+    """Encode an event as `encode` does, with random padding beside a delta to hide its length in network packets."""
+    frame = encode(event)
+    if isinstance(event, Broken) or (isinstance(event, Chunk) and not event.choices):
+        return frame
+    return padded(frame[: -len(_END)], len(frame)) + _END
 
 
 _TEXT = "\0text\0"

@@ -8,8 +8,8 @@ from functools import cache
 from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
-from penstock.api.dialects.chat.body import ChatBody
-from penstock.api.dialects.chat.chunks import Chunks, choices, encode
+from penstock.api.dialects.chat.body import ChatBody, StreamOptions
+from penstock.api.dialects.chat.chunks import Chunks, choices, encode, obfuscated
 from penstock.api.dialects.chat.completion import ChatCompletion, completion
 from penstock.api.http.bodies import ErrorBody
 from penstock.api.http.conventions import RequestError
@@ -26,20 +26,25 @@ def fault(error: RequestError) -> bytes:
 
 
 @cache
-def wire(*, usage: bool = True, lists_usage: bool = False) -> Wire:
-    """Return the form of an answer, with or without the usage."""
+def wire(*, usage: bool = True, lists_usage: bool = False, hides: bool = False) -> Wire:
+    """Return the form of an answer, with or without the usage; ``hides`` pads each chunk to hide its length."""
     chunks = Pipeline.start("chat", Chunks(usage, lists_usage))
-    return Wire(encode, completion, chunks, choices, end=DONE, fault=fault)
+    return Wire(obfuscated if hides else encode, completion, chunks, choices, end=DONE, fault=fault)
 
 
 def read(body: bytes) -> Reading:
     """Read the body of a request for a completion."""
     given = read_body(body, ChatBody)
-    streams = bool(given.stream)
-    wants_usage = given.stream_options is not None and given.stream_options.include_usage is True
-    form = wire(usage=wants_usage, lists_usage=wants_usage) if streams else wire()
     first, *others = given.create_requests
-    return Reading(first, form, streams, place=given.places, others=tuple(others))
+    return Reading(first, _form(given), bool(given.stream), place=given.places, others=tuple(others))
+
+
+def _form(given: ChatBody) -> Wire:
+    if not given.stream:
+        return wire()
+    options = given.stream_options or StreamOptions()
+    wants_usage = options.include_usage is True
+    return wire(usage=wants_usage, lists_usage=wants_usage, hides=options.include_obfuscation is True)
 
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:

@@ -137,9 +137,12 @@ ChatMessages: TypeAlias = Annotated[list[ChatMessage], ListOf(ChatMessage, _expl
 
 
 class Conversation:
-    """The items of a list of messages, and where each came from."""
+    """The items of a list of messages, and where each came from; ``continues`` leaves the last one open.
 
-    def __init__(self, messages: Sequence[ChatMessage]) -> None:
+    Raises `InvalidRequest` if the last message then is no text of the assistant's.
+    """
+
+    def __init__(self, messages: Sequence[ChatMessage], *, continues: bool = False) -> None:
         self.items: list[params.InputItem] = []
         self.places: list[int] = []
         """The position of the message of each item."""
@@ -148,6 +151,16 @@ class Conversation:
             for item in self._items(message, f"messages[{position}]"):
                 self.items.append(item)
                 self.places.append(position)
+        if continues:
+            self._leave_open()
+
+    def _leave_open(self) -> None:
+        last = self.items[-1]
+        if not isinstance(last, params.MessageItem) or last.role != "assistant":
+            raise InvalidRequest(
+                "Only a text of the assistant can be continued, as the last message.", param="continue_final_message"
+            )
+        self.items[-1] = msgspec.structs.replace(last, status="incomplete")
 
     def _items(self, message: ChatMessage, path: str) -> Iterator[params.InputItem]:
         match message:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from penstock.api.dialects.messages.messages import (
     Conversation,
@@ -21,7 +20,6 @@ from penstock.api.dialects.messages.writer import Display
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Refused, TextOr, Unused
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
-from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import SOURCES, CreateResponse, ReasoningOptionsParam, TextOptions
 from penstock.pipeline.protocol.params.tools import (
     ChosenTool,
@@ -34,8 +32,6 @@ from penstock.pipeline.protocol.params.tools import (
     is_web_search,
 )
 from penstock.pipeline.protocol.response import Effort
-
-logger = logging.getLogger(__name__)
 
 _MEANT = {
     "input": "messages",
@@ -153,8 +149,6 @@ class OutputConfig(Body):
 class CountTokens(Body):
     """A request for the number of tokens of a prompt."""
 
-    model_config = ConfigDict(extra="allow")  # what Anthropic adds is passed over
-
     foreign: ClassVar[ForeignNames] = FOREIGN
     required: ClassVar[str] = "messages"
 
@@ -181,8 +175,6 @@ class CountTokens(Body):
         Raises `InvalidRequest` for what Anthropic's types do not tell.
         """
         check_not_empty(self.messages)
-        if self.model_extra:
-            logger.info("Passed over parameters: %s", shortened(", ".join(self.model_extra)))
         if self.thread is not None:
             message = "This server keeps no threads. Send the whole conversation without `thread`."
             raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
@@ -205,6 +197,8 @@ class CountTokens(Body):
             yield "parallel_tool_calls", not self.tool_choice.disable_parallel_tool_use
         if (effort := self._effort) is not None:
             yield "reasoning", ReasoningOptionsParam(effort=effort)
+        if self.thinking is not None and self.thinking.type == "enabled":
+            yield "thinking_token_budget", self.thinking.budget_tokens
         if (form := (self.output_config and self.output_config.format) or self.output_format) is not None:
             shape = {"type": "json_schema", "name": "answer", "schema": form.schema_, "strict": True}
             yield "text", TextOptions.model_validate({"format": shape})

@@ -26,6 +26,7 @@ from penstock.pipeline.errors import ContextTooLong, InvalidEncryptedContent, In
 from penstock.pipeline.protocol.params.items import ReasoningItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
+from penstock.stages.services.engines.engine import Budgeted
 from penstock.stages.services.sealing import NAMED
 
 Value = TypeVar("Value")
@@ -81,11 +82,18 @@ class Messages:
         with self.edge.scheduler.in_flight, self._in_words_of_anthropic():
             reading = await self.edge.read(request, body)
             del body  # free it: the answer may take long
-            resolved = await _leniently(self.edge.scheduler.prepare, reading.request)
+            resolved = await _leniently(self.edge.scheduler.prepare, self._budgeted(reading.request))
             wire = _bounded(reading.wire, resolved.facts.sampling.max_tokens)
             prepared = Prepared(resolved, wire, reading.streams, reading.place)
             del reading
             return await self.edge.answer(request, prepared)
+
+    def _budgeted(self, request: CreateResponse) -> CreateResponse:
+        """Return a request without its budget of thoughts if the engine cannot keep it: it is no hard limit."""
+        engine = self.edge.scheduler.engine
+        if isinstance(engine, Budgeted) and engine.bounds_thoughts:
+            return request
+        return request.model_copy(update={"thinking_token_budget": None})
 
     @operation(Operation(TokenCount, body=CountTokens, refusals=READ_REFUSALS))
     async def count_tokens(self, request: web.Request) -> web.Response:

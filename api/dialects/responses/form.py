@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Annotated, Any
@@ -11,14 +10,12 @@ import msgspec
 from pydantic import Field
 
 from penstock.api.http.conventions import RequestError
+from penstock.api.http.padding import padded
 from penstock.api.http.wire import Reading, Wire, server_sent
 from penstock.pipeline.protocol.events import DONE, Event, TerminalEvent, to_json, to_sse
 from penstock.pipeline.protocol.params.request import CompactConversation, CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
-
-BLOCK = 16
-"""Bytes: the length of an obfuscated delta and its padding together is a multiple of this."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,8 +46,7 @@ def _obfuscated_json(event: Event) -> bytes:
     data, delta = to_json(event), getattr(event, "delta", None)
     if not isinstance(delta, str):
         return data
-    missing = -len(_encode(delta)[1:-1]) % BLOCK
-    return b'%b,"obfuscation":"%b"}' % (data[:-1], secrets.token_urlsafe(missing)[:missing].encode())
+    return padded(data, len(_encode(delta)[1:-1]))
 
 
 async def last_response(events: AsyncIterator[Any]) -> Response:

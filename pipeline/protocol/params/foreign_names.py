@@ -55,7 +55,7 @@ MEANT: Mapping[str, str] = {
 
 ONLY_THERE = (
     *("n", "best_of", "audio", "modalities", "prediction", "suffix", "prompt_embeds", "prompt_logprobs", "echo"),
-    *("thinking_token_budget", "use_beam_search", "length_penalty", "logprob_token_ids", "continue_final_message"),
+    *("use_beam_search", "length_penalty", "logprob_token_ids", "continue_final_message"),
     *("add_special_tokens", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
     *("routed_experts_prompt_start", "stream_interval"),
 )
@@ -70,7 +70,6 @@ _AS_WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "add_generation_prompt": (True,),
     "routed_experts_prompt_start": (0,),
-    "thinking_token_budget": (-1,),
 }
 """The values beside null, false and empty lists with which a parameter does nothing."""
 

@@ -248,6 +248,8 @@ class Generating(Body):
     allowed_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, min_length=1)] | None = None
     watermarking: bool | None = None
     vllm_xargs: Annotated[dict[str, Any], AfterValidator(_without_transfers)] | None = None
+    thinking_token_budget: Annotated[_Int64, Field(ge=-1)] | None = None
+    """-1 bounds nothing, as in vLLM."""
     include_reasoning: bool | None = None
     cache_salt: _CacheSalt | None = None
     priority: _Int64 | None = None

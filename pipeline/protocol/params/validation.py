@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
@@ -15,6 +16,8 @@ from penstock.pipeline.protocol.params.common import UNSUPPORTED, Body
 from penstock.pipeline.protocol.params.json_body import read_json, shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.tools import ToolParam
+
+logger = logging.getLogger(__name__)
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -44,16 +47,19 @@ def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
 def _check_names(parsed: Any, shape: type[Body]) -> None:
     """Raise `InvalidRequest` for a parameter of another API, and for the required one under a misspelt name.
 
-    Other unknown names are ignored.
+    Other unknown names are logged and ignored.
     """
     if not isinstance(parsed, dict):
         return
     if foreign := shape.foreign.mistaken(parsed):
         raise _unknown(*foreign)
     known, required = shape.model_fields.keys(), shape.required
+    unknown = [name for name in parsed if name not in known]
     if required and required not in parsed and len(parsed) <= MOST_NAMES:
-        for name in get_close_matches(required, parsed.keys() - known, n=1, cutoff=0.7):
+        for name in get_close_matches(required, unknown, n=1, cutoff=0.7):
             raise _unknown(name, required)
+    if unknown and shape.model_config.get("extra") != "forbid":
+        logger.info("Ignored unknown parameters: %s", shortened(", ".join(unknown)))
 
 
 def _unknown(name: str, meant: str | None) -> InvalidRequest:

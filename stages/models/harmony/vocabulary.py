@@ -58,6 +58,9 @@ _SPECIAL_TOKENS = {
 
 _MARKS = {token: mark for mark, token in _SPECIAL_TOKENS.items()}
 
+THOUGHT = ("<|channel|>analysis<|message|>", "<|end|>")
+"""The marks around a thought."""
+
 _OWNERS = ("openai-harmony", "oss-harmony")
 """The distributions that contain the module ``openai_harmony``."""
 

@@ -80,6 +80,16 @@ class Bounded(Protocol):
         ...
 
 
+@runtime_checkable
+class Budgeted(Protocol):
+    """An engine that knows if it can end a thought of the model's."""
+
+    @property
+    def bounds_thoughts(self) -> bool:
+        """True if a prompt may have a ``thinking_token_budget``."""
+        ...
+
+
 class Engine(Backend, Protocol):
     """An inference engine: it generates tokens for prompts."""
 

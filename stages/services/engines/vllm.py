@@ -19,6 +19,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from msgspec import UNSET
+
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -122,6 +124,11 @@ class VllmEngine:
         model: str = self.llm.model_config.model
         return model
 
+    @property
+    def bounds_thoughts(self) -> bool:
+        bounding = self.llm.vllm_config.reasoning_config
+        return bounding is not None and bounding.enabled
+
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         generation = await self._begin(prompt)
@@ -203,6 +210,7 @@ class VllmEngine:
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
+            self._check_budget(prompt)
             params = sampling_params(prompt)
             read = await self._read(prompt)
             try:
@@ -235,6 +243,13 @@ class VllmEngine:
         if (multimodal := self.llm.model_config.multimodal_config) is None:
             raise errors.InvalidPrompt("This model reads text only, no input_image.", param="input")
         return await decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
+
+    def _check_budget(self, prompt: Prompt) -> None:
+        if prompt.facts.sampling.thinking_token_budget is not UNSET and not self.bounds_thoughts:
+            raise errors.InvalidPrompt(
+                "This server cannot bound the thoughts of this model: it knows no marks of them.",
+                param="thinking_token_budget",
+            )
 
     def _priority(self, prompt: Prompt) -> int:
         """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
@@ -398,6 +413,19 @@ class VllmPlan:
         served = self._arguments.served_model_name or self._arguments.model
         names = [served] if isinstance(served, str) else served
         return (*names, *(module.name for module in self._modules))
+
+    def bound_thoughts(self, marks: tuple[str, str] | None) -> None:
+        """Let requests bound the thoughts of the model, which stand between two marks.
+
+        The operator's ``--reasoning-config`` comes first, as it may end a thought with a sentence.
+        """
+        from vllm.config import ReasoningConfig
+
+        if marks and self.config.reasoning_config is None:
+            begin, end = marks
+            bounding = ReasoningConfig(reasoning_start_str=begin, reasoning_end_str=end)
+            bounding.initialize_token_ids(self.config.model_config)
+            self.config.reasoning_config = bounding
 
     def launch(self, count: int, start: StartProcess) -> AbstractContextManager[Cores]:
         """Load the model for ``count`` processes, which ``start`` starts, for the length of a block."""

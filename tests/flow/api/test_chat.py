@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from penstock.api.http.padding import BLOCK
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
@@ -201,3 +203,32 @@ async def test_it_is_recorded_as_a_request_of_the_responses_api(tmp_path: Path) 
     recorded = json.loads((folder / "request.json").read_bytes())
     assert (recorded["max_output_tokens"], recorded["store"]) == (9, False)
     assert recorded["input"] == [{"type": "message", "role": "user", "content": "Hi"}]
+
+
+async def test_padding_hides_the_length_of_each_chunk(served: ScriptedServer) -> None:
+    served.engine.script = script(THOUGHT + FINAL)
+    asking = {**BODY, "stream": True}
+    plain = await served.stream(asking, PATH)
+    served.engine.script = script(THOUGHT + FINAL)
+    hidden = await served.stream({**asking, "stream_options": {"include_obfuscation": True}}, PATH)
+    lengths = {len(frame) % BLOCK for frame in hidden.split(b"\n\n") if b"choices" in frame}
+    chunks = [{**chunk, "id": "", "created": 0} for chunk in chunks_of(hidden)]
+    assert len(lengths) == 1
+    assert all(isinstance(chunk.pop("obfuscation"), str) for chunk in chunks)
+    assert chunks == [{**chunk, "id": "", "created": 0} for chunk in chunks_of(plain)]
+
+
+async def test_last_answer_is_continued(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
+    served.engine.script = script(" a time.<|return|>")
+    messages: Any = [USER, {"role": "assistant", "content": "Once upon"}]
+    answer = await sdk.chat.completions.create(
+        model="tiny", messages=messages, extra_body={"continue_final_message": True, "add_generation_prompt": False}
+    )
+    assert served.prompt_text().endswith("<|channel|>final<|message|>Once upon")
+    assert answer.choices[0].message.content == " a time."
+
+
+async def test_unknown_parameters_are_logged(served: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert (await served.post({**BODY, "brand_new": 1}, PATH))[0] == 200
+    assert "Ignored unknown parameters: brand_new" in caplog.messages

@@ -269,4 +269,6 @@ async def test_unknown_parameters_are_passed_over(served: ScriptedServer, caplog
     with caplog.at_level(logging.INFO):
         status, _ = await served.post({**ASKING, "brand_new": 1, "metadata": {"user_id": "{}"}, "speed": "fast"}, PATH)
     assert status == 200
-    assert [message for message in caplog.messages if "brand_new" in message] == ["Passed over parameters: brand_new"]
+    assert [message for message in caplog.messages if "brand_new" in message] == [
+        "Ignored unknown parameters: brand_new"
+    ]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.dialects.responses.form import BLOCK, obfuscated
+from penstock.api.dialects.responses.form import obfuscated
+from penstock.api.http.padding import BLOCK
 from penstock.pipeline.protocol.events import FunctionCallArgumentsDelta, OutputTextDelta, OutputTextDone, to_sse
 from tests.support.event_streams import final, read_sse
 from tests.support.examples import examples

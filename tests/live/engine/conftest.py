@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model
+from penstock.stages.models.harmony.vocabulary import THOUGHT
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
 from tests.support.engine_requests import ChatEngine, EngineStats
@@ -35,7 +36,9 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vll
     arguments = [*ARGUMENTS, *LORA_ARGUMENTS, f"--lora-modules=nonsense={adapter}", f"--max-num-queued-reqs={QUEUE}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(write_plugin(tmp_path_factory.mktemp("plugin")))
-        engine = plan_vllm(str(CHECKPOINT), arguments).start()
+        plan = plan_vllm(str(CHECKPOINT), arguments)
+        plan.bound_thoughts(THOUGHT)
+        engine = plan.start()
         await engine.warm_up(WARM_UP)
     yield engine
     await engine.close()
@@ -55,6 +58,7 @@ async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Chat
     plan = plan_vllm(str(TINY_QWEN), [*ARGUMENTS, *LORA_ARGUMENTS, *named])
     assert not plan.speaks_harmony
     chat = load_chat_model(plan.config, ChatOptions())
+    plan.bound_thoughts(chat.parsers.thinking)
     engine = plan.start()
     await engine.warm_up()
     yield ChatEngine(engine, chat)

@@ -33,6 +33,16 @@ async def test_thinking_can_be_switched_off(model: engine_requests.ChatEngine, b
     assert engine_requests.answer(response) == engine_requests.HELLO
 
 
+@pytest.mark.parametrize("budget", [0, 1, 20])
+async def test_thought_ends_after_its_budget(model: engine_requests.ChatEngine, budget: int) -> None:
+    response = await model.respond("Keep thinking without end.", thinking_token_budget=budget, max_output_tokens=100)
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == budget
+    assert isinstance(response.output[-1], Message)
+    free = await model.respond("Say hello.", thinking_token_budget=500)
+    assert engine_requests.answer(free) == engine_requests.HELLO
+
+
 async def test_function_is_called_and_answered(model: engine_requests.ChatEngine, tmp_path: Path) -> None:
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = model.pipeline(store)

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.pipeline import errors, frames
 from penstock.pipeline.core import source_of
-from penstock.pipeline.protocol.items import Message, OutputText
+from penstock.pipeline.protocol.items import Message, OutputText, Reasoning
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.render.harmony.grammar import WARM_UP
@@ -47,6 +47,15 @@ BABBLE = "start: /[a-z]{60}/ <[200002]>"
 """A grammar for text that the tiny model was not trained on, so all of its tokens are uncertain."""
 
 RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 20])
+async def test_thought_ends_after_its_budget(engine: VllmEngine, budget: int) -> None:
+    response = await respond(engine, "Keep thinking without end.", thinking_token_budget=budget, max_output_tokens=100)
+    first = response.output[0]
+    assert isinstance(first, Reasoning)
+    assert len(load_encoding().encode(first.text)) == budget
+    assert isinstance(response.output[-1], Message)
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.items import MessageItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.testing import check_dialect
 from tests.support.chat_streams import CHAT, heard_by_openai
 from tests.support.paths import HARMONY
 
 USER = {"role": "user", "content": "Hi"}
+CONTINUED = {"continue_final_message": True}
 BODIES = [
     {"messages": [USER]},
     {"messages": [USER], "stream": True},
@@ -150,12 +152,25 @@ def test_tools_are_those_of_the_pipeline() -> None:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"echo": True}, "echo"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"messages": [ASSISTANT], "add_generation_prompt": True} | CONTINUED, "continue_final_message"),
+        ({"messages": [USER, {"role": "assistant", "reasoning": "Hm"}]} | CONTINUED, "continue_final_message"),
         ({"n": 2, "store": True}, "n"),
     ],
 )
 def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
+
+
+@pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": False}])
+def test_last_answer_may_be_continued(fields: dict[str, Any]) -> None:
+    request = asked(messages=[USER, {"role": "assistant", "content": "Once upon"}], **CONTINUED, **fields)
+    assert isinstance(request.input_items[-1], MessageItem)
+    assert request.input_items[-1].status == "incomplete"
+    assert not any(getattr(item, "status", None) for item in asked(messages=[USER, ASSISTANT, USER]).input_items)
 
 
 def test_misspelt_messages_are_named() -> None:

@@ -164,6 +164,8 @@ async def test_parameters_are_echoed(store: Store, sent: dict[str, Any], echo: d
         ({"bad_words": ["a"], "logit_bias": {"7": -100}}, {"bad_words": ("a",), "logit_bias": {7: -100.0}}),
         ({"allowed_token_ids": [5, 6], "watermarking": False}, {"allowed_token_ids": (5, 6), "watermarking": False}),
         ({"vllm_xargs": {"target": [1, "x"]}}, {"extra_args": {"target": [1, "x"]}}),
+        ({"thinking_token_budget": 0}, {"thinking_token_budget": 0}),
+        ({"thinking_token_budget": -1}, {}),
         ({"stop_token_ids": [], "min_tokens": 0, "bad_words": [], "logit_bias": {}, "vllm_xargs": {}}, {}),
         ({"ignore_eos": False, "skip_special_tokens": True, "include_stop_str_in_output": False}, {}),
     ],
