@@ -44,6 +44,13 @@ def keys(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def launch(arguments: Sequence[str]) -> None:
+    """Start Claude Code, Codex or opencode on a server that runs."""
+    from penstock.api.cli.launch import main
+
+    main(arguments)
+
+
 def show(arguments: Sequence[str]) -> None:
     """Show the stages of a pipeline and their frames."""
     from penstock.api.cli.show import main
@@ -80,7 +87,7 @@ def inspect(arguments: Sequence[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    command.__name__: command for command in (serve, check, config, keys, show, replay, diff, shrink, inspect)
+    command.__name__: command for command in (serve, launch, check, config, keys, show, replay, diff, shrink, inspect)
 }
 """The commands by name; the docstring of each is its summary in the usage message."""
 

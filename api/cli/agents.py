@@ -1,0 +1,157 @@
+"""The coding agents that ``penstock launch`` starts, and the settings with which each uses a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KEY = "PENSTOCK_KEY"
+"""The variable that holds the key of a server, for `penstock launch` and for its clients."""
+
+NO_KEY = "none"
+"""The key for a server without keys: the clients refuse an empty one."""
+
+MOST_OUTPUT = 32_000
+"""Tokens of an answer, at most; a quarter of a shorter context."""
+
+INSTRUCTIONS = "You are a coding agent. Work in the current folder, and edit files with apply_patch."
+"""The prompt for Codex, which has none for models that it does not know."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model on a server: the ``url`` ends before ``/v1``, and ``window`` is its context in tokens."""
+
+    url: str
+    model: str
+    window: int
+    key: str = ""
+
+    @property
+    def output(self) -> int:
+        """The tokens of an answer."""
+        return min(MOST_OUTPUT, self.window // 4)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of an agent: its variables, those of others that must not be set, its arguments, and files for it."""
+
+    environment: Mapping[str, str]
+    removed: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    files: Mapping[Path, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A coding agent: its program, its package of npm, and how it is started on a served model."""
+
+    program: str
+    package: str
+    start: Callable[[Served], Start]
+
+
+def claude(served: Served) -> Start:
+    """Start Claude Code: every model that it asks for is the served one, also for its tasks in the background."""
+    tiers = ("OPUS", "SONNET", "HAIKU", "FABLE")
+    models = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", *(f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in tiers))
+    clouds = ("BEDROCK", "VERTEX", "FOUNDRY")
+    return Start(
+        {
+            "ANTHROPIC_BASE_URL": served.url,
+            "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
+            **dict.fromkeys(models, served.model),
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.window),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.output),
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+        removed=("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds)),
+    )
+
+
+def codex(served: Served) -> Start:
+    """Start Codex with options instead of a ``config.toml``, and a catalog that describes the model to it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    catalog = cache / "penstock" / f"codex-{served.model.replace('/', '-')}.json"
+    provider = "model_providers.penstock"
+    settings: dict[str, Any] = {
+        "model": served.model,
+        "model_provider": "penstock",
+        "model_context_window": served.window,
+        "model_catalog_json": str(catalog),
+        f"{provider}.name": "OpenAI",
+        f"{provider}.base_url": f"{served.url}/v1",
+        f"{provider}.wire_api": "responses",
+        f"{provider}.supports_websockets": True,
+    }
+    if served.key:
+        settings[f"{provider}.env_key"] = KEY
+    values = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
+    return Start(
+        {KEY: served.key} if served.key else {},
+        arguments=tuple(part for value in values for part in ("-c", value)),
+        files={catalog: json.dumps({"models": [codex_model(served.model, served.window)]}, indent=2) + "\n"},
+    )
+
+
+def codex_model(name: str, window: int) -> dict[str, Any]:
+    """Return the description of a model for Codex."""
+    efforts = {"low": "Short thoughts", "medium": "Thoughts of a medium length", "high": "Long thoughts"}
+    return {
+        "slug": name,
+        "display_name": name,
+        "description": "A model of my own",
+        "base_instructions": INSTRUCTIONS,
+        "context_window": window,
+        "apply_patch_tool_type": "freeform",
+        "use_responses_lite": False,
+        "supports_parallel_tool_calls": True,
+        "supports_reasoning_summaries": True,
+        "default_reasoning_level": "medium",
+        "supported_reasoning_levels": [{"effort": effort, "description": text} for effort, text in efforts.items()],
+        "support_verbosity": False,
+        "shell_type": "shell_command",
+        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "experimental_supported_tools": [],
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 1,
+    }
+
+
+def opencode(served: Served) -> Start:
+    """Start opencode with a configuration that is added to the user's own; the key stays in a variable."""
+    model = f"penstock/{served.model}"
+    config = {
+        "provider": {
+            "penstock": {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": "penstock",
+                "options": {"baseURL": f"{served.url}/v1", "apiKey": f"{{env:{KEY}}}" if served.key else NO_KEY},
+                "models": {
+                    served.model: {
+                        "name": served.model,
+                        "tool_call": True,
+                        "reasoning": True,
+                        "limit": {"context": served.window, "output": served.output},
+                    }
+                },
+            }
+        },
+        "model": model,
+        "small_model": model,
+    }
+    return Start({"OPENCODE_CONFIG_CONTENT": json.dumps(config)} | ({KEY: served.key} if served.key else {}))
+
+
+AGENTS = {
+    "claude": Agent("claude", "@anthropic-ai/claude-code", claude),
+    "codex": Agent("codex", "@openai/codex", codex),
+    "opencode": Agent("opencode", "opencode-ai", opencode),
+}

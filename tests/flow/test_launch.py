@@ -1,0 +1,136 @@
+"""``penstock launch`` against a server with recordings, and agents that report how they were started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.paths import HARMONY
+from tests.support.processes import PATIENCE, free_port, running_process
+
+PENSTOCK = Path(sys.executable).with_name("penstock")
+KEY = "sk-alice-0123456789"
+REPORT = f"""#!{sys.executable}
+import json, os, sys
+print(json.dumps({{"arguments": sys.argv[1:], "environment": dict(os.environ), "process": os.getpid()}}))
+"""
+FOREIGN = {"ANTHROPIC_API_KEY": "sk-ant-of-the-user", "CLAUDE_CODE_USE_BEDROCK": "1"}
+"""Variables that would lead Claude Code elsewhere."""
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+    process: int
+
+    @property
+    def report(self) -> dict[str, Any]:
+        assert self.status == 0, self.err
+        return dict(json.loads(self.out))
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    """The URL of a server that needs a key, with two models and an alias."""
+    folder = tmp_path_factory.mktemp("serve")
+    url = f"http://127.0.0.1:{free_port()}"
+    command: list[str | Path] = [PENSTOCK, "serve", "my/own", f"--engine=replay:{HARMONY / 'greeting'}", "--store=none"]
+    options = [f"--port={url.rpartition(':')[2]}", "--model-alias=claude-*=my/own"]
+    with running_process([*command, *options], f"{url}/health", folder / "log", {"PENSTOCK_API_KEYS": KEY}):
+        yield url
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    for name in ("claude", "codex", "opencode"):
+        program = tmp_path / "bin" / name
+        program.write_text(REPORT)
+        program.chmod(0o755)
+    return tmp_path
+
+
+def run(command: Sequence[object], home: Path, **variables: str) -> Ended:
+    kept = {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "HOME": str(home)}
+    with subprocess.Popen(
+        [*map(str, command)], env=kept | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    return Ended(process.returncode, out, err, process.pid)
+
+
+def launch(home: Path, *arguments: str, **variables: str) -> Ended:
+    return run([PENSTOCK, "launch", *arguments], home, **variables)
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
+def test_agent_takes_the_place_of_the_command(locked: str, home: Path, agent: str) -> None:
+    """Its terminal and its signals are those of the command."""
+    ended = launch(home, agent, "--url", f"{locked}/v1", "--", "-p", "Say hello.", "--", PENSTOCK_KEY=KEY)
+    assert ended.report["process"] == ended.process
+    assert ended.report["arguments"][-3:] == ["-p", "Say hello.", "--"]
+    assert KEY in ended.report["environment"].values()
+    assert KEY not in "".join(ended.report["arguments"])
+    assert ended.err == "penstock: 'my/own' is used; --model takes another: 'tiny-gpt-oss', 'greeting'\n"
+
+
+def test_agent_gets_the_model_and_its_context(locked: str, home: Path) -> None:
+    ended = launch(home, "claude", "--url", locked, "--model", "claude-local", "--api-key", KEY, **FOREIGN)
+    environment = ended.report["environment"]
+    assert (environment["ANTHROPIC_MODEL"], environment["ANTHROPIC_BASE_URL"]) == ("claude-local", locked)
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(2**31 - 1)
+    assert not FOREIGN.keys() & environment.keys()
+    assert (ended.report["arguments"], ended.err) == ([], "")
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
+def test_printed_start_is_that_of_the_agent(locked: str, home: Path, agent: str) -> None:
+    arguments = (agent, "--url", locked, "--model", "my/own")
+    words = ["--", "exec", 'it\'s "quoted" $HOME\n']
+    started = launch(home, *arguments, *words, PENSTOCK_KEY=KEY, **FOREIGN).report
+    printed = launch(home, *arguments, "--print", *words, PENSTOCK_KEY=KEY)
+    assert KEY not in printed.out
+    pasted = run(["sh", "-c", printed.out], home, PENSTOCK_KEY=KEY, **FOREIGN).report
+    for report in (started, pasted):
+        del report["process"]
+        for name in ("PWD", "SHLVL", "_", "OLDPWD"):  # those of a shell
+            report["environment"].pop(name, None)
+    assert pasted == started
+
+
+def test_codex_finds_the_catalog_in_the_users_cache(locked: str, home: Path) -> None:
+    started = launch(home, "codex", "--url", locked, "--model", "my/own", "--api-key", KEY)
+    catalog = home / ".cache" / "penstock" / "codex-my-own.json"
+    assert f"model_catalog_json={json.dumps(str(catalog))}" in started.report["arguments"]
+    assert json.loads(catalog.read_text())["models"][0]["slug"] == "my/own"
+
+
+def refusal(home: Path, *arguments: str, **variables: str) -> str:
+    ended = launch(home, *arguments, **variables)
+    assert (ended.status, ended.out) == (2, "")
+    return ended.err
+
+
+def test_each_mistake_is_one_sentence(locked: str, home: Path) -> None:
+    at = f"penstock: the server at {locked}"
+    with_url = ("claude", "--url", locked)
+    assert refusal(home, *with_url) == f"{at} needs a key: set the variable PENSTOCK_KEY\n"
+    assert refusal(home, *with_url, "--api-key", "wrong") == f"{at} does not know this key\n"
+    unknown = refusal(home, *with_url, "--api-key", KEY, "--model", "gpt-9")
+    assert unknown == f"{at} serves 'my/own', 'tiny-gpt-oss', 'greeting', not 'gpt-9'\n"
+    (home / "bin" / "codex").unlink()
+    missing = refusal(home, "codex", "--url", locked, "--api-key", KEY, "--model", "my/own")
+    assert missing == "penstock: codex is not installed: npm install -g @openai/codex\n"
+    assert not (home / ".cache").exists()
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    silent = refusal(home, "claude", "--url", nowhere)
+    assert silent.startswith(f"penstock: no server answers at {nowhere} (")
+    assert silent.endswith("): start one with penstock serve, or name another with --url\n")
+    assert refusal(home, "claude", "--url", "gpubox").startswith("penstock: --url gpubox must begin with http")
