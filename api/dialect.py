@@ -6,8 +6,8 @@ each: keys, limits, the access log, metrics, traces, recordings and the stages o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -38,6 +38,9 @@ from penstock.stages.services.runs.run import Mode
 
 Read: TypeAlias = Callable[[bytes], Reading]
 """A function that reads a body; it raises `InvalidRequest` for a wrong one."""
+
+Prepare: TypeAlias = Callable[[CreateResponse], Awaitable[ResolvedRequest]]
+"""A function that resolves a request."""
 
 READ_REFUSALS = (
     errors.InvalidRequest,
@@ -154,13 +157,16 @@ class Edge:
 
     async def prepare_all(self, request: web.Request, body: bytes, read: Read | None = None) -> list[Prepared]:
         """Prepare the requests of a body that is for an answer of several responses."""
-        reading = await self.read(request, body, read)
-        prepared = list[Prepared]()
+        return await self.prepared(await self.read(request, body, read))
+
+    async def prepared(self, reading: Reading, prepare: Prepare | None = None) -> list[Prepared]:
+        """Prepare the requests of a reading, with another function than the scheduler's if one is given."""
+        prepare = prepare or self.scheduler.prepare
         with _placing(reading.place):
-            for each in (reading.request, *reading.others):
-                resolved = await self.scheduler.prepare(each)
-                prepared.append(Prepared(resolved, reading.wire, reading.streams, reading.place))
-        return prepared
+            return [
+                Prepared(await prepare(each), reading.wire, reading.streams, reading.place)
+                for each in (reading.request, *reading.others)
+            ]
 
     async def read(self, request: web.Request, body: bytes, read: Read | None = None) -> Reading:
         """Read a body as the dialect does, or with another function, and put its request into an envelope."""
@@ -174,7 +180,7 @@ class Edge:
         request[REQUEST_ID] = reading.request.envelope.request_id or request[REQUEST_ID]
         return reading
 
-    def enveloped(self, request: web.Request, reading: Reading, *, generates: bool = True) -> Reading:
+    def enveloped(self, request: web.Request, reading: Reading) -> Reading:
         """Put the request of a reading into an envelope: what the HTTP request says besides the body."""
         headers = request.headers
         envelope = Envelope(
@@ -183,29 +189,19 @@ class Edge:
             reading.as_sent,
             self.recorded_if.is_met_by(headers),
             client_request_id(request, reading.request.request_id),
-            generates,
+            reading.generates,
         )
         return reading.asking(*(each.inside(envelope) for each in (reading.request, *reading.others)))
 
     async def answer(self, request: web.Request, prepared: Prepared) -> web.StreamResponse:
         """Run a request, and answer in its form; an error before the first event is raised."""
         wire = prepared.wire
-        mode: Mode = "stream" if prepared.streams else "sync"
-        beginning = Beginning(self.dialect.name, prepared.resolved.facts.model, request[STARTED])
-        async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
-            delivery = Delivery(events, beginning if prepared.streams else None)
-            with _placing(prepared.place):
-                await delivery.begin()
+        async with self._begun(request, prepared) as delivery:
             release(request)
-            async with wire.translated(delivery.events()) as translated:
-                if not prepared.streams:
-                    try:
-                        return as_json(await wire.fold(translated))
-                    finally:
-                        _note(request, delivery)
-                answer = await send(request, translated, wire, self.keep_alive)
-            _note(request, delivery)
-            return answer
+            async with wire.translated(delivery.events()) as events:
+                if prepared.streams:
+                    return await send(request, events, wire, self.keep_alive)
+                return as_json(await wire.fold(events))
 
     async def answer_woven(self, request: web.Request, prepared: Sequence[Prepared]) -> web.StreamResponse:
         """Run several requests at once, and answer in one form; an error before all have begun is raised."""
@@ -220,15 +216,28 @@ class Edge:
                 )
 
     async def _strand(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Any, None]:
-        """Run one request, and yield its rewritten events; an error before the first one is about the body."""
-        async with aclosing(self.scheduler.run(prepared.resolved, "stream" if prepared.streams else "sync")) as events:
-            delivery = Delivery(events)
+        """Run one request, and yield its rewritten events."""
+        async with (
+            self._begun(request, prepared) as delivery,
+            prepared.wire.translated(delivery.events()) as events,
+        ):
+            async for event in events:
+                yield event
+
+    @asynccontextmanager
+    async def _begun(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Delivery, None]:
+        """Run a request for the length of a block, which begins with its first event; an error before is raised."""
+        mode: Mode = "stream" if prepared.streams else "sync"
+        model = prepared.resolved.facts.model
+        beginning = Beginning(self.dialect.name, model, request[STARTED]) if prepared.streams else None
+        async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
+            delivery = Delivery(events, beginning)
             with _placing(prepared.place):
                 await delivery.begin()
-            async with prepared.wire.translated(delivery.events()) as translated:
-                async for event in translated:
-                    yield event
-            _note(request, delivery)
+            try:
+                yield delivery
+            finally:
+                _note(request, delivery)
 
     @cached_property
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import msgspec
@@ -66,7 +66,8 @@ class Reading:
 
     ``as_sent`` is the body if it has the form of the Responses API: a recording then keeps it as it came.  ``place``
     returns the place in the body of a parameter of the request, for errors that are found later.  The ``others`` are
-    requests that run beside the first, for one answer, which the form then has to ``weave``.
+    requests that run beside the first, for one answer, which the form then has to ``weave``.  Without ``generates``,
+    the engine only reads the prompt.
     """
 
     request: CreateResponse
@@ -75,10 +76,11 @@ class Reading:
     as_sent: bytes | None = None
     place: Callable[[str], str] = str
     others: tuple[CreateResponse, ...] = ()
+    generates: bool = True
 
     def asking(self, request: CreateResponse, *others: CreateResponse) -> Reading:
         """Return the same reading for other requests, without the body."""
-        return Reading(request, self.wire, self.streams, place=self.place, others=others)
+        return replace(self, request=request, as_sent=None, others=others)
 
 
 _encode = msgspec.json.Encoder().encode

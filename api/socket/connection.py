@@ -295,7 +295,7 @@ class Connection:
         reading = await off_loop(self.edge.dialect.read, create.frame)
         if reading.request.background:
             raise InvalidRequest("A response over a WebSocket cannot run in the background.", param="background")
-        return self.edge.enveloped(self.request, reading, generates=create.event.generates)
+        return self.edge.enveloped(self.request, replace(reading, generates=create.event.generates))
 
     async def _stream(self, lane: str | None, wire: Wire, resolved: ResolvedRequest, started: float) -> Run:
         """Send the events of a response to its end, and return its run.

@@ -255,7 +255,8 @@ class CountTokens(Body):
 class CreateMessage(CountTokens):
     """A request for a message."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=0)]
+    """With 0, the prompt is read into the cache of the engine, and nothing is generated."""
     stream: bool | None = None
     stop_sequences: Annotated[list[Annotated[str, StringConstraints(min_length=1)]], FAIL_FAST] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -270,9 +271,29 @@ class CreateMessage(CountTokens):
     service_tier: Unused = None
     user_profile_id: Unused = None
 
+    @property
+    def generates(self) -> bool:
+        """False if the prompt is only read; raises `InvalidRequest` for a parameter that needs an answer then.
+
+        See https://platform.claude.com/docs/en/build-with-claude/prompt-caching#pre-warming-the-cache.
+        """
+        if self.max_tokens > 0:
+            return True
+        needing = {
+            "stream": self.stream,
+            "thinking": self.thinking is not None and self.thinking.type == "enabled",
+            "output_config.format": self.output_config is not None and self.output_config.format,
+            "tool_choice": self.tool_choice is not None and self.tool_choice.type in ("any", "tool"),
+        }
+        for param, is_set in needing.items():
+            if is_set:
+                raise InvalidRequest(f"{param} needs a max_tokens of 1 or more.", param=param, code="invalid_value")
+        return False
+
     def _values(self) -> Iterator[tuple[str, Any]]:
         yield from super()._values()
-        yield "max_output_tokens", self.max_tokens
+        if self.max_tokens:
+            yield "max_output_tokens", self.max_tokens
         if self.stop_sequences:
             yield "stop", self.stop_sequences
         for name in ("temperature", "top_p", "top_k"):

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from penstock.api.dialect import READ_REFUSALS, REFUSALS, Dialect, Edge, Prepared
+from penstock.api.dialect import READ_REFUSALS, REFUSALS, Dialect, Edge
 from penstock.api.dialects.messages.body import CountTokens, CreateMessage
 from penstock.api.dialects.messages.errors import error, fault
 from penstock.api.dialects.messages.events import PING, CreatedMessage, MessageError, to_sse
@@ -23,6 +23,7 @@ from penstock.api.http.request_body import receive
 from penstock.api.http.wire import Reading, Wire
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import ContextTooLong, InvalidEncryptedContent, InvalidRequest
+from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.params.items import ReasoningItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
@@ -53,7 +54,9 @@ FORMS: dict[Display, Wire] = {display: form(MessageEvents(display)) for display 
 def read(body: bytes) -> Reading:
     """Read the body of a request for a message."""
     given = read_body(body, CreateMessage)
-    return Reading(given.create_request, FORMS[given.display], bool(given.stream), place=given.place)
+    return Reading(
+        given.create_request, FORMS[given.display], bool(given.stream), place=given.place, generates=given.generates
+    )
 
 
 def read_prompt(body: bytes) -> Reading:
@@ -82,11 +85,13 @@ class Messages:
         with self.edge.scheduler.in_flight, self._in_words_of_anthropic():
             reading = await self.edge.read(request, body)
             del body  # free it: the answer may take long
-            resolved = await _leniently(self.edge.scheduler.prepare, self._budgeted(reading.request))
-            wire = _bounded(reading.wire, resolved.facts.sampling.max_tokens)
-            prepared = Prepared(resolved, wire, reading.streams, reading.place)
+            (prepared,) = await self.edge.prepared(reading, self._prepare)
+            most = prepared.resolved.facts.sampling.max_tokens if reading.generates else 0
             del reading
-            return await self.edge.answer(request, prepared)
+            return await self.edge.answer(request, replace(prepared, wire=_bounded(prepared.wire, most)))
+
+    async def _prepare(self, request: CreateResponse) -> ResolvedRequest:
+        return await _leniently(self.edge.scheduler.prepare, self._budgeted(request))
 
     def _budgeted(self, request: CreateResponse) -> CreateResponse:
         """Return a request without its budget of thoughts if the engine cannot keep it: it is no hard limit."""

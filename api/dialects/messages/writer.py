@@ -70,7 +70,8 @@ _CODES = {"overloaded_error": "rate_limit_exceeded", "invalid_request_error": "i
 class MessageEvents:
     """Write the events of a message.
 
-    ``most`` is the bound on its output tokens: if it ends before without being whole, the context is full.
+    ``most`` is the bound on its output tokens: if it ends before without being whole, the context is full.  With 0, the
+    message has no content.
     """
 
     display: Display = "shown"
@@ -205,7 +206,7 @@ class MessageWriter:
         if response.status == "cancelled":
             yield _failure(response)
             return
-        if self._index == 0:  # clients look at the first block
+        if self._index == 0 and self._most != 0:  # clients look at the first block
             yield self._open(Text(""))
             yield self._close()
         usage = _usage(response.usage)
@@ -215,6 +216,8 @@ class MessageWriter:
         yield MessageStop()
 
     def _ending(self, response: Response, output_tokens: int) -> Ending:
+        if self._most == 0:
+            return Ending("max_tokens")
         if details := response.incomplete_details:
             if details.reason != "max_output_tokens":
                 return Ending(_ENDINGS[details.reason])

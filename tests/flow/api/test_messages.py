@@ -265,6 +265,16 @@ async def test_system_messages_stay_in_their_place(served: ScriptedServer) -> No
     )
 
 
+async def test_prompt_may_only_be_read(served: ScriptedServer, claude: anthropic.AsyncAnthropic) -> None:
+    warm = await claude.messages.create(**{**ASKING, "max_tokens": 0})
+    assert (warm.content, warm.stop_reason, warm.usage.output_tokens) == ([], "max_tokens", 0)
+    assert warm.usage.input_tokens > 0
+    assert served.engine.prompts[-1].facts.sampling.max_tokens == 1
+    for field in ({"stream": True}, {"tool_choice": {"type": "any"}}):
+        status, _ = await served.post({**ASKING, "tools": [WEATHER], "max_tokens": 0, **field}, PATH)
+        assert status == 400
+
+
 async def test_unknown_parameters_are_passed_over(served: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         status, _ = await served.post({**ASKING, "brand_new": 1, "metadata": {"user_id": "{}"}, "speed": "fast"}, PATH)

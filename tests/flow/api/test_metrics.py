@@ -109,6 +109,14 @@ async def test_open_stream_and_its_loss_are_measured(served: PacedServer, growth
     assert after[responses_metric("stream", "cancelled")] == 1
 
 
+async def test_each_choice_of_a_chat_is_measured(served: PacedServer, growth: Difference) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "n": 2, "stream": True}
+    await served.stream(body, "/v1/chat/completions")
+    seen = await growth.seen()
+    assert seen["penstock_time_to_first_event_seconds_count['chat', 'tiny']"] == 2
+    assert seen["penstock_time_to_first_token_seconds_count['chat', 'tiny']"] == 2
+
+
 async def test_resumed_stream_is_measured(served: PacedServer, growth: Difference) -> None:
     response = final(read_sse(await served.stream({"input": "Hi"})))
     await served.replay(response.id)
