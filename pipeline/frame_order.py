@@ -91,7 +91,7 @@ class GrammarOrder(Order):
         if kind is self._repeated and (frame.text if kind is ItemDelta else frame.token_ids and not frame.logprobs):
             return  # nearly every frame takes this path
         if kind is ItemDelta:
-            rule(bool(frame.text), "an ItemDelta is never empty")
+            rule(bool(frame.text or frame.logprobs), "an ItemDelta is never empty")
         elif kind is TokenChunk:
             rule(bool(frame.token_ids), "a TokenChunk is never empty")
             rule(len(frame.logprobs) in (0, len(frame.token_ids)), "each token has a logprob, or none has one")

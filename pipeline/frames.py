@@ -23,6 +23,7 @@ from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ECHOED, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, McpServer, Toolset, WebSearchOptions
@@ -77,6 +78,10 @@ class Sampling(msgspec.Struct, frozen=True):
     """The request's ``vllm_xargs``, for plug-ins of vLLM."""
     thinking_token_budget: int | UnsetType = UNSET
     """Tokens of the thoughts of a turn after which the engine ends them."""
+    ignore_eos: bool | UnsetType = UNSET
+    """True if the tokens by which the model ends a text do not end the output; only for a raw prompt."""
+    prompt_logprobs: int | UnsetType = UNSET
+    """The number of alternatives to report with each token of the prompt; only for a raw prompt that is echoed."""
 
     @property
     def stops_anywhere(self) -> bool:
@@ -182,6 +187,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The built-in tools that the request enables as MCP servers, labelled with the namespace of the tool."""
     web: WebSearchOptions = NO_OPTIONS
     """The options of the web search, if the request has one."""
+    raw: RawPrompt | None = None
+    """The prompt, if the client has laid it out; there are then no items and no tools, and the output is plain text."""
 
     @property
     def response_id(self) -> str:
@@ -284,7 +291,9 @@ class GenerationStarted(_Frame, frozen=True):
     chat: ChatTurn | None = None
     """The same as in the prompt."""
     prompt: TokenIds = ()
-    """The tokens of the prompt, if ``chat`` is set: they show whether the model is in the middle of a thought."""
+    """The tokens of the prompt, if ``chat`` is set: they show whether the model is in the middle of a thought.  Those
+    of a raw prompt, if the answer begins with it.
+    """
     channel: Channel | None = None
     """The same as in the prompt."""
 
@@ -356,6 +365,8 @@ class TokenChunk(_Frame, frozen=True):
     """The same as in `GenerationFinished`, in the first chunk, if the engine knows it by then."""
     prompt_tokens: int | None = None
     """The same as in `GenerationFinished`, in the first chunk, if the engine knows it by then."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each token of the prompt after the first, in the first chunk, if `Sampling.prompt_logprobs` is set."""
 
 
 FinishReason: TypeAlias = Literal[
@@ -559,12 +570,12 @@ class ItemDelta(_Frame, frozen=True):
     """More text of the open item."""
 
     text: str
-    """Never empty."""
+    """Never empty without log probabilities."""
     logprobs: tuple[Logprob, ...] = ()
     """The log probabilities of the tokens whose text ends in this delta.
 
     Empty unless the request wants them and the item is a message; text that was recovered from a malformed header has
-    none.
+    none.  After a raw prompt, tokens without a text are among them.
     """
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.pipeline.errors import ContextTooLong, EngineFailed, InvalidPrompt
 from penstock.pipeline.frames import (
@@ -18,7 +19,7 @@ from penstock.pipeline.frames import (
     TokenIds,
     with_facts,
 )
-from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.engine import Engine, ScoresPrompts
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,15 @@ class Generate:
         """
         async for prompt in source:
             async with self.engine.open(self._checked(prompt)) as frames:
+                raw = prompt.facts.raw
+                is_read = prompt.chat is not None if raw is None else raw.echoes
                 yield GenerationStarted(
                     facts=prompt.facts,
                     prompt_tokens=len(prompt.token_ids),
                     raw_messages=prompt.raw_messages,
                     held_to_grammar=prompt.grammar is not None,
                     chat=prompt.chat,
-                    prompt=() if prompt.chat is None else prompt.token_ids,
+                    prompt=prompt.token_ids if is_read else (),
                     channel=prompt.channel,
                 )
                 del prompt  # free it: it may be long, and the generation may take long
@@ -64,6 +67,8 @@ class Generate:
         if not _are_within(prompt.token_ids, self.engine.vocabulary_size):
             raise InvalidPrompt("The prompt has token ids that the model does not know.")
         limit = min(room, prompt.facts.sampling.max_tokens or room)
+        if prompt.facts.sampling.prompt_logprobs is not UNSET and not isinstance(self.engine, ScoresPrompts):
+            raise InvalidPrompt("The engine of this server reports no log probabilities of prompts.", param="echo")
         return with_facts(prompt, sampling=msgspec.structs.replace(prompt.facts.sampling, max_tokens=limit))
 
 

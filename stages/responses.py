@@ -159,7 +159,7 @@ def chat_stages(chat: ChatModel, images: ImageCache, sampling: Mapping[str, floa
 def text_stages() -> ModelStages:
     """Return the stages for a `TextBackend`, which renders, generates and parses by itself."""
     stages = harmony_stages(encoding_on_demand())
-    return replace(stages, description="answers with texts", traits=ModelTraits(sees_images=True))
+    return replace(stages, description="answers with texts", traits=ModelTraits(sees_images=True, takes_prompts=False))
 
 
 def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: float | None = None) -> ModelStages:

@@ -36,7 +36,8 @@ class Text:
 
     def grow(self, delta: str, logprobs: Iterable[Logprob] = ()) -> None:
         """Take the next delta."""
-        rule(delta != "", "deltas are never empty")
+        logprobs = tuple(logprobs)
+        rule(bool(delta or logprobs), "deltas are never empty")
         rule(self.done is None, "no delta follows the done event of its text")
         self.deltas.append(delta)
         before = len(self.logprobs)

@@ -277,4 +277,6 @@ def _body_of(request: CreateResponse) -> bytes:
     if body is not None:
         return body
     given = {name: getattr(request, name) for name in request.model_fields_set}
+    if (raw := request.raw_prompt) is not None:
+        given["prompt"] = raw.text or raw.token_ids
     return msgspec.json.encode(given, enc_hook=lambda part: part.model_dump(by_alias=True, exclude_unset=True))

@@ -90,6 +90,8 @@ class ModelTraits:
     sees_images: bool = False
     has_template: bool = False
     """True if the model has a chat template, and so does not speak Harmony."""
+    takes_prompts: bool = True
+    """False if prompts are laid out elsewhere, so that no client can lay out one."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """vLLM's sampling defaults for the model, such as ``temperature``, for parameters that a request leaves out.
 
@@ -202,6 +204,7 @@ class Normalize:
             generates=envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
+            raw=request.raw_prompt,
             results={**read.raw.results, **summary},
         )
         results = {**thoughts.results, **past.results, **await self._results(read.run_here, request), **facts.results}
@@ -243,7 +246,8 @@ class Normalize:
         sent = thoughts.sent(reader.read(given, history), "input", referenced)
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), sent)
-        if request.envelope.generates and not sent and not before and not history:
+        is_conversation = request.envelope.generates and request.raw_prompt is None
+        if is_conversation and not sent and not before and not history:
             raise InvalidRequest(
                 "A request that continues nothing needs an input.", param="input", code="missing_required_parameter"
             )
@@ -289,7 +293,11 @@ class Normalize:
         return opened.text
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
-        """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""
+        """Raise `UnsupportedParameter` for a parameter that only another kind of model has."""
+        if request.raw_prompt is not None and not self.traits.takes_prompts:
+            raise UnsupportedParameter(
+                "This server continues no prompts: its engine takes conversations.", param="prompt"
+            )
         if self.traits.has_template and request.previous_input_messages is not None:
             message = "Only models that speak Harmony read previous_input_messages."
             raise UnsupportedParameter(message, param="previous_input_messages")
@@ -376,10 +384,11 @@ def refuse_unsupported(request: CreateResponse) -> None:
 
     Raises `InvalidRequest` for an unknown ``include``, and for parameters that exclude each other.
     """
+    has_markup = request.raw_prompt is None
     unsupported = {
-        "ignore_eos": request.ignore_eos,
+        "ignore_eos": has_markup and request.ignore_eos,
         "include_stop_str_in_output": request.include_stop_str_in_output,
-        "skip_special_tokens": request.skip_special_tokens is False,
+        "skip_special_tokens": has_markup and request.skip_special_tokens is False,
         "spaces_between_special_tokens": request.spaces_between_special_tokens is False,
     }
     for param, is_set in unsupported.items():
@@ -420,6 +429,8 @@ def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Samp
     stop = request.stop or ()
     limits = [limit for limit in (request.max_output_tokens, recommended.get("max_tokens")) if limit is not None]
     wants_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+    logprobs = (request.top_logprobs or 0) if wants_logprobs else None
+    echoes = request.raw_prompt is not None and request.raw_prompt.echoes
     return Sampling(
         temperature=number("temperature", 1.0),
         top_p=number("top_p", 1.0),
@@ -431,7 +442,7 @@ def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Samp
         repetition_penalty=number("repetition_penalty", 1.0),
         seed=request.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=(request.top_logprobs or 0) if wants_logprobs else None,
+        logprobs=logprobs,
         stop_token_ids=tuple(request.stop_token_ids) if request.stop_token_ids else UNSET,
         min_tokens=request.min_tokens or UNSET,
         bad_words=tuple(request.bad_words) if request.bad_words else UNSET,
@@ -440,6 +451,8 @@ def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Samp
         watermarking=UNSET if request.watermarking is None else request.watermarking,
         extra_args=request.vllm_xargs or UNSET,
         thinking_token_budget=UNSET if request.thinking_token_budget in (None, -1) else request.thinking_token_budget,
+        ignore_eos=request.ignore_eos or UNSET,
+        prompt_logprobs=logprobs if echoes and logprobs is not None else UNSET,
     )
 
 

@@ -87,24 +87,27 @@ class ItemText:
 
     def delta(self) -> Iterator[ItemDelta]:
         """Yield a delta of the text that may pass since the last call, if there is any."""
-        if text := self._passing():
-            yield self._delta(text)
+        yield from self._delta(self._passing())
 
     def close(self) -> Iterator[ItemDelta]:
         """Yield a delta of the remaining text, if there is any; text that was held back is included."""
         if self.logprobs:
             self.logprobs.settle(self.length)
-        if text := self._passing() + (self._stop.flush() if self._stop else ""):
-            yield self._delta(text)
+        yield from self._delta(self._passing() + (self._stop.flush() if self._stop else ""))
 
     def _passing(self) -> str:
         text = "".join(self._pieces)
         self._pieces.clear()
         return text
 
-    def _delta(self, text: str) -> ItemDelta:
+    def _delta(self, text: str) -> Iterator[ItemDelta]:
         self._passed += len(text)
-        return ItemDelta(text, self.logprobs.upto(self._passed)) if self.logprobs else ItemDelta(text)
+        if text:
+            yield ItemDelta(text, self._passed_logprobs())
+
+    def _passed_logprobs(self) -> tuple[Logprob, ...]:
+        """Return the log probabilities of the tokens whose text has passed since the last call."""
+        return self.logprobs.upto(self._passed) if self.logprobs else ()
 
 
 class TokenText(ItemText):
@@ -233,10 +236,14 @@ class AlignedLogprobs:
         self._ends: list[int] = []
         """End positions of the first tokens in `_waiting`.  The other tokens belong to an unfinished character."""
 
-    def add(self, token: int, logprob: TokenLogprob) -> None:
-        """Append the log probability of ``token``; its end is given by the next `settle`."""
+    def add(self, token: int, logprob: TokenLogprob, *, spells: bool = True) -> None:
+        """Append the log probability of ``token``; its end is given by the next `settle`.
+
+        A token that ``spells`` nothing here has no bytes.
+        """
         top = [TopLogprob(*_text_and_bytes(self._tokens, other), _finite(value)) for other, value in logprob.top]
-        self._waiting.append(Logprob(*_text_and_bytes(self._tokens, token), _finite(logprob.logprob), tuple(top)))
+        text, own = _text_and_bytes(self._tokens, token)
+        self._waiting.append(Logprob(text, own if spells else (), _finite(logprob.logprob), tuple(top)))
 
     def settle(self, end: int) -> None:
         """Record that the tokens so far spell the text up to position ``end``."""

@@ -19,6 +19,7 @@ from msgspec import UNSET
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, ResponseStarted
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.items import InputText, Item, McpApprovalRequest, Message, Reasoning
+from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ANSWERING, Response
 from penstock.pipeline.recordings.comparison import excerpt
 
@@ -42,6 +43,7 @@ class ComparableRequest:
     input: tuple[Item, ...]
     history: tuple[Item, ...] | None = ()
     stop: tuple[str, ...] = ()
+    raw: RawPrompt | None = None
 
     @classmethod
     def of(cls, first: ResolvedRequest | GenerationStarted | ResponseStarted) -> ComparableRequest:
@@ -53,11 +55,13 @@ class ComparableRequest:
             history = first.history
         elif response.previous_response_id is not None or response.conversation is not UNSET:
             history = None  # unknown
-        return cls(response, facts.input, history, facts.sampling.stop)
+        return cls(response, facts.input, history, facts.sampling.stop, facts.raw)
 
     @cached_property
     def items(self) -> tuple[str, ...]:
-        """The known items of the conversation, each as normalized JSON."""
+        """The known items of the conversation, each as normalized JSON, or a raw prompt as the only one."""
+        if self.raw is not None:
+            return (msgspec.json.encode(self.raw).decode(),)
         return tuple(_normalized_json((*(self.history or ()), *self.input)))
 
     @property

@@ -37,6 +37,7 @@ from penstock.pipeline.protocol.params.items import (
     SteeringMessages,
 )
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
+from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary
 
 ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
@@ -301,6 +302,7 @@ class CreateResponse(Generating):
     previous_input_messages: RawMessages | None = None
 
     _envelope: Envelope = PrivateAttr(default=Envelope())
+    _raw_prompt: RawPrompt | None = PrivateAttr(default=None)
 
     def replaced(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with other parameters, each validated; raise `TypeError` for one that does not exist."""
@@ -318,6 +320,17 @@ class CreateResponse(Generating):
     def envelope(self) -> Envelope:
         """The facts about the request that its body cannot set."""
         return self._envelope
+
+    def continuing(self, prompt: RawPrompt) -> Self:
+        """Return a copy that asks for the continuation of a prompt, in place of an answer to ``input``."""
+        copy = self.model_copy()
+        copy._raw_prompt = prompt  # noqa: SLF001 - its own
+        return copy
+
+    @property
+    def raw_prompt(self) -> RawPrompt | None:
+        """The prompt to continue, which no parameter of this API can set; None for a conversation."""
+        return self._raw_prompt
 
     @property
     def conversation_id(self) -> str | None:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+from penstock.stages.models.text_pieces import pieces
+
 
 class MarkParts:
     """Detects texts that could form a mark together with text beside them.
@@ -77,7 +79,18 @@ class Vocabulary:
 
         Lone surrogates, which JSON can spell but UTF-8 cannot, become ``?``.
         """
-        ids: list[int] = self.tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
+        return self._encoded(text, adds_special=False)
+
+    def encode_prompt(self, text: str, *, adds_special: bool) -> Iterator[list[int]]:
+        """Yield the token ids of a whole prompt, piece by piece; marks in it become their own tokens."""
+        first, *others = pieces(text, self.marks_pattern)
+        yield self._encoded(first, adds_special=adds_special)
+        for piece in others:
+            yield self.encode_further(piece)
+
+    def _encoded(self, text: str, *, adds_special: bool) -> list[int]:
+        known = text.encode(errors="replace").decode()
+        ids: list[int] = self.tokenizer.encode(known, add_special_tokens=adds_special)
         return ids
 
     def encode_further(self, text: str) -> list[int]:
@@ -109,6 +122,18 @@ class Vocabulary:
         if token in self._mark_texts:
             return self._mark_texts[token]
         return None if token in self.token_bytes else f"<|reserved_{token}|>"
+
+    def is_special(self, token: int) -> bool:
+        """Return True for a mark that is no text to the tokenizer, and for an id without a token."""
+        return token in self._special_ids or token not in self.token_bytes
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:  # a Mistral tokenizer
+            return frozenset(self.tokenizer.all_special_ids)
+        added = backend.get_added_tokens_decoder().items()
+        return frozenset(token for token, each in added if each.special)
 
     def plain_texts(self, triggers: frozenset[str]) -> Mapping[int, str]:
         """Return the texts of the tokens that contain none of ``triggers`` and do not end in white space."""

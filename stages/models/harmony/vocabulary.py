@@ -8,6 +8,7 @@ package's encoder is quadratic on long runs of one character (openai/harmony#110
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ _SPECIAL_TOKENS = {
     "<|call|>": CALL,
 }
 
+_MARKERS = re.compile("|".join(map(re.escape, _SPECIAL_TOKENS)))
+
 _MARKS = {token: mark for mark, token in _SPECIAL_TOKENS.items()}
 
 THOUGHT = ("<|channel|>analysis<|message|>", "<|end|>")
@@ -101,13 +104,21 @@ class HarmonyEncoding:
             return self._tiktoken.encode_ordinary(text)
         return [token for piece in pieces(text) for token in self._tiktoken.encode_ordinary(piece)]
 
+    def encode_prompt(self, text: str, *, adds_special: bool) -> Iterator[list[int]]:
+        """Yield the token ids of a whole prompt, piece by piece; markers in it are special tokens."""
+        return (self.encode_markup(piece) for piece in pieces(text, _MARKERS))
+
     def encode_markup(self, text: str) -> list[int]:
-        """Return the token ids of our own markup, with markers as special tokens.  Never use it for a client's text."""
+        """Return the token ids of markup, with markers as special tokens.  Texts of a conversation are none."""
         return self._tiktoken.encode(text, allowed_special="all")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, with special tokens as markers, for people to read."""
         return self._tiktoken.decode(token_ids)
+
+    def is_special(self, token: int) -> bool:
+        """Return True for a token that is no text: all that are not text tokens."""
+        return token >= TEXT_TOKENS
 
     def mark(self, token: int) -> str | None:
         """Return the marker of a special token; None for text tokens."""

@@ -37,6 +37,7 @@ from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.chat.logprobs import UnclaimedTokens
 from penstock.stages.parse.chat.unwrap import Unwrapped
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, call_of, grammar_broken
+from penstock.stages.parse.plain import PlainParser
 from penstock.stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
 
 _SLOW = 0.004
@@ -54,7 +55,9 @@ class ParseChat(ParseStage):
 
     chat: ChatModel
 
-    async def _begin(self, started: frames.GenerationStarted) -> ChatParser:
+    async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
+        if (raw := started.facts.raw) is not None:
+            return PlainParser(self.chat.vocabulary, started, raw)
         return await asyncio.to_thread(ChatParser, self.chat, started)  # creating vLLM's parser takes time
 
 

@@ -18,6 +18,7 @@ from penstock.stages.parse.harmony.header import HarmonyHeader, HeaderFields, ra
 from penstock.stages.parse.harmony.recipients import Recipients
 from penstock.stages.parse.only_text import OnlyText
 from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
+from penstock.stages.parse.plain import PlainParser
 from penstock.stages.parse.text import TokenText
 
 _CLOSING = frozenset({vocabulary.END, vocabulary.RETURN, vocabulary.CALL, vocabulary.END_OF_TEXT})
@@ -32,7 +33,9 @@ class ParseHarmony(ParseStage):
 
     encoding: vocabulary.HarmonyEncoding
 
-    async def _begin(self, started: frames.GenerationStarted) -> HarmonyParser:
+    async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
+        if (raw := started.facts.raw) is not None:
+            return PlainParser(self.encoding, started, raw)
         return HarmonyParser(self.encoding, started)
 
 

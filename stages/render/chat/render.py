@@ -14,6 +14,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import ChatConversation
 from penstock.stages.render.chat.rendering import Rendering
+from penstock.stages.render.raw import raw_prompt
 from penstock.stages.render.truncation import room_for_answer, to_drop
 from penstock.stages.services.web.image_cache import ImageCache
 
@@ -43,6 +44,8 @@ class RenderChat:
 
     @metrics.RENDER_SECONDS.time()
     def _prompt(self, request: ResolvedRequest, images: Mapping[str, str]) -> Prompt:
+        if (raw := request.facts.raw) is not None:
+            return raw_prompt(request.facts, raw, self.chat.vocabulary, self.context_length)
         rendering = Rendering(self.chat, request, images, self.context_length)
         if request.facts.response.truncation == "auto":
             limit = self.context_length - room_for_answer(request.facts.sampling.max_tokens, self.context_length)

@@ -24,6 +24,7 @@ from penstock.stages.render.harmony.grammar import grammar
 from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.harmony.messages import HarmonyConversation, harmony_conversation
 from penstock.stages.render.harmony.verbatim import as_written, in_its_words
+from penstock.stages.render.raw import raw_prompt
 from penstock.stages.render.truncation import refuse_excess, room_for_answer, to_drop
 
 _KEPT_BYTES = 64_000_000
@@ -53,7 +54,9 @@ class RenderHarmony:
 
     @metrics.RENDER_SECONDS.time()
     def prompt(self, request: ResolvedRequest) -> Prompt:
-        """Render one conversation."""
+        """Render one conversation, or encode the prompt that stands in its place."""
+        if (raw := request.facts.raw) is not None:
+            return raw_prompt(request.facts, raw, self.encoding, self.context_length)
         text_format = request.facts.response.text.get("format") or {}
         rules = grammar(request.facts.tools, text_format, request.facts.structured)
         plain = harmony_conversation(request, system_instructions=self.system_instructions)

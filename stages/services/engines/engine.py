@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import UNSET
 from msgspec.structs import asdict
@@ -87,6 +87,16 @@ class Budgeted(Protocol):
     @property
     def bounds_thoughts(self) -> bool:
         """True if a prompt may have a ``thinking_token_budget``."""
+        ...
+
+
+@runtime_checkable
+class ScoresPrompts(Protocol):
+    """An engine that reports the log probabilities of prompts, if `Sampling.prompt_logprobs` asks for them."""
+
+    @property
+    def scores_prompts(self) -> Literal[True]:
+        """Always true."""
         ...
 
 

@@ -7,6 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
+from typing import Literal
+
+from msgspec import UNSET
 
 from penstock.pipeline.errors import EngineDead, EngineFailed, ServerStopping, StageError
 from penstock.pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk, TokenLogprob
@@ -34,7 +37,7 @@ class Script:
     stops: bool = False
     """True if the stop tokens of a prompt end its generation, as with a model; the script may go on after them."""
     logprobs: Sequence[TokenLogprob] = ()
-    """Log probabilities, one for each token; emitted only if the prompt requests them."""
+    """Log probabilities, one for each token, of the prompt too; emitted only if the prompt requests them."""
 
 
 @dataclass
@@ -51,6 +54,7 @@ class ScriptedEngine:
     prompts: list[Prompt] = field(default_factory=list)
     turns: Sequence[Script] = ()
     """Scripts for the first turns of each response, in place of ``script``."""
+    scores_prompts: Literal[True] = True
     _runs: list[_Run] = field(default_factory=list)
 
     @property
@@ -105,7 +109,7 @@ class ScriptedEngine:
         tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
         logprobs = None if prompt.facts.sampling.logprobs is None else cycle(script.logprobs)
         stops = sampling_parameters(prompt)["stop_token_ids"] if script.stops else ()
-        generated, stop = 0, None
+        generated, stop, of_prompt = 0, None, _scores(script, prompt)
         while chunk := tuple(islice(tokens, script.chunk_size)):
             await run.sleep(script.latency)
             if run.is_cancelled:
@@ -116,7 +120,9 @@ class ScriptedEngine:
             stop = next((at for at, token in enumerate(chunk, 1) if token in stops), None)
             chunk = chunk[:stop]
             generated += len(chunk)
-            yield TokenChunk(chunk, tuple(islice(logprobs, len(chunk))) if logprobs else ())
+            scores = tuple(islice(logprobs, len(chunk))) if logprobs else ()
+            yield TokenChunk(chunk, scores, prompt_logprobs=of_prompt)
+            of_prompt = ()
             if stop:
                 break
         run.is_finished = True
@@ -125,6 +131,13 @@ class ScriptedEngine:
             raise script.error
         reason = "length" if generated == limit and not stop else script.reason
         yield GenerationFinished(reason, cached_tokens=0, duration=0.0)
+
+
+def _scores(script: Script, prompt: Prompt) -> tuple[TokenLogprob, ...]:
+    """Return the log probabilities of a prompt, if it requests them."""
+    if prompt.facts.sampling.prompt_logprobs is UNSET:
+        return ()
+    return tuple(islice(cycle(script.logprobs), len(prompt.token_ids) - 1))
 
 
 @dataclass(eq=False)

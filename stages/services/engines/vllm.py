@@ -17,13 +17,14 @@ from importlib.util import find_spec
 from math import inf
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from msgspec import UNSET
 
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.models.vllm_private import (
     abort_everywhere,
     check_engine_parts,
@@ -99,6 +100,7 @@ class VllmEngine:
     _adapters: Mapping[str, LoRARequest] = field(default_factory=dict)
     """The LoRA adapters, by the names under which they are served."""
 
+    scores_prompts: Literal[True] = True
     places: int = 0
     """Prompts that vLLM runs at once."""
     most_prompts: int | None = None
@@ -283,6 +285,7 @@ class _Generation:
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
         """Yield all tokens, then the end.  Those that were not read in time come in one chunk."""
         cached_tokens, prompt_tokens, unread, has_begun = 0, None, self.unread, False
+        of_prompt: tuple[TokenLogprob, ...] = ()
         with _faults():
             while not self.is_finished:
                 token_ids: TokenIds = tuple(unread)
@@ -294,13 +297,16 @@ class _Generation:
                     cached_tokens = output.num_cached_tokens or cached_tokens
                     if self.has_images and output.prompt_token_ids:
                         prompt_tokens = len(output.prompt_token_ids)
+                    if output.prompt_logprobs:
+                        flat = output.prompt_logprobs  # without those of the first token
+                        of_prompt = await apart(len(flat) > MANY, _logprobs, flat, self.top_logprobs, 1)
                     completion = output.outputs[0]
                     token_ids += tuple(completion.token_ids)
                     logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
                 if token_ids and has_begun:
                     yield TokenChunk(token_ids, logprobs)
                 elif token_ids:
-                    yield TokenChunk(token_ids, logprobs, cached_tokens, prompt_tokens)
+                    yield TokenChunk(token_ids, logprobs, cached_tokens, prompt_tokens, of_prompt)
                     has_begun = True
                 elif not output:
                     self.collector.ready.clear()
@@ -311,9 +317,12 @@ class _Generation:
         yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
 
 
-def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
-    """Convert vLLM's log probabilities; ``top`` is the number of alternatives to report for each token."""
-    ranges = zip(flat.start_indices, flat.end_indices, strict=True)
+def _logprobs(flat: FlatLogprobs, top: int | None, first: int = 0) -> tuple[TokenLogprob, ...]:
+    """Convert vLLM's log probabilities of the tokens from ``first`` on.
+
+    ``top`` is the number of alternatives to report for each token.
+    """
+    ranges = zip(flat.start_indices[first:], flat.end_indices[first:], strict=True)
     return tuple(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top) for start, end in ranges)
 
 
@@ -466,6 +475,7 @@ class VllmPlan:
             model.max_model_len,
             model.get_vocab_size(),
             adapters,
+            True,
             scheduling.max_num_seqs * self.config.parallel_config.data_parallel_size,
             scheduling.max_num_queued_reqs,
             watch,
