@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 AHEAD = 16
-"""The most values of all streams together that wait for their reader."""
+"""The most values of all streams together that wait for their reader, once it has begun."""
 
 Strand: TypeAlias = Callable[[], AsyncGenerator[Any, None]]
 """A function that opens a stream."""
@@ -21,7 +22,7 @@ async def woven(strands: Sequence[Strand]) -> AsyncGenerator[AsyncIterator[tuple
     The block begins once all have a first value.  These values come in the order of their streams, and the others as
     they are ready, each with the position of its stream.  The first error of a stream is raised, and ends the others.
     """
-    ready: asyncio.Queue[tuple[int, Any, Exception | None]] = asyncio.Queue(AHEAD)
+    ready = _Ready()
     loop = asyncio.get_running_loop()
     begun: list[asyncio.Future[Any]] = [loop.create_future() for _ in strands]
     tasks = [
@@ -29,6 +30,7 @@ async def woven(strands: Sequence[Strand]) -> AsyncGenerator[AsyncIterator[tuple
     ]
     try:
         first = await asyncio.gather(*begun)
+        ready.is_read = True
         async with aclosing(_values(first, ready)) as values:
             yield values
     finally:
@@ -41,7 +43,33 @@ _END = object()
 """The value after the last one of a stream."""
 
 
-async def _read(position: int, strand: Strand, begun: asyncio.Future[Any], ready: asyncio.Queue[Any]) -> None:
+Entry: TypeAlias = tuple[int, Any, Exception | None]
+"""The position of a stream with its next value, its end or its error."""
+
+
+class _Ready:
+    """The values that wait for their reader.
+
+    Until it has begun, any number waits: a stream may have to end before another can begin.
+    """
+
+    def __init__(self) -> None:
+        self._early: deque[Entry] = deque()
+        self._queue: asyncio.Queue[Entry] = asyncio.Queue(AHEAD)
+        self.is_read = False
+
+    async def put(self, entry: Entry) -> None:
+        if self.is_read:
+            await self._queue.put(entry)
+        else:
+            self._early.append(entry)
+            await asyncio.sleep(0)
+
+    async def get(self) -> Entry:
+        return self._early.popleft() if self._early else await self._queue.get()
+
+
+async def _read(position: int, strand: Strand, begun: asyncio.Future[Any], ready: _Ready) -> None:
     """Read one stream: its first value, or an error before that, becomes the result of ``begun``."""
     try:
         async with aclosing(strand()) as values:
@@ -59,9 +87,7 @@ async def _read(position: int, strand: Strand, begun: asyncio.Future[Any], ready
         begun.cancel()
 
 
-async def _values(
-    first: Sequence[Any], ready: asyncio.Queue[tuple[int, Any, Exception | None]]
-) -> AsyncGenerator[tuple[int, Any], None]:
+async def _values(first: Sequence[Any], ready: _Ready) -> AsyncGenerator[tuple[int, Any], None]:
     for position, value in enumerate(first):
         if value is not _END:
             yield position, value

@@ -34,7 +34,7 @@ class WrongType(TypeError):
 
 def is_large(frame: Any) -> bool:
     """Return True if checking ``frame`` takes long; this counts its values, and stops at `MOST_PARTS`."""
-    if type(frame) in _SHORT:
+    if type(frame) in _SHORT and not (type(frame) is TokenChunk and frame.prompt_logprobs):
         return False
     count, waiting = 1, [frame]
     while waiting and count <= MOST_PARTS:
@@ -68,6 +68,7 @@ def check_fields(frame: Any) -> None:
     elif kind is TokenChunk:
         if (
             frame.logprobs == ()
+            and frame.prompt_logprobs == ()
             and frame.cached_tokens == 0
             and frame.prompt_tokens is None
             and _are_ints(frame.token_ids)

@@ -65,7 +65,7 @@ class Generate:
         if not prompt.token_ids:
             raise InvalidPrompt("The prompt is empty.")
         if not _are_within(prompt.token_ids, self.engine.vocabulary_size):
-            raise InvalidPrompt("The prompt has token ids that the model does not know.")
+            raise InvalidPrompt("The prompt has token ids that the model does not know.", param="input")
         limit = min(room, prompt.facts.sampling.max_tokens or room)
         if prompt.facts.sampling.prompt_logprobs is not UNSET and not isinstance(self.engine, ScoresPrompts):
             raise InvalidPrompt("The engine of this server reports no log probabilities of prompts.", param="echo")

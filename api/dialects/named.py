@@ -19,7 +19,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 
 OPTION = "--dialect"
 
-SHIPPED = ("chat", "messages", "open_responses")
+SHIPPED = ("chat", "completions", "messages", "open_responses")
 """The entry points of the dialects that penstock brings along, besides that of OpenAI."""
 
 

@@ -118,11 +118,13 @@ class PlainText(TokenText):
         if mark is None:
             super().add(token, logprob)
             return
-        shown = mark if self._shows or not self._vocabulary.is_special(token) else ""
-        self.write(self._decoder.flush() + shown)
+        is_shown = self._shows or not self._vocabulary.is_special(token)
+        if is_shown:
+            self.write(self._decoder.flush() + mark)
         if self.logprobs and logprob:
-            self.logprobs.add(token, logprob, spells=bool(shown))
-            self.logprobs.settle(self.length)
+            self.logprobs.add(token, logprob, spells=is_shown)
+            if not self._decoder.holds_back:
+                self.logprobs.settle(self.length)
 
     def _delta(self, text: str) -> Iterator[ItemDelta]:
         self._passed += len(text)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.items import InputText, ListedTool, Logprob, Message, Phase, TopLogprob
+from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ReasoningOptions
 from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.emit.emit import ResponseWriter
@@ -52,6 +53,15 @@ def started(
     wants_raw = raw_messages is not None
     of_request = facts(response(response_id, **(begun | fields)), input=INPUT, wants_raw_messages=wants_raw)
     return frames.GenerationStarted(of_request, prompt_tokens, raw_messages)
+
+
+def raw_started(
+    raw: RawPrompt, prompt: frames.TokenIds = (), logprobs: int | None = None, **sampling: Any
+) -> frames.GenerationStarted:
+    """The beginning of the output after a raw prompt of these tokens."""
+    begun = started(prompt_tokens=len(prompt) or 7, top_logprobs=logprobs or 0)
+    wanted = frames.Sampling(1.0, 1.0, logprobs=logprobs, **sampling)
+    return replace(begun, facts=replace(begun.facts, raw=raw, input=(), sampling=wanted), prompt=prompt)
 
 
 def item(opening: frames.ItemOpened, *pieces: Piece, complete: bool = True) -> Frames:

@@ -50,6 +50,7 @@ HEADERS = (
 BODIES: Sequence[Any] = (
     *({"input": "Hi", "model": "tiny"}, {"model": "tiny", "input": "Hi", "stream": True}),
     {"input": "Hi", "background": True, "metadata": {"a": "b"}, "request_id": "a-1"},
+    {"prompt": ["Hi", "Ho"], "echo": True, "logprobs": 1, "n": 2},
     {"items": [{"role": "user", "id": "msg_1", "content": "Hi"}], "metadata": {"a": "b"}},
     *CLIENTS.values(),
     EVERYTHING,

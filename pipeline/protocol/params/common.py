@@ -86,6 +86,18 @@ Refused: TypeAlias = Annotated[Any, AfterValidator(_refuse), REFUSED]
 Unused: TypeAlias = Annotated[Any, UNUSED]
 """A field that is accepted with any value: it restricts nothing and is a hint, or a fact that no prompt needs."""
 
+
+def only(*values: Any) -> AfterValidator:
+    """Refuse all values of a field but null and ``values``, with which it does nothing."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in values:
+            raise PydanticCustomError(UNSUPPORTED, "This server does not support this value")
+        return value
+
+    return AfterValidator(check)
+
+
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 """The name of a tool, a namespace or a format."""
 

@@ -141,6 +141,7 @@ _TEXT_OR_OTHER = frozenset({"as_text", "as_other"})
 _TAGS = {
     **dict.fromkeys(("input", "stop", "conversation", "container", "system"), _TEXT_OR_OTHER),
     **dict.fromkeys(("require_approval", "json", "structural_tag"), _TEXT_OR_OTHER),
+    "prompt": frozenset({"as_text", "as_texts", "as_tokens", "as_token_lists"}),
     "allowed_tools": frozenset({"as_list", "as_object"}),
     "tool_choice": frozenset({"as_text", "as_other", "function", "custom", "mcp", "allowed_tools", "other"}),
     "as_other": frozenset({"function", "custom", "allowed_tools"}),

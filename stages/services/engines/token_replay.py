@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from penstock.pipeline.errors import InvalidPrompt
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, TokenFrame
@@ -21,6 +22,7 @@ class TokenReplayEngine:
     context_length: int = 131_072
     vocabulary_size: int = VOCABULARY_SIZE
     models: tuple[str, ...] = ("recorded",)
+    scores_prompts: Literal[True] = True
     _running: set[str] = field(default_factory=set)
     """Ids of the running responses."""
     _turns: dict[str, int] = field(default_factory=dict)

@@ -136,6 +136,7 @@ def breaking(dialect: Dialect, after: int) -> Dialect:
 ASKING: dict[str, tuple[str, Any]] = {
     "toy": (SAY, {"say": "Hi"}),
     "chat": ("/v1/chat/completions", {"messages": [USER_MESSAGE]}),
+    "completions": ("/v1/completions", {"prompt": "Hi"}),
     "messages": ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": [USER_MESSAGE]}),
 }
 """The URL and the body of a request in the dialects that are unlike that of the Responses API."""

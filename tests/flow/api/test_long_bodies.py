@@ -42,6 +42,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
         ("/v1/responses/input_tokens", {"input": WORDS}),
         ("/v1/responses/compact", {"model": "tiny", "input": WORDS}),
         ("/openresponses/v1/responses", {"input": WORDS}),
+        ("/v1/completions", {"prompt": WORDS}),
         ("/v1/conversations", {"items": [MESSAGE]}),
         ("/v1/conversations/{conversation}", {"metadata": {}, "more": WORDS}),
         ("/v1/conversations/{conversation}/items", {"items": [MESSAGE]}),

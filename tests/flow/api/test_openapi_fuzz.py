@@ -92,7 +92,9 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
     assert sum(answer is not None for answer in answered) > len(answered) // 10
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/openresponses/v1/responses"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/v1/responses/input_tokens", "/openresponses/v1/responses", "/v1/completions"]
+)
 def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
     (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
     wanted = valid_values(target.description, content["schema"])

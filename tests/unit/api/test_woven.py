@@ -49,6 +49,21 @@ async def test_an_error_ends_all(fails_at: int) -> None:
     assert sorted(closed) == [50, 10**9]
 
 
+async def test_a_stream_that_waits_for_the_end_of_another_may_be_the_last_to_begin() -> None:
+    place = asyncio.Semaphore(1)
+
+    async def in_turn(count: int) -> AsyncGenerator[int, None]:
+        async with place:
+            for value in range(count):
+                await asyncio.sleep(0)
+                yield value
+
+    async with woven([partial(in_turn, 3 * AHEAD), partial(in_turn, 2 * AHEAD)]) as values:
+        read = [value async for value in values]
+    assert [value for at, value in read if at == 0] == [*range(3 * AHEAD)]
+    assert [value for at, value in read if at == 1] == [*range(2 * AHEAD)]
+
+
 async def test_a_reader_that_leaves_ends_all() -> None:
     closed: list[int] = []
     async with woven([partial(counted, 10**9, closed) for _ in range(3)]) as values:

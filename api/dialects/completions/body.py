@@ -1,0 +1,185 @@
+"""The body of ``POST /v1/completions``, as openai-python 3.57 writes it, with vLLM's extras."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Discriminator, Field, StringConstraints, Tag
+
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol.params.common import Body, Refused, Unused, only
+from penstock.pipeline.protocol.params.foreign_names import ForeignNames
+from penstock.pipeline.protocol.params.request import LOGPROBS, CreateResponse, Generating
+from penstock.pipeline.protocol.raw_prompt import RawPrompt
+
+MOST_CHOICES = 128
+"""The most choices of one prompt."""
+
+MOST_ANSWERS = 1024
+"""The most choices of all prompts of a request together."""
+
+DEFAULT_TOKENS = 16
+"""The most tokens of a choice if the request does not limit them, as at OpenAI."""
+
+_Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+_Tokens: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True, min_length=1)]
+_MANY: Any = Field(fail_fast=True, min_length=1, max_length=MOST_ANSWERS)
+
+
+def _kind_of(prompt: Any) -> str:
+    if not isinstance(prompt, list):
+        return "as_text"
+    match prompt[:1]:
+        case [str()]:
+            return "as_texts"
+        case [list()]:
+            return "as_token_lists"
+        case _:
+            return "as_tokens"
+
+
+Prompts: TypeAlias = Annotated[
+    Annotated[_Text, Tag("as_text")]
+    | Annotated[list[_Text], _MANY, Tag("as_texts")]
+    | Annotated[_Tokens, Tag("as_tokens")]
+    | Annotated[list[_Tokens], _MANY, Tag("as_token_lists")],
+    Discriminator(_kind_of),
+]
+"""One prompt or several, each a text or token ids."""
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: Annotated[Any, only(False)] = None
+    include_obfuscation: bool | None = None
+
+
+FOREIGN = ForeignNames(
+    {
+        "input": "prompt",
+        "messages": "prompt",
+        "instructions": "prompt",
+        "system": "prompt",
+        "max_output_tokens": "max_tokens",
+        "max_completion_tokens": "max_tokens",
+        "top_logprobs": "logprobs",
+        "include": "logprobs",
+        "stop_sequences": "stop",
+        "text": "structured_outputs",
+        "output_config": "structured_outputs",
+        "response_format": "structured_outputs",
+    },
+    (
+        *("background", "context_management", "conversation", "function_call", "functions", "max_tool_calls"),
+        *("modalities", "previous_response_id", "reasoning", "reasoning_effort", "thinking", "tool_choice", "tools"),
+        *("truncation", "verbosity", "web_search_options"),
+    ),
+)
+"""The parameters of chats, Responses and Messages that a completion does not have."""
+
+PLACES: Mapping[str, str] = {
+    "input": "prompt",
+    "include": "logprobs",
+    "top_logprobs": "logprobs",
+    "max_output_tokens": "max_tokens",
+}
+"""The parameters of a completion by those of the request of the pipeline."""
+
+
+class CompletionBody(Generating):
+    """A request for the continuation of prompts."""
+
+    foreign = FOREIGN
+    required = "prompt"
+
+    prompt: Prompts
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    best_of: int | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    suffix: Refused = None
+
+    # of conversations
+    store: Refused = None
+    chat_template: Refused = None
+    chat_template_kwargs: Refused = None
+    include_reasoning: Unused = None
+    parallel_tool_calls: Unused = None
+
+    # vLLM's extensions that this server does not have
+    length_penalty: Annotated[Any, only(1)] = None
+    logprob_token_ids: Refused = None
+    prompt_embeds: Refused = None
+    prompt_logprobs: Refused = None
+    return_token_ids: Refused = None
+    return_token_offsets: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    routed_experts_prompt_start: Annotated[Any, only(0)] = None
+    stream_interval: Unused = None
+    structured_outputs: Refused = None
+    thinking_token_budget: Annotated[Any, only(-1)] = None
+    truncate_prompt_tokens: Refused = None
+    truncation_side: Refused = None
+    use_beam_search: Refused = None
+
+    @property
+    def choices(self) -> int:
+        """The number of choices of each prompt."""
+        return self.n or 1
+
+    @property
+    def create_requests(self) -> Sequence[CreateResponse]:
+        """The requests of the pipeline: for each prompt, one for each choice.  They differ in their seeds."""
+        prompts = self._prompts
+        self._check(len(prompts))
+        request, seed = self._create_request, self.seed
+        seeded = [request] * self.choices
+        if seed is not None:
+            seeded = [request.model_copy(update={"seed": seed + choice}) for choice in range(self.choices)]
+        return [each.continuing(prompt) for prompt in prompts for each in seeded]
+
+    @property
+    def _create_request(self) -> CreateResponse:
+        """The request of one choice, without its prompt."""
+        limit = DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+        values: dict[str, Any] = self.given | {"store": False, "max_output_tokens": limit or 1}
+        if self.logprobs is not None:
+            values["top_logprobs"], values["include"] = self.logprobs, [LOGPROBS]
+        return CreateResponse().model_copy(update=values)
+
+    @property
+    def _prompts(self) -> list[RawPrompt]:
+        match self.prompt:
+            case str():
+                return [self._raw(text=self.prompt)]
+            case [str(), *_]:
+                return [self._raw(text=text) for text in self.prompt]  # type: ignore[arg-type]
+            case [list(), *_]:
+                return [self._raw(token_ids=tuple(ids)) for ids in self.prompt]  # type: ignore[arg-type]
+            case ids:
+                return [self._raw(token_ids=tuple(ids))]  # type: ignore[arg-type]
+
+    def _raw(self, text: str = "", token_ids: tuple[int, ...] = ()) -> RawPrompt:
+        return RawPrompt(
+            text,
+            token_ids,
+            adds_special=self.add_special_tokens is not False,
+            shows_special=self.skip_special_tokens is False,
+            echoes=self.echo is True,
+            generates=self.max_tokens != 0,
+        )
+
+    def _check(self, prompts: int) -> None:
+        if self.best_of not in (None, 1, self.choices):
+            raise UnsupportedParameter("Every choice is returned here: best_of should be n.", param="best_of")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens: 0 needs echo: true.", param="max_tokens", code="invalid_value")
+        if prompts * self.choices > MOST_ANSWERS:
+            message = f"These are {prompts * self.choices} choices, and a request may have {MOST_ANSWERS}."
+            raise InvalidRequest(message, param="n", code="integer_above_max_value")

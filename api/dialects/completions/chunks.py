@@ -1,0 +1,312 @@
+"""The chunks of a stream of Completions, and the completion that they add up to.
+
+See https://platform.openai.com/docs/api-reference/completions/object.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from penstock.api.dialect import failed, failure
+from penstock.api.http.bodies import Problem
+from penstock.pipeline.protocol import events
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import Logprob
+from penstock.pipeline.protocol.response import Response, Usage
+from penstock.pipeline.yield_point import YieldPoint
+
+FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
+
+
+class Logprobs(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of a text, each with its log probability, its alternatives and itself, and its place in the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The continuation at ``index``, or a piece of it; ``stop_reason`` is vLLM's."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType = UNSET
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Details of the tokens of the prompts."""
+
+    cached_tokens: int
+
+
+class CompletionUsage(msgspec.Struct, frozen=True):
+    """The tokens of a completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> CompletionUsage:
+        """Return the usage of a response as that of a completion."""
+        cached = PromptTokensDetails(usage.input_tokens_details.cached_tokens)
+        return cls(usage.input_tokens, usage.output_tokens, usage.total_tokens, cached)
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """One event of a stream, or the whole of it.  The last event, with the ``usage``, has no choice."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: CompletionUsage | UnsetType | None = UNSET
+    object: Literal["text_completion"] = "text_completion"
+    system_fingerprint: None = None
+
+
+class TextChunk(msgspec.Struct, frozen=True, gc=False):
+    """A chunk that has a text and nothing else of its own: nearly every one.
+
+    ``around`` is what stands around the text once it is written, as the rest of such chunks is the same.
+    """
+
+    around: tuple[bytes, ...]
+    text: str
+    first: Chunk
+    """A chunk of the same stream, without a choice."""
+    index: int = 0
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The last event of a completion that failed."""
+
+    error: Problem
+
+
+CompletionEvent: TypeAlias = TextChunk | Chunk | Broken
+
+_HEAD = b"data: "
+_END = b"\n\n"
+_encoder = msgspec.json.Encoder()
+_json, _encode_into = _encoder.encode, _encoder.encode_into
+_encoded = bytearray(_HEAD)
+"""A buffer that all chunks share after its head, because a new one for each takes noticeable time."""
+
+
+def encode(event: CompletionEvent) -> bytes:
+    """Encode an event as a whole server-sent event.  Not thread-safe."""
+    if type(event) is TextChunk:
+        return _json(event.text).join(event.around)
+    _encode_into(event, _encoded, len(_HEAD))
+    _encoded.extend(_END)
+    return bytes(_encoded)
+
+
+_TEXT = "\0text\0"
+
+
+def _around(chunk: Chunk, index: int) -> tuple[bytes, ...]:
+    """Return what stands around a text of the choice at ``index``, in the stream of a chunk."""
+    return tuple(encode(replace(chunk, choices=(Choice(index, _TEXT),))).split(_json(_TEXT)))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
+
+    ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then.  With ``echoes``,
+    the first token follows nothing, and has no log probability.
+    """
+
+    usage: bool = True
+    lists_usage: bool = False
+    echoes: bool = False
+
+    async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[CompletionEvent, None]:
+        """Rewrite the events of one response."""
+        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, Spelling(is_first_given=self.echoes))
+        text, rest = events.OutputTextDelta, YieldPoint()
+        async for event in source:
+            kind = type(event)
+            if kind is text:  # nearly every event
+                delta = cast("events.OutputTextDelta", event)
+                yield writer.feed_text(delta)
+                if delta.logprobs:
+                    await rest()  # those of a long prompt come at once
+            else:
+                for chunk in writer.feed(event):
+                    yield chunk
+
+
+class ChunkWriter:
+    """State machine, one per response."""
+
+    def __init__(self, adds_usage: bool, no_usage: UnsetType | None, spelling: Spelling) -> None:
+        self._adds_usage = adds_usage
+        self._no_usage = no_usage
+        self._spelling = spelling
+        self._first = Chunk("", 0, "", (), no_usage)
+        self._around: tuple[bytes, ...] = ()
+
+    def feed_text(self, event: events.OutputTextDelta) -> TextChunk | Chunk:
+        """Take a piece of the text."""
+        if event.logprobs:
+            return replace(self._first, choices=(Choice(0, event.delta, self._spelling.of(event.logprobs)),))
+        return TextChunk(self._around, event.delta, self._first)
+
+    def feed(self, event: ResponseEvent) -> Iterator[CompletionEvent]:
+        """Take any event."""
+        match event:
+            case events.OutputTextDelta():
+                yield self.feed_text(event)
+            case events.ResponseCreated(response=response):
+                created, model = response.created_at, response.model
+                self._first = Chunk(completion_id(response.id), created, model, (), self._no_usage)
+                self._around = _around(self._first, 0)
+            case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
+                yield from self._end(event.response)
+            case _:
+                pass
+
+    def _end(self, response: Response) -> Iterator[CompletionEvent]:
+        if response.status in ("failed", "cancelled"):
+            error = failure(response)
+            yield Broken(Problem(error.message, error.type, error.param, error.code))
+            return
+        yield replace(self._first, choices=(Choice(0, "", None, finish_reason(response), response.stop_reason),))
+        if self._adds_usage and response.usage:
+            yield replace(self._first, usage=CompletionUsage.of(response.usage))
+
+
+class Spelling:
+    """State machine: the places of tokens in a text, by the bytes that they spell there."""
+
+    def __init__(self, *, is_first_given: bool) -> None:
+        self._has_no_logprob = is_first_given
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def of(self, logprobs: Iterable[Logprob]) -> Logprobs:
+        """Take the next tokens."""
+        shown = Logprobs([], [], [], [])
+        for token in logprobs:
+            shown.tokens.append(token.token)
+            shown.text_offset.append(self._length)
+            self._length += len(self._decoder.decode(bytes(token.bytes)))
+            if self._has_no_logprob:
+                self._has_no_logprob = False
+                shown.token_logprobs.append(None)
+                shown.top_logprobs.append(None)
+                continue
+            shown.token_logprobs.append(token.logprob)
+            top = {token.token: token.logprob}
+            for other in token.top_logprobs:
+                top[other.token] = other.logprob
+            shown.top_logprobs.append(top)
+        return shown
+
+
+def completion_id(response_id: str) -> str:
+    """Return the id of the completion that a response is."""
+    return f"cmpl-{response_id.removeprefix('resp_')}"
+
+
+def finish_reason(response: Response) -> FinishReason:
+    """Return why a response ended."""
+    match response.incomplete_details:
+        case None:
+            return "stop"
+        case details:
+            return "content_filter" if details.reason == "content_filter" else "length"
+
+
+async def choices(
+    source: AsyncIterator[tuple[int, CompletionEvent]], of_each: int
+) -> AsyncGenerator[CompletionEvent, None]:
+    """Make one stream of several completions: each is the choice at its position.
+
+    A prompt counts once for all of its choices, of which there are ``of_each``.
+    """
+    first: Chunk | None = None
+    arounds: dict[int, tuple[bytes, ...]] = {}
+    usages: dict[int, CompletionUsage] = {}
+    async for position, event in source:
+        match event:
+            case Broken():
+                yield event
+                return
+            case TextChunk():
+                first = first or event.first
+                if position not in arounds:
+                    arounds[position] = _around(first, position)
+                yield TextChunk(arounds[position], event.text, first, position)
+            case Chunk(usage=CompletionUsage() as usage):
+                usages[position] = usage
+            case Chunk():
+                first = first or replace(event, choices=())
+                yield replace(first, choices=tuple(replace(choice, index=position) for choice in event.choices))
+    if first and usages:
+        yield replace(first, usage=_total([usage for _, usage in sorted(usages.items())], of_each))
+
+
+def _total(usages: Sequence[CompletionUsage], of_each: int) -> CompletionUsage:
+    prompts = usages[::of_each]
+    of_prompts, of_choices = sum(each.prompt_tokens for each in prompts), sum(each.completion_tokens for each in usages)
+    cached = sum(each.prompt_tokens_details.cached_tokens for each in prompts)
+    return CompletionUsage(of_prompts, of_choices, of_prompts + of_choices, PromptTokensDetails(cached))
+
+
+@dataclass
+class _Growing:
+    """A choice, growing by its pieces."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+    last: Choice | None = None
+
+    def add(self, choice: Choice) -> None:
+        self.texts.append(choice.text)
+        self.last = choice
+        if choice.logprobs is None:
+            return
+        if self.logprobs is None:
+            self.logprobs = Logprobs([], [], [], [])
+        for name in Logprobs.__struct_fields__:
+            getattr(self.logprobs, name).extend(getattr(choice.logprobs, name))
+
+    def whole(self, index: int) -> Choice:
+        ended = self.last or Choice(index, "")
+        return Choice(index, "".join(self.texts), self.logprobs, ended.finish_reason, ended.stop_reason)
+
+
+async def completion(source: AsyncIterator[CompletionEvent]) -> Chunk:
+    """Return the completion that chunks add up to; raise the error of one that failed."""
+    growing: dict[int, _Growing] = {}
+    usage: CompletionUsage | UnsetType = UNSET
+    chunk: Chunk | None = None
+    async for event in source:
+        match event:
+            case Broken(error=error):
+                raise failed(error.code, error.message)
+            case TextChunk(text=text, index=index):
+                growing.setdefault(index, _Growing()).texts.append(text)
+            case Chunk():
+                chunk, usage = event, event.usage or usage
+                for choice in event.choices:
+                    growing.setdefault(choice.index, _Growing()).add(choice)
+    if chunk is None:
+        raise RuntimeError("a response ended without an event")
+    return replace(chunk, choices=tuple(each.whole(at) for at, each in sorted(growing.items())), usage=usage)
