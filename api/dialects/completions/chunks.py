@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import failed, failure
 from penstock.api.http.bodies import Problem
+from penstock.api.http.padding import padded
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
@@ -113,6 +114,14 @@ def encode(event: CompletionEvent) -> bytes:
     _encode_into(event, _encoded, len(_HEAD))
     _encoded.extend(_END)
     return bytes(_encoded)
+
+
+def obfuscated(event: CompletionEvent) -> bytes:
+    """Encode an event as `encode` does, with random padding beside a text to hide its length in network packets."""
+    frame = encode(event)
+    if isinstance(event, Broken) or (isinstance(event, Chunk) and not event.choices):
+        return frame
+    return padded(frame[: -len(_END)], len(frame)) + _END
 
 
 _TEXT = "\0text\0"

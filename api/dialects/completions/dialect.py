@@ -8,8 +8,8 @@ from functools import cache, partial
 from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
-from penstock.api.dialects.completions.body import PLACES, CompletionBody
-from penstock.api.dialects.completions.chunks import Chunk, Chunks, choices, completion, encode
+from penstock.api.dialects.completions.body import PLACES, CompletionBody, StreamOptions
+from penstock.api.dialects.completions.chunks import Chunk, Chunks, choices, completion, encode, obfuscated
 from penstock.api.http.bodies import ErrorBody
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.openapi import Operation, operation
@@ -25,10 +25,12 @@ def fault(error: RequestError) -> bytes:
 
 
 @cache
-def wire(chunks: Chunks, of_each: int = 1) -> Wire:
-    """Return the form of an answer in these chunks, with so many choices of each prompt."""
+def wire(chunks: Chunks, of_each: int = 1, *, hides: bool = False) -> Wire:
+    """Return the form of an answer with so many choices of each prompt; ``hides`` pads the chunks."""
     weave = partial(choices, of_each=of_each)
-    return Wire(encode, completion, Pipeline.start("completions", chunks), weave, end=DONE, fault=fault)
+    return Wire(
+        obfuscated if hides else encode, completion, Pipeline.start("completions", chunks), weave, end=DONE, fault=fault
+    )
 
 
 def place(param: str) -> str:
@@ -39,11 +41,17 @@ def place(param: str) -> str:
 def read(body: bytes) -> Reading:
     """Read the body of a request for a completion."""
     given = read_body(body, CompletionBody)
-    streams = bool(given.stream)
-    wants_usage = given.stream_options is not None and given.stream_options.include_usage is True
-    chunks = Chunks(not streams or wants_usage, streams and wants_usage, given.echo is True)
     first, *others = given.create_requests
-    return Reading(first, wire(chunks, given.choices), streams, place=place, others=tuple(others))
+    return Reading(first, _form(given), bool(given.stream), place=place, others=tuple(others))
+
+
+def _form(given: CompletionBody) -> Wire:
+    echoes = given.echo is True
+    if not given.stream:
+        return wire(Chunks(echoes=echoes), given.choices)
+    options = given.stream_options or StreamOptions()
+    wants_usage = options.include_usage is True
+    return wire(Chunks(wants_usage, wants_usage, echoes), given.choices, hides=options.include_obfuscation is True)
 
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:

@@ -14,12 +14,13 @@ from penstock.api.http.wire import Reading
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame, TokenLogprob
-from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.events import DONE, ResponseEvent
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.stages.emit.emit import Emit
 from penstock.stages.models.harmony.vocabulary import END, load_encoding
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.testing import check_dialect
+from tests.support.chat_streams import chunks_of
 from tests.support.completion_streams import COMPLETIONS, heard
 from tests.support.frames import raw_started
 
@@ -158,6 +159,15 @@ def events(tokens: list[int], size: int, raw: RawPrompt, top: int | None) -> lis
             return [event async for event in emitted if isinstance(event, ResponseEvent)]
 
     return asyncio.run(run())
+
+
+async def test_chunks_are_padded_if_the_client_asks() -> None:
+    wire = read(prompt="x", stream=True, stream_options={"include_obfuscation": True}).wire
+    seen = await asyncio.to_thread(events, [5, 6], 1, RawPrompt("x"), None)
+    async with wire.translated(source_of(seen)) as chunks:
+        stream = b"".join([wire.encode(chunk) async for chunk in chunks]) + wire.end
+    assert all("obfuscation" in chunk for chunk in chunks_of(stream))
+    assert len({len(frame) % 16 for frame in stream.removesuffix(DONE).split(b"\n\n") if frame}) == 1
 
 
 OUTPUTS = st.lists(st.one_of(st.integers(0, 5000), st.just(END)), min_size=1, max_size=12)
