@@ -83,19 +83,25 @@ class _Message(_Object, frozen=True, kw_only=True, tag_field="role"):
     pass
 
 
-class SystemMessage(_Message, frozen=True, kw_only=True, tag="system"):
+class _Named(_Message, frozen=True, kw_only=True):
+    """A message of a participant, whose name no prompt has."""
+
+    name: str | None = None
+
+
+class SystemMessage(_Named, frozen=True, kw_only=True, tag="system"):
     content: str | tuple[ChatText, ...]
 
 
-class DeveloperMessage(_Message, frozen=True, kw_only=True, tag="developer"):
+class DeveloperMessage(_Named, frozen=True, kw_only=True, tag="developer"):
     content: str | tuple[ChatText, ...]
 
 
-class UserMessage(_Message, frozen=True, kw_only=True, tag="user"):
+class UserMessage(_Named, frozen=True, kw_only=True, tag="user"):
     content: str | tuple[ChatPart, ...]
 
 
-class AssistantMessage(_Message, frozen=True, kw_only=True, tag="assistant"):
+class AssistantMessage(_Named, frozen=True, kw_only=True, tag="assistant"):
     """An answer of the model; its thoughts have two names, and clients send back the one that they know."""
 
     content: str | tuple[ChatText | ChatRefusal, ...] | None = None
@@ -168,6 +174,10 @@ class Conversation:
                 yield params.MessageItem(role="system", content=_text(content))
             case DeveloperMessage(content=content):
                 yield params.MessageItem(role="developer", content=_text(content))
+            case UserMessage(content=()):
+                raise InvalidRequest(
+                    f"This needs a part (at {path}.content)", param=f"{path}.content", code="empty_array"
+                )
             case UserMessage(content=content):
                 yield params.MessageItem(role="user", content=_parts(content, f"{path}.content"))
             case AssistantMessage():
@@ -194,7 +204,15 @@ class Conversation:
             if message.content is None:
                 raise InvalidRequest(f"This message is empty (at {path})", param=f"{path}.content")
             yield params.MessageItem(role="assistant", content="")
-        for call in message.tool_calls or ():
+        yield from self._calls(message.tool_calls or (), f"{path}.tool_calls")
+
+    def _calls(self, calls: Sequence[ToolCall], path: str) -> Iterator[params.InputItem]:
+        ids = set[str]()
+        for position, call in enumerate(calls):
+            if call.id in ids:
+                param = f"{path}[{position}].id"
+                raise InvalidRequest(f"Another call has this id (at {param})", param=param, code="invalid_value")
+            ids.add(call.id)
             match call:
                 case FunctionToolCall(id=call_id, function=function):
                     self._custom.discard(call_id)

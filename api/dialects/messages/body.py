@@ -101,11 +101,15 @@ class MessageTool(Body):
             if getattr(self, key) is None:
                 param = f"{path}.{key}"
                 raise InvalidRequest(f"Field required (at {param})", param=param, code="missing_required_parameter")
+        schema = {"type": "object", **(self.input_schema or {})}
+        if schema["type"] != "object":
+            param = f"{path}.input_schema.type"
+            raise InvalidRequest(f"Input should be 'object' (at {param})", param=param, code="invalid_value")
         return FunctionToolParam.model_construct(
             type="function",
             name=self.name,
             description=self.description,
-            parameters={"type": "object", **(self.input_schema or {})},
+            parameters=schema,
             strict=self.strict,
         )
 

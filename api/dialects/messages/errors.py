@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from penstock.api.dialects.messages.events import MessageError, MessageProblem, to_sse
+from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import RequestError
 
 _TYPES = {
@@ -36,8 +37,14 @@ def _type(status: int, code: str | None) -> str:
 def error(refused: RequestError) -> tuple[int, Any]:
     """Return the status and the body of an error."""
     found = refused.problem
-    body = MessageError(problem(refused.status, found.message, found.code), refused.request_id or None)
+    body = MessageError(problem(refused.status, placed(found), found.code), refused.request_id or None)
     return refused.status, body
+
+
+def placed(found: Problem) -> str:
+    """Return the message of a problem with its place in the body, for which Anthropic's errors have no field."""
+    names_it = found.param is None or found.param in found.message
+    return found.message if names_it else f"{found.message.rstrip('.')} (at {found.param})"
 
 
 def fault(refused: RequestError) -> bytes:

@@ -14,6 +14,7 @@ from msgspec import Meta
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.structs import ListOf
 
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -208,10 +209,35 @@ class Conversation:
         """The position of the message of each item."""
         self.loaded: dict[str, None] = {}
         """The names of the deferred tools that a result refers to, in order."""
+        self._open_calls: dict[str, str] = {}
+        """The places of the messages with calls that have no result yet, by the ids of the calls."""
         for position, message in enumerate(messages):
+            self._pair(message, f"messages[{position}]")
             for item in self._items(message, is_last=position == len(messages) - 1):
                 self.items.append(item)
                 self.places.append(position)
+        for call_id, place in self._open_calls.items():
+            found = f"`tool_use` ids were found without `tool_result` blocks immediately after: {shortened(call_id)}"
+            raise _refusal(found, place)
+
+    def _pair(self, message: Turn, place: str) -> None:
+        """Raise `InvalidRequest` for a result without a call before it, and for two open calls with the same id.
+
+        The errors begin as Anthropic's do: clients recognize them.
+        """
+        for position, block in enumerate(() if isinstance(message.content, str) else message.content):
+            at = f"{place}.content[{position}]"
+            match block:
+                case ToolUseBlock(id=call_id):
+                    if call_id in self._open_calls:
+                        raise _refusal("`tool_use` ids must be unique", f"{at}.id")
+                    self._open_calls[call_id] = place
+                case ToolResultBlock(tool_use_id=call_id):
+                    if self._open_calls.pop(call_id, None) is None:
+                        found = f"unexpected `tool_use_id` found in `tool_result` blocks: {shortened(call_id)}"
+                        raise _refusal(found, f"{at}.tool_use_id")
+                case _:
+                    pass
 
     def _items(self, message: Turn, *, is_last: bool) -> Iterator[params.InputItem]:
         match message:
@@ -322,6 +348,19 @@ def _thought(text: str, signature: str | None) -> params.ReasoningItem:
 
 
 def check_not_empty(messages: Sequence[Turn]) -> None:
-    """Raise `InvalidRequest` for a conversation without messages."""
+    """Raise `InvalidRequest` for a conversation without messages, and for a message in which the user says nothing."""
     if not messages:
         raise InvalidRequest("messages: at least one message is required", param="messages", code="empty_array")
+    for position, message in enumerate(messages):
+        if isinstance(message, UserTurn) and all(
+            isinstance(part, TextBlock) and not part.text for part in _blocks(message)
+        ):
+            raise _refusal("user messages must have non-empty content", f"messages[{position}].content")
+
+
+def _blocks(message: UserTurn) -> Sequence[UserBlock]:
+    return (TextBlock(text=message.content),) if isinstance(message.content, str) else message.content
+
+
+def _refusal(problem: str, place: str) -> InvalidRequest:
+    return InvalidRequest(f"{problem} (at {place})", param=place, code="invalid_value")
