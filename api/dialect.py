@@ -135,7 +135,9 @@ class Edge:
         """Return the number of tokens of the prompt that a body asks for, by rendering it."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            return await self.prompt_length((await self.read(request, body, read)).request)
+            reading = await self.read(request, body, read)
+            with placing(reading.place):
+                return await self.prompt_length(reading.request)
 
     async def prompt_length(self, create_request: CreateResponse) -> int:
         """Return the number of tokens of the prompt of a request, by rendering it."""
@@ -162,7 +164,7 @@ class Edge:
     async def prepared(self, reading: Reading, prepare: Prepare | None = None) -> list[Prepared]:
         """Prepare the requests of a reading, with another function than the scheduler's if one is given."""
         prepare = prepare or self.scheduler.prepare
-        with _placing(reading.place):
+        with placing(reading.place):
             return [
                 Prepared(await prepare(each), reading.wire, reading.streams, reading.place)
                 for each in (reading.request, *reading.others)
@@ -232,7 +234,7 @@ class Edge:
         beginning = Beginning(self.dialect.name, model, request[STARTED]) if prepared.streams else None
         async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
             delivery = Delivery(events, beginning)
-            with _placing(prepared.place):
+            with placing(prepared.place):
                 await delivery.begin()
             try:
                 yield delivery
@@ -246,7 +248,7 @@ class Edge:
 
 
 @contextmanager
-def _placing(place: Callable[[str], str]) -> Iterator[None]:
+def placing(place: Callable[[str], str]) -> Iterator[None]:
     """Have errors name the place in the body of the parameter that is wrong."""
     try:
         yield

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from penstock.api.dialect import READ_REFUSALS, REFUSALS, Dialect, Edge
+from penstock.api.dialect import READ_REFUSALS, REFUSALS, Dialect, Edge, placing
 from penstock.api.dialects.messages.body import CountTokens, CreateMessage
 from penstock.api.dialects.messages.errors import error, fault
 from penstock.api.dialects.messages.events import PING, CreatedMessage, MessageError, to_sse
@@ -107,7 +107,8 @@ class Messages:
         with self.edge.scheduler.in_flight:
             reading = await self.edge.read(request, body, read_prompt)
             try:
-                count = await _leniently(self.edge.prompt_length, reading.request)
+                with placing(reading.place):
+                    count = await _leniently(self.edge.prompt_length, reading.request)
             except ContextTooLong as error:
                 count = error.prompt_tokens
             return as_json(TokenCount(count))

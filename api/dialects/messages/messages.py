@@ -216,6 +216,8 @@ class Conversation:
             for item in self._items(message, is_last=position == len(messages) - 1):
                 self.items.append(item)
                 self.places.append(position)
+        if messages and not self.items:
+            raise InvalidRequest("messages: at least one message needs content", param="messages", code="invalid_value")
         for call_id, place in self._open_calls.items():
             found = f"`tool_use` ids were found without `tool_result` blocks immediately after: {shortened(call_id)}"
             raise _refusal(found, place)

@@ -122,6 +122,7 @@ def by_user(*blocks: Body) -> Body:
         ({"messages": []}, "messages: at least one message is required", None),
         ({"messages": [by_user()]}, "user messages must have non-empty content", "messages[0].content"),
         ({"messages": [USER | {"content": ""}]}, "user messages must have non-empty content", "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "messages: at least one message needs content", None),
         ({"messages": [by_user(RESULT)]}, UNEXPECTED, "messages[0].content[0].tool_use_id"),
         ({"messages": [by_user(RESULT), ASKED]}, UNEXPECTED, "messages[0].content[0].tool_use_id"),
         ({"messages": [USER, ASKED, by_user(RESULT, RESULT)]}, UNEXPECTED, "messages[2].content[1].tool_use_id"),
@@ -153,7 +154,7 @@ async def test_message_is_refused(served: ScriptedServer, fields: Body, message:
     body = json.dumps({"model": "tiny", "max_tokens": 100, "messages": [USER], **fields}).encode()
     found, param = await refused(served, MESSAGES, body)
     assert (param, message in found) == (place, True), found
-    if fields.keys() <= {"messages", "tools"} and "image" not in str(fields):
+    if fields.keys() <= {"messages", "tools"}:
         assert await refused(served, f"{MESSAGES}/count_tokens", body) == (found, param)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import quote
@@ -17,14 +17,29 @@ from yarl import URL
 
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import JSON
+from tests.support.chat_streams import chunks_of
 from tests.support.event_streams import read_sse
 from tests.support.examples import examples
+from tests.support.messages import events_of
 from tests.support.openapi import ODD, Description, Schema, any_body, in_responses_names, query_values, valid_values
 from tests.support.server import CALL, ScriptedServer, running_server, script
 
 SLOW = [HealthCheck.data_too_large, HealthCheck.filter_too_much]
 QUICK = examples(25, SLOW)
 LONG = examples(150, SLOW)
+
+
+STREAMS: dict[str, Callable[[bytes], Any]] = {
+    "/openresponses/v1/responses": lambda content: read_sse(in_responses_names(content)),
+    "/v1/chat/completions": chunks_of,
+    "/v1/completions": chunks_of,
+    "/v1/messages": events_of,
+}
+"""Readers of streams, which check their framing, by paths; the others are those of the Responses API."""
+
+
+KNOWN: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+"""Values that a server knows, so that those of the other parameters count."""
 
 
 class Target:
@@ -47,7 +62,7 @@ class Target:
             content = await answer.read()
         if answer.content_type == "text/event-stream":
             if "starting_after" not in path:
-                read_sse(in_responses_names(content) if path.startswith("/openresponses") else content)
+                STREAMS.get(path, read_sse)(content)
             return answer.status, answer.content_type, None
         return answer.status, answer.content_type, json.loads(content)
 
@@ -93,14 +108,25 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/responses", "/v1/responses/input_tokens", "/openresponses/v1/responses", "/v1/completions"]
+    "path",
+    [
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/openresponses/v1/responses",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    ],
 )
 def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
     (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
     wanted = valid_values(target.description, content["schema"])
+    fields = target.description.resolved(content["schema"])["properties"]
+    known = {name: value for name, value in KNOWN.items() if name in fields}
 
     @(LONG if path == "/v1/responses" else QUICK)
-    @given(any_body(st.one_of(wanted, wanted.map(lambda body: body | {"stream": True}))))
+    @given(any_body(st.one_of(wanted, wanted.map(lambda body: body | known | {"stream": True}))))
     def ask(body: bytes) -> None:
         answer = target.check("POST", path, path, body)
         if answer and answer.get("store"):
