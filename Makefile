@@ -22,7 +22,7 @@ PIP_OPTIONS := -qq --disable-pip-version-check --no-input
 PIP := $(BIN)/python -m pip install $(PIP_OPTIONS)
 CLIENTS := .venv-clients
 NODE_CLIENTS := tests/live/clients/node
-CODEX := tests/live/codex/node
+AGENTS := codex claude opencode
 PAGE := tests/live/page/node
 IMAGE_TOOLS := .cache/image
 # The browser that pages are tested in: the machine's own, or the one that npm brings.
@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough oracles engine clients test-codex clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough oracles engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,10 +109,10 @@ $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
 	@rm -rf $@ $(NODE_CLIENTS)/node_modules
 	@cd $(NODE_CLIENTS) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 
-$(CODEX)/.installed: $(CODEX)/package-lock.json | $(DONE)/test
-	@echo "Installing Codex: half a minute, and 400 MB."
-	@rm -rf $@ $(CODEX)/node_modules
-	@cd $(CODEX) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
+$(AGENTS:%=tests/live/%/node/.installed): tests/live/%/node/.installed: tests/live/%/node/package-lock.json | $(DONE)/test
+	@echo "Installing the agent $*: half a minute, and up to 400 MB."
+	@rm -rf $@ $(@D)/node_modules
+	@cd $(@D) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 
 $(PAGE)/.installed: $(PAGE)/package-lock.json $(PAGE)/unpack.mjs | $(DONE)/test
 	@echo "Installing a browser: half a minute, and 300 MB."
@@ -184,7 +184,7 @@ test: $(DONE)/test ## Everything: check, then live; 25 minutes on two cores
 	@rm -rf .cache/suites
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
-	    $(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); exit $$status
+	    $(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); exit $$status
 
 live: engine clients clients-chat clients-http test-page test-image ## The tests with real engines, real clients and a browser, two at a time
 
@@ -224,25 +224,33 @@ AGAINST = $(CLIENTS)/bin/python -m pytest -q --no-header -p tests.support.progre
 OPTIONS ?=
 
 NODE_CLIENTS_LEFT_OUT = test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
-CODEX_LEFT_OUT = test -e $(CODEX)/.installed || echo "CODEX WAS NOT TESTED: npm COULD NOT INSTALL IT."
+AGENTS_LEFT_OUT = for agent in $(AGENTS); do test -e tests/live/$$agent/node/.installed || \
+    echo "THE AGENT $$agent WAS NOT TESTED: npm COULD NOT INSTALL IT."; done
 PAGE_LEFT_OUT = test -e $(PAGE)/.installed || \
     echo "$(if $(BROWSER),THE ACCESSIBILITY OF PAGES WAS,PAGES WERE) NOT TESTED: npm COULD NOT INSTALL $(if $(BROWSER),axe,A BROWSER)."
 
 IMAGE_LEFT_OUT = test -e $(IMAGE_TOOLS)/.installed || \
     echo "IMAGES WERE NOT TESTED: tests/live/image/tools.sh, WHICH NEEDS ROOT AND DEBIAN 12, COULD NOT UNPACK ITS TOOLS."
 
-# Codex sends tools that no server of ours runs, and its prompts need more room than those of others.
-FOR_CODEX := --max-model-len 16384 --leave-out-tool tool_search
-clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(CODEX)/.installed ## Real clients, Codex among them, against the real server; OPTIONS go to the server, ARGS to pytest
+# Codex sends tools that no server of ours runs, and the prompts of agents need more room than those of others.
+FOR_AGENTS := --max-model-len 16384 --leave-out-tool tool_search
+clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(AGENTS:%=tests/live/%/node/.installed) ## Real clients, coding agents among them, against the real server; OPTIONS go to the server, ARGS to pytest
 	@$(AGAINST) tests/live/clients $$(test -e $(NODE_CLIENTS)/.installed || echo --ignore tests/live/clients/test_node.py) \
-	    $$(test ! -e $(CODEX)/.installed || echo tests/live/codex) \
-	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_CODEX) $(OPTIONS)" $(ARGS)
-	@$(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT)
+	    $$(for agent in $(AGENTS); do test ! -e tests/live/$$agent/node/.installed || echo tests/live/$$agent; done) \
+	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_AGENTS) $(OPTIONS)" $(ARGS)
+	@$(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT)
 
-test-codex: $(TINY).built $(CLIENTS)/.installed $(CODEX)/.installed ## Codex alone, against the real server; ARGS go to pytest
-	@test ! -e $(CODEX)/.installed || \
-	    $(AGAINST) tests/live/codex --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_CODEX)" $(ARGS)
-	@$(CODEX_LEFT_OUT)
+ALONE = AGENT=$(@:test-%=%); test ! -e tests/live/$$AGENT/node/.installed || \
+    $(AGAINST) tests/live/$$AGENT --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_AGENTS)" $(ARGS)
+
+test-codex: $(TINY).built $(CLIENTS)/.installed tests/live/codex/node/.installed ## Codex alone, against the real server; ARGS go to pytest
+	@$(ALONE)
+
+test-claude: $(TINY).built $(CLIENTS)/.installed tests/live/claude/node/.installed ## Claude Code alone, and a session of it for `tests.support.claude_session`
+	@$(ALONE)
+
+test-opencode: $(CLIENTS)/.installed tests/live/opencode/node/.installed ## opencode alone
+	@$(ALONE)
 
 clients-chat: $(INSTALLED) $(CLIENTS)/.installed ## Python clients against two frontends of a tiny Qwen, which has a chat template
 	@$(AGAINST) tests/live/clients --ignore tests/live/clients/test_node.py \
@@ -295,5 +303,5 @@ endif
 
 clean: ## Remove what was installed, built and cached here
 	rm -rf .venv .venv-gpu $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
-	rm -rf $(CODEX)/node_modules $(CODEX)/.installed $(PAGE)/node_modules $(PAGE)/.installed
+	rm -rf $(AGENTS:%=tests/live/%/node/node_modules) $(AGENTS:%=tests/live/%/node/.installed) $(PAGE)/node_modules $(PAGE)/.installed
 	rm -rf .cache build penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ NO_KEY = "none"
 """The key for a server without keys: the clients refuse an empty one."""
 
 MOST_OUTPUT = 32_000
-"""Tokens of an answer, at most; a quarter of a shorter context."""
+"""Tokens of an answer, at most; an eighth of a shorter context, as agents compact before that part is used."""
 
 INSTRUCTIONS = "You are a coding agent. Work in the current folder, and edit files with apply_patch."
 """The prompt for Codex, which has none for models that it does not know."""
@@ -34,7 +34,7 @@ class Served:
     @property
     def output(self) -> int:
         """The tokens of an answer."""
-        return min(MOST_OUTPUT, self.window // 4)
+        return min(MOST_OUTPUT, self.window // 8)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def refusal(request: web.Request, error: errors.StageError) -> web.Response:
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
+        answer.headers["X-Should-Retry"] = "false"  # else Claude Code tries for three minutes
     if isinstance(error, errors.StageFault):
         logger.error("%s", error, exc_info=error.__cause__)
     elif not isinstance(error, errors.InvalidRequest | errors.LimitReached):

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
+from tests.support.launched_agents import AgentServer, agent_server
 from tests.support.paths import ROOT
 from tests.support.processes import PATIENCE, free_port, running_process
 
@@ -89,6 +90,10 @@ Json = dict[str, Any]
 CODEX_PROGRAM = ROOT / "tests/live/codex/node/node_modules/@openai/codex/bin/codex.js"
 
 
+CODEX_EXEC = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+"""The arguments of a request to Codex, before its text."""
+
+
 @dataclass(frozen=True)
 class Codex:
     """The Codex program, its home folder, and the project that it works on."""
@@ -99,8 +104,7 @@ class Codex:
 
     def events(self, *arguments: str) -> list[Json]:
         """The events of one run of ``codex exec``, which must succeed."""
-        command = [self.node, str(CODEX_PROGRAM), "exec", *arguments, "--json", "--skip-git-repo-check"]
-        command.append("--dangerously-bypass-approvals-and-sandbox")
+        command = [self.node, str(CODEX_PROGRAM), *CODEX_EXEC, *arguments]
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "CODEX_HOME": str(self.home)}
         pipe = subprocess.PIPE
         with subprocess.Popen(
@@ -163,6 +167,19 @@ def server(
             command.append(f"--engine={ending.enter_context(running(shlex.split(behind), folder / 'vllm.log'))}")
         log = folder / "serve.log"
         yield Server(ending.enter_context(running(command, log)) + "/v1", log, store)
+
+
+@pytest.fixture(scope="session")
+def penstock(request: pytest.FixtureRequest) -> str:
+    """The command that ``--serve`` begins with."""
+    return str(Path(shlex.split(request.config.getoption("--serve"))[0]).absolute())
+
+
+@pytest.fixture(scope="session")
+def agents(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[AgentServer, None, None]:
+    """A server for coding agents, whose model does what the user says."""
+    with agent_server(penstock, tmp_path_factory.mktemp("agents")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from tests.support.statements import statements
 
 TESTS = ROOT / "tests"
 SUPPORT = sorted((TESTS / "support").glob("*.py"))
-WITHOUT_PENSTOCK = ("client_server", "paths", "processes", "progress")
+WITHOUT_PENSTOCK = ("claude_session", "client_server", "launched_agents", "paths", "processes", "progress")
 """Helpers of the client suites, which run where penstock is not installed."""
 
 

@@ -53,6 +53,7 @@ async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, auth
     for path in closed - OPEN | {"/v1/nothing"}:
         async with locked.client.get(locked.url + path, headers=headers) as answer:
             assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert answer.headers["X-Should-Retry"] == "false"
             error = (await answer.json())["error"]
             if path.startswith("/v1/messages"):
                 assert error["type"] == "authentication_error"

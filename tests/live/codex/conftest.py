@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_server import Codex, Server, running
+from tests.support.client_server import CODEX_PROGRAM, Codex, Server, running
+from tests.support.launched_agents import Launched
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "api" / "CODEX.md").read_text()
@@ -39,6 +40,14 @@ def codex(request: pytest.FixtureRequest, tmp_path: Path) -> Codex:
     home.mkdir()
     project.mkdir()
     return Codex(str(request.config.getoption("--node")), home, project)
+
+
+@pytest.fixture
+def launched(request: pytest.FixtureRequest, penstock: str, server: Server, tmp_path: Path) -> Launched:
+    """Codex as ``penstock launch`` starts it."""
+    node = Path(request.config.getoption("--node")).parent
+    programs = f"{CODEX_PROGRAM.parents[3] / '.bin'}:{node}"
+    return Launched(penstock, "codex", programs, tmp_path, server.url, "tiny-gpt-oss")
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.client_server import Codex, Server
+from tests.support.client_server import CODEX_EXEC, Codex, Server
+from tests.support.launched_agents import Launched
 
 Json = dict[str, Any]
 
@@ -117,3 +118,10 @@ def test_compacted_session_goes_on_at_another_server(codex: Codex, settle: Calla
     assert (codex.project / "hello.txt").read_text() == "hello"
     assert answers(events) == ["hello.txt now says hello."]
     assert summaries(codex) == [summary]
+
+
+def test_launched_codex_needs_no_settings(launched: Launched) -> None:
+    ended = launched.run(*CODEX_EXEC, "Add greeting.txt with a patch.")
+    assert answers(ended.lines) == ["I added greeting.txt."]
+    assert (launched.project / "greeting.txt").read_text() == "hello\n"
+    assert not (launched.folder / "home" / ".codex" / "config.toml").exists()

@@ -41,7 +41,9 @@ def test_claude_code_gets_one_model_for_all_its_tasks() -> None:
     assert AGENTS["claude"].start(LOCKED).environment["ANTHROPIC_AUTH_TOKEN"] == LOCKED.key
 
 
-@pytest.mark.parametrize(("window", "output"), [(8192, 2048), (131_072, 32_000), (2**31 - 1, 32_000)])
+@pytest.mark.parametrize(
+    ("window", "output"), [(8192, 1024), (131_072, 16_384), (262_144, 32_000), (2**31 - 1, 32_000)]
+)
 def test_output_leaves_most_of_the_context_to_the_prompt(window: int, output: int) -> None:
     assert Served("http://gpu", "tiny", window).output == output
 

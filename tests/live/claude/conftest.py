@@ -1,0 +1,17 @@
+"""Claude Code, started by ``penstock launch`` as on the page of clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched_agents import AgentServer, Launched
+from tests.support.paths import ROOT
+
+PROGRAMS = ROOT / "tests/live/claude/node/node_modules/.bin"
+
+
+@pytest.fixture
+def claude(penstock: str, agents: AgentServer, tmp_path: Path) -> Launched:
+    return Launched(penstock, "claude", str(PROGRAMS), tmp_path, agents.url)

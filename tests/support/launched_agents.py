@@ -1,0 +1,156 @@
+"""Coding agents as users run them: ``penstock launch`` starts each in a home and a project of its own.
+
+The server that they use has the engine of `agent_engine`.  These tests run in an environment without penstock, so this
+module imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE, free_port, running_process
+
+Json = dict[str, Any]
+
+KEY = "sk-agents-0123456789"
+MODEL = "agent"
+
+DONE = "All of it is done."
+"""The answer to a message that asks for nothing, as in `agent_engine`."""
+
+
+@dataclass(frozen=True)
+class AgentServer:
+    """A server for agents, and what it has recorded."""
+
+    url: str
+    log: Path
+    recorded: Path
+
+    def turns(self, count: int) -> list[tuple[list[int], list[int]]]:
+        """Return the tokens of each prompt and of its answer, in the order of the requests, at least ``count``."""
+        deadline = time.monotonic() + PATIENCE
+        while True:  # the server writes its recordings a little later
+            folders = [[_lines(folder / f"{name}.jsonl") for name in ("prompt", "tokens")] for folder in self._folders]
+            if len(folders) >= count and all(
+                lines and lines[-1]["type"] == "End" for folder in folders for lines in folder
+            ):
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        folders.sort(key=lambda folder: str(folder[0][0]["recorded_at"]))
+        return [(_tokens(prompt), _tokens(answer)) for prompt, answer in folders]
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [prompt.parent for prompt in self.recorded.glob("*/prompt.jsonl")]
+
+
+def _lines(file: Path) -> list[Json]:
+    whole = file.read_bytes().rpartition(b"\n")[0] if file.exists() else b""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _tokens(lines: Sequence[Json]) -> list[int]:
+    return [token for line in lines for token in line.get("token_ids", ())]
+
+
+@contextmanager
+def agent_server(penstock: str, folder: Path, window: int = 131_072) -> Iterator[AgentServer]:
+    """Run a server with a key, whose model does what the user says, for the length of the block."""
+    url, log, recorded = f"http://127.0.0.1:{free_port()}", folder / "serve.log", folder / "recorded"
+    engine = f"{ROOT / 'tests/support/agent_engine.py'}:engine"
+    command = [penstock, "serve", f"--engine={engine}", "--store=none", "--no-sandbox", f"--record={recorded}"]
+    command += ["--model-alias=claude-*=agent", f"--port={url.rpartition(':')[2]}"]
+    variables = {"AGENT_CONTEXT": str(window), "PENSTOCK_API_KEYS": KEY}
+    with running_process(command, f"{url}/health", log, variables):
+        yield AgentServer(url, log, recorded)
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[Json]:
+        """The JSON lines that the agent has written; it must have succeeded."""
+        assert self.status == 0, self.out + self.err
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An agent: its name, the folders of its program, as in ``PATH``, and its own folder, with a home and a project."""
+
+    penstock: str
+    name: str
+    programs: str
+    folder: Path
+    url: str
+    model: str = MODEL
+    key: str = KEY
+
+    @property
+    def project(self) -> Path:
+        return self.folder / "project"
+
+    def run(self, *arguments: str, prompt: str = "", model: str = "", url: str = "") -> Ended:
+        """Start the agent with ``arguments``, and write ``prompt`` to its input."""
+        options = ["--url", url or self.url, "--model", model or self.model]
+        return self.execute([self.penstock, "launch", self.name, *options, "--", *arguments], prompt)
+
+    def printed(self, *arguments: str) -> str:
+        """Return the lines for a shell that start the agent."""
+        options = ["--url", self.url, "--model", self.model, "--print"]
+        return self.execute([self.penstock, "launch", self.name, *options, "--", *arguments]).out
+
+    def execute(self, command: Sequence[str], prompt: str = "", key: str = "") -> Ended:
+        """Run a command in the project, with the home of the agent and its program."""
+        home = self.folder / "home"
+        for folder in (home, self.project):
+            folder.mkdir(exist_ok=True)
+        environment = {
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "PENSTOCK_KEY": key or self.key,
+        }
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command,
+            cwd=self.project,
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, err = process.communicate(prompt, timeout=PATIENCE)
+            finally:  # whatever the agent has left ends too
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return Ended(process.returncode, out, err)
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Return the line for a call of a tool of the agent."""
+    return f"call {name} {json.dumps(arguments)}"
+
+
+def common(before: Sequence[int], after: Sequence[int]) -> int:
+    """Return the number of tokens that two prompts begin with alike."""
+    pairs = zip(before, after, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(before), len(after)))
