@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 import msgspec
@@ -22,6 +22,7 @@ import msgspec
 from tests.bench.core import Case, Command, End, Look, Measured, Window
 from tests.bench.figures import BARE, VLLM, Comparison, Figure
 from tests.bench.server import MARK, NAME, READY
+from tests.bench.wire import RESPONSES
 from tests.support.processes import free_port
 
 STARTING = 240.0
@@ -42,6 +43,12 @@ STORING = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 """Lets the peer run background responses and keep their events."""
 
 
+Api: TypeAlias = tuple[str, Mapping[str, Any]]
+"""The path of an API, and the parameters by which it is asked for an answer."""
+
+ASKING_RESPONSES: Api = (RESPONSES, {"input": "Hi"})
+
+
 @dataclass(frozen=True)
 class Server:
     """A running server at ``port`` of this machine."""
@@ -58,13 +65,18 @@ class Server:
         return self.log.with_suffix(".arrivals")
 
     @asynccontextmanager
-    async def running(self, case: Case, *, timed: bool = False, **body: Any) -> AsyncGenerator[Measured, None]:
+    async def running(
+        self, case: Case, *, api: Api = ASKING_RESPONSES, timed: bool = False, **body: Any
+    ) -> AsyncGenerator[Measured, None]:
         """Run a case for the length of a block, with clients in another process; yield the cost of its beginning."""
         self._send(case)
         await self._line(READY)
-        request = json.dumps({"model": NAME, "input": "Hi", "stream": True, "store": self.stores, **body})
-        noting = (str(self.arrivals),) if timed else ()
-        command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), request, *noting)
+        path, asking = api
+        stored = {"store": self.stores} if path == RESPONSES else {}
+        request = json.dumps({"model": NAME, "stream": True, **stored, **asking, **body})
+        noting = ("--arrivals", str(self.arrivals)) if timed else ()
+        options = (str(self.port), str(case.streams), request, "--path", path, *noting)
+        command = (sys.executable, "-m", "tests.bench.readers", *options)
         readers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         os.sched_setaffinity(readers.pid, CORES[-1:])
         try:

@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.added import ADDED, added
+from tests.bench.apis import CHAT, MESSAGES, RESPONSES, api_costs, api_table
 from tests.bench.budget import measured_budget, stream_budget, token_budget
 from tests.bench.chain import SOCKET, STORED
 from tests.bench.core import Case, Window
-from tests.bench.figures import DISK, Comparison, Figure, over
+from tests.bench.figures import DISK, VLLM, Comparison, Figure, over
 from tests.bench.first_token import LONG, first_tokens
 from tests.bench.frontends import frontend_costs, frontend_table
 from tests.bench.goals import Goal, compared, growth
@@ -43,6 +44,8 @@ PACED_BARE = "The same, 50 steps per second, beside a bare aiohttp server"
 SPARED = "The same, ours with `--stream-interval 1`, vLLM's frontend spared the text"
 FIRST_TOKEN = "What is added to the time of the first token, in process"
 REQUEST = "A whole request with one token, over loopback: its connection, the engine's frontend and the store included"
+
+PACE = "100 streams at 50 tokens/s each, by default"
 
 LIMIT = 600.0
 """Seconds that a part may take."""
@@ -149,6 +152,18 @@ class Run:
         what = "streams at 50 tokens/s, p99 of a token under 20 ms, by default"
         self._goal(Goal("P5", what, "", mine.median, None, other.median, ratio=2.5, is_rate=True, rounds=found.ratios))
 
+    async def apis(self) -> None:
+        """P16."""
+        costs = await api_costs(await self._all(), self._less(5, 2))
+        self.found.tables["The APIs, 50 steps per second, ours by default: us of CPU per token"] = api_table(costs)
+        own = costs[RESPONSES, "ours"]
+        for name in (CHAT, MESSAGES):
+            mine, theirs = (costs[name, which] for which in ("ours", "vLLM's"))
+            for other, beside, most in ((theirs, VLLM, 0.45), (own, "our Responses'", 1.1)):
+                ratios = tuple(one / another for one, another in zip(mine, other, strict=True))
+                figures = (statistics.median(mine), None, statistics.median(other))
+                self._goal(Goal("P16", f"{name}, {PACE}", "us", *figures, beside, most, rounds=ratios))
+
     async def frontends(self) -> None:
         costs = await frontend_costs(self.folder, self._less(5, 2))
         self.found.tables["Frontends"] = frontend_table(costs)
@@ -250,6 +265,7 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "beside": Run.beside,
     "budget": Run.budget,
     "paced": Run.paced,
+    "apis": Run.apis,
     "frontends": Run.frontends,
     "first": Run.first_token,
     "stalls": Run.stalls,
@@ -260,7 +276,7 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "observed": Run.observed,
 }
 
-USING_SERVERS = {"memory", "servers", "beside", "paced", "first"}
+USING_SERVERS = {"memory", "servers", "beside", "paced", "apis", "first"}
 
 
 async def measured(parts: Sequence[str], folder: Path, tell: Callable[[str, Found], None], *, is_quick: bool) -> None:

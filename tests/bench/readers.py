@@ -1,8 +1,8 @@
 """Many clients of one server in a process of their own, as cheap as possible: it reads answers without parsing them.
 
-    python -m tests.bench.readers PORT STREAMS BODY [FILE]
+    python -m tests.bench.readers PORT STREAMS BODY [--path PATH] [--arrivals FILE]
 
-With FILE, it writes one `ARRIVAL` for each block that holds a `MARK`.
+To FILE, it writes one `ARRIVAL` for each block that holds a `MARK`.
 
 It polls its sockets every few milliseconds and sleeps in between.  If it waited for data, each write of the server
 would wake it, and in a virtual machine that costs the server more than the write itself.
@@ -10,13 +10,13 @@ would wake it, and in a virtual machine that costs the server more than the writ
 
 from __future__ import annotations
 
+import argparse
 import select
 import struct
-import sys
 import time
 from pathlib import Path
 
-from tests.bench.wire import END, connected, posted
+from tests.bench.wire import END, RESPONSES, connected, posted
 
 PAUSE = 0.003
 
@@ -28,10 +28,9 @@ MARK = b"~"
 ACCEPTED = b"HTTP/1.1 200 OK\r\n"
 
 
-def read_all(port: int, streams: int, body: bytes, arrivals: Path | None = None) -> None:
+def read_all(port: int, streams: int, request: bytes, arrivals: Path | None = None) -> None:
     """Read ``streams`` answers to their ends; raise `SystemExit` if one is refused or breaks off."""
     noted = arrivals and arrivals.open("wb")
-    request = posted(body, "close")
     polling, clients = select.epoll(), {}
     tails: dict[int, bytes] = {}
     for _ in range(streams):
@@ -61,4 +60,11 @@ def read_all(port: int, streams: int, body: bytes, arrivals: Path | None = None)
 
 
 if __name__ == "__main__":
-    read_all(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode(), *map(Path, sys.argv[4:]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("streams", type=int)
+    parser.add_argument("body", type=str.encode)
+    parser.add_argument("--path", default=RESPONSES)
+    parser.add_argument("--arrivals", type=Path)
+    chosen = parser.parse_args()
+    read_all(chosen.port, chosen.streams, posted(chosen.body, "close", chosen.path), chosen.arrivals)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+RESPONSES = "/v1/responses"
+
 END = b"0\r\n\r\n"
 """The last chunk of a complete chunked body (RFC 9112)."""
 
@@ -35,9 +37,9 @@ def upgraded(port: int) -> socket.socket:
     return client
 
 
-def posted(body: bytes, connection: str) -> bytes:
+def posted(body: bytes, connection: str, path: str = RESPONSES) -> bytes:
     """Return a request with the value of its ``Connection`` header."""
-    head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Connection: {connection}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
