@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +86,7 @@ class Frontend:
     engine: Noting
     answer: Callable[[bytes], AsyncGenerator[bytes, None]]
 
-    async def added(self, body: dict[str, Any]) -> dict[str, float]:
+    async def added(self, body: Mapping[str, Any]) -> dict[str, float]:
         """Run one request and return each of `MEASURES`, in milliseconds."""
         data, delta = json.dumps({"model": NAME, "stream": True, **body}).encode(), None
         self.engine.moments.clear()
@@ -105,7 +105,7 @@ class Frontend:
 
 
 @asynccontextmanager
-async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Awaitable[str]]], None]:
+async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[Mapping[str, Any]], Awaitable[str]]], None]:
     """Yield the whole pipeline over a store in a file, as the route runs it, and a function that stores a response."""
     llm: Any = Noting()
     engine = VllmEngine(llm, (NAME,), CONTEXT, VOCABULARY_SIZE)
@@ -125,7 +125,7 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Aw
                 async for event in events(data):
                     yield to_sse(event)
 
-            async def stored(body: dict[str, Any]) -> str:
+            async def stored(body: Mapping[str, Any]) -> str:
                 ended = [each async for each in events(json.dumps(body).encode()) if type(each) is ResponseCompleted]
                 return str(ended[0].response.id)
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -19,28 +19,28 @@ from tests.bench.core import Look, recorded_text
 from tests.bench.figures import Comparison, Figure
 from tests.bench.loopback import ANSWERING, Server, Servers
 from tests.bench.server import NAME
+from tests.bench.wire import RESPONSES, posted
 
 FIRST = b"response.output_text.delta"
 SHORT, LONG = 500, 70_000
 
 CPU, FELT = "ms of CPU of a request", "ms to the first text"
 
-Body = Callable[[], dict[str, Any]]
+Body = Callable[[], Mapping[str, Any]]
 
 _numbers = count()
 
 
-def timed_answer(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
-    """Send a request; return the seconds to the first text, and the whole answer."""
+def timed_answer(port: int, body: Mapping[str, Any], path: str = RESPONSES, sign: bytes = FIRST) -> tuple[float, bytes]:
+    """Send a request; return the seconds to the first text, which has a sign, and the whole answer."""
     data = json.dumps({"model": NAME, "stream": True, **body}).encode()
-    head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     answer, first = b"", 0.0
     with socket.create_connection(("127.0.0.1", port), ANSWERING) as client:
-        client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        client.sendall(posted(data, "close", path))
         sent = time.perf_counter()
         while block := client.recv(2**20):
             answer += block
-            if not first and FIRST in answer:
+            if not first and sign in answer:
                 first = time.perf_counter() - sent
     if not first:
         raise RuntimeError(f"No text came: {answer[:500]!r}")
@@ -48,7 +48,7 @@ def timed_answer(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
 
 
 def long_text() -> str:
-    return _text(LONG)
+    return some_text(LONG)
 
 
 def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
@@ -56,7 +56,7 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
 
     ``stored`` is the id of a response in penstock that answered the long prompt; the last load continues it.
     """
-    text, few = long_text(), _text(SHORT)
+    text, few = long_text(), some_text(SHORT)
 
     def new(words: str) -> Body:
         return lambda: {"input": f"{next(_numbers)} {words}"}
@@ -87,7 +87,7 @@ async def _compared(
     servers: Servers, load: dict[str, float], bodies: tuple[Body, Body], rounds: int, requests: int
 ) -> list[Comparison]:
     pairs = list(zip((servers.ours, servers.peer), bodies, strict=True))
-    found = [[await _cost(server, body, requests) for server, body in pairs] for _ in range(1 + rounds)]
+    found = [[await request_cost(server, body, requests) for server, body in pairs] for _ in range(1 + rounds)]
     ours, peer = ([figures[side] for figures in found[1:]] for side in (0, 1))
     return [
         Comparison(load, _figure(ours, number), _figure(peer, number), what) for number, what in enumerate((CPU, FELT))
@@ -98,14 +98,17 @@ def _figure(rounds: list[tuple[float, float]], number: int) -> Figure:
     return Figure(tuple(figures[number] for figures in rounds))
 
 
-async def _cost(server: Server, body: Body, requests: int) -> tuple[float, float]:
-    """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds."""
+async def request_cost(server: Server, body: Body, requests: int, *how: Any) -> tuple[float, float]:
+    """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds.
+
+    ``how`` is the API, as `timed_answer` takes it.
+    """
     before = (await server.measured(Look())).used
-    felt = [(await asyncio.to_thread(timed_answer, server.port, body()))[0] for _ in range(requests)]
+    felt = [(await asyncio.to_thread(timed_answer, server.port, body(), *how))[0] for _ in range(requests)]
     return ((await server.measured(Look())).used - before) / requests * 1e3, min(felt) * 1e3
 
 
-def _text(tokens: int) -> str:
+def some_text(tokens: int) -> str:
     return load_encoding().decode(recorded_text().run(tokens))
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from tests.bench.added import ADDED, added
-from tests.bench.apis import CHAT, MESSAGES, RESPONSES, api_costs, api_table
+from tests.bench.apis import CHAT, MESSAGES, OURS, RESPONSES, THEIRS, api_table, request_costs, to
+from tests.bench.apis import token_costs as api_token_costs
 from tests.bench.budget import measured_budget, stream_budget, token_budget
 from tests.bench.chain import SOCKET, STORED
 from tests.bench.core import Case, Window
@@ -154,15 +155,17 @@ class Run:
 
     async def apis(self) -> None:
         """P16."""
-        costs = await api_costs(await self._all(), self._less(5, 2))
+        every = await self._all()
+        costs = await api_token_costs(every, self._less(5, 2))
         self.found.tables["The APIs, 50 steps per second, ours by default: us of CPU per token"] = api_table(costs)
-        own = costs[RESPONSES, "ours"]
+        requests = await request_costs(every, self._less(5, 2))
+        self.found.tables["The APIs, a whole request of 500 tokens: ms of CPU"] = api_table(requests)
+        own = costs[RESPONSES, OURS]
         for name in (CHAT, MESSAGES):
-            mine, theirs = (costs[name, which] for which in ("ours", "vLLM's"))
-            for other, beside, most in ((theirs, VLLM, 0.45), (own, "our Responses'", 1.1)):
-                ratios = tuple(one / another for one, another in zip(mine, other, strict=True))
+            mine = costs[name, OURS]
+            for other, beside, most in ((costs[name, THEIRS], VLLM, 0.45), (own, "our Responses'", 1.1)):
                 figures = (statistics.median(mine), None, statistics.median(other))
-                self._goal(Goal("P16", f"{name}, {PACE}", "us", *figures, beside, most, rounds=ratios))
+                self._goal(Goal("P16", f"{name}, {PACE}", "us", *figures, beside, most, rounds=to(mine, other)))
 
     async def frontends(self) -> None:
         costs = await frontend_costs(self.folder, self._less(5, 2))
