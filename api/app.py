@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -31,6 +31,7 @@ from penstock.api.metrics.scrape import PATH, Metrics
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.tokenization import Tokenization
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 
@@ -118,6 +119,7 @@ class Api:
             web.get("/load", self.load),
             web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME),
         ]
+        routes += [route for edge in self._chat for route in Tokenization(edge).routes]
         if self.serves_metrics:
             metrics = Metrics(self.sampler, self.metrics_key, needs_key=self.keys.are_needed)
             routes += [web.get(PATH, metrics.scrape)]
@@ -130,6 +132,11 @@ class Api:
 
     def _edge(self, dialect: Dialect) -> Edge:
         return Edge(dialect, self.scheduler, self.peers, self.sockets, self.keep_alive, self.recorded_if)
+
+    @property
+    def _chat(self) -> Iterator[Edge]:
+        """The edge of Chat Completions, in whose form a request may ask for the tokens of a prompt."""
+        return (self._edge(dialect) for dialect in self.dialects if dialect.name == "chat")
 
     @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:

@@ -28,7 +28,7 @@ from penstock.api.runs.scheduler import Scheduler, let_go_of
 from penstock.api.woven import woven
 from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.frames import Prompt, ResolvedRequest
+from penstock.pipeline.frames import Prompt, ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
@@ -141,17 +141,25 @@ class Edge:
 
     async def prompt_length(self, create_request: CreateResponse) -> int:
         """Return the number of tokens of the prompt of a request, by rendering it."""
+        tokens = await self._rendered(create_request)
+        let_go(tokens)
+        return len(tokens)
+
+    async def prompt_tokens(self, reading: Reading) -> TokenIds:
+        """Return the tokens of the prompt of a reading, by rendering it."""
+        with _placing(reading.place):
+            return await self._rendered(reading.request)
+
+    async def _rendered(self, create_request: CreateResponse) -> TokenIds:
         if self._rendering is None:
             raise errors.InvalidRequest(
                 "This server cannot count tokens: the prompt is made elsewhere.", code="unsupported_operation"
             )
         try:
             async with self._rendering.open(source_of([create_request])) as prompts:
-                tokens = (await anext(prompts)).token_ids
+                return (await anext(prompts)).token_ids
         finally:
             let_go_of(create_request)
-        let_go(tokens)
-        return len(tokens)
 
     async def prepare(self, request: web.Request, body: bytes, read: Read | None = None) -> Prepared:
         """Read a body as `read` does, and resolve its request, which is freed before the answer begins."""

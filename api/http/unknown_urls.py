@@ -19,7 +19,6 @@ ELSEWHERE = {
     "/(docs|redoc)": f"{_ROUTES} In a browser, GET / is a page to try them.",
     "/metrics": "The metrics are on the port of --metrics-port.",
     "/(healthz|livez|readyz)": "GET /health and GET /ready report the state of this server.",
-    "/(tokenize|detokenize)": "POST /v1/responses/input_tokens counts the tokens of a request.",
 }
 """Patterns for URLs of other servers, each with the advice that the client gets; the first match counts."""
 

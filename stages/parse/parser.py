@@ -25,7 +25,7 @@ from penstock.pipeline.protocol.tools import (
     Tool,
     tool_key,
 )
-from penstock.stages.parse.text import StopStrings
+from penstock.stages.parse.text import StopStrings, TokenVocabulary
 from penstock.stages.services.usage import Tallies, Tally, TurnTokens
 
 CallOpened: TypeAlias = frames.ClientCallOpened | frames.ServerCallOpened
@@ -62,6 +62,11 @@ class ParseStage(ABC):
                     yield parsed
                 if isinstance(frame, frames.GenerationFinished):
                     tally.end()
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> TokenVocabulary:
+        """The vocabulary of the tokens that it reads."""
 
     @abstractmethod
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser: ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Protocol
 
 from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed
@@ -20,18 +19,10 @@ GIVEN = TokenLogprob(0.0)
 """The log probability of the first token of a prompt, which follows nothing."""
 
 
-class PlainVocabulary(TokenVocabulary, Protocol):
-    """A vocabulary that tells special tokens from others."""
-
-    def is_special(self, token: int) -> bool:
-        """Return True for a token that is no text by itself."""
-        ...
-
-
 class PlainParser(TurnParser):
     """Parses one generation."""
 
-    def __init__(self, vocabulary: PlainVocabulary, started: frames.GenerationStarted, raw: RawPrompt) -> None:
+    def __init__(self, vocabulary: TokenVocabulary, started: frames.GenerationStarted, raw: RawPrompt) -> None:
         super().__init__(started)
         self._vocabulary = vocabulary
         self._raw = raw
@@ -107,7 +98,7 @@ class PlainParser(TurnParser):
 class PlainText(TokenText):
     """The text of a generation, in which special tokens are text if ``shows``; all tokens are reported."""
 
-    def __init__(self, vocabulary: PlainVocabulary, stop: StopStrings | None, *, reports: bool, shows: bool) -> None:
+    def __init__(self, vocabulary: TokenVocabulary, stop: StopStrings | None, *, reports: bool, shows: bool) -> None:
         super().__init__(vocabulary, stop, reports=reports)
         self._vocabulary = vocabulary
         self._shows = shows

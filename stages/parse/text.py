@@ -37,6 +37,14 @@ class TokenVocabulary(Hashable, Protocol):
         """Return the spelling of a token that is not text, such as a special token; None for a text token."""
         ...
 
+    def is_special(self, token: int) -> bool:
+        """Return True for a mark that is not part of a plain text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, marks included; may raise `LookupError` for an id without a token."""
+        ...
+
 
 class ItemText:
     """The text of one item, written in pieces and read as deltas; ``keeps`` is True if `written` will be read."""
@@ -241,8 +249,8 @@ class AlignedLogprobs:
 
         A token that ``spells`` nothing here has no bytes.
         """
-        top = [TopLogprob(*_text_and_bytes(self._tokens, other), _finite(value)) for other, value in logprob.top]
-        text, own = _text_and_bytes(self._tokens, token)
+        top = [TopLogprob(*spelled(self._tokens, other), _finite(value)) for other, value in logprob.top]
+        text, own = spelled(self._tokens, token)
         self._waiting.append(Logprob(text, own if spells else (), _finite(logprob.logprob), tuple(top)))
 
     def settle(self, end: int) -> None:
@@ -262,7 +270,7 @@ def _finite(logprob: float) -> float:
 
 
 @lru_cache(maxsize=1 << 16)
-def _text_and_bytes(tokens: TokenVocabulary, token: int) -> tuple[str, tuple[int, ...]]:
+def spelled(tokens: TokenVocabulary, token: int) -> tuple[str, tuple[int, ...]]:
     r"""Return the spelling of a token, and its bytes.  Part of a character is spelled as in ``\xf0\x9f``."""
     mark = tokens.mark(token)
     if mark is not None:

@@ -124,7 +124,7 @@ class Vocabulary:
         return None if token in self.token_bytes else f"<|reserved_{token}|>"
 
     def is_special(self, token: int) -> bool:
-        """Return True for a mark that is no text to the tokenizer, and for an id without a token."""
+        """Return True for a mark that is not part of a plain text, and for an id without a token."""
         return token in self._special_ids or token not in self.token_bytes
 
     @cached_property

@@ -33,6 +33,7 @@ from penstock.stages.models.chat.model import (
     ReasoningPiece,
 )
 from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.chat.logprobs import UnclaimedTokens
 from penstock.stages.parse.chat.unwrap import Unwrapped
@@ -54,6 +55,11 @@ class ParseChat(ParseStage):
     """The pipeline stage around `ChatParser`."""
 
     chat: ChatModel
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """That of the model."""
+        return self.chat.vocabulary
 
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
         if (raw := started.facts.raw) is not None:

@@ -33,6 +33,11 @@ class ParseHarmony(ParseStage):
 
     encoding: vocabulary.HarmonyEncoding
 
+    @property
+    def vocabulary(self) -> vocabulary.HarmonyEncoding:
+        """The encoding."""
+        return self.encoding
+
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
         if (raw := started.facts.raw) is not None:
             return PlainParser(self.encoding, started, raw)

@@ -46,6 +46,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
         ("/v1/completions", {"prompt": WORDS}),
         ("/v1/messages", {"model": "tiny", "max_tokens": 1, "messages": [MESSAGE]}),
         ("/v1/messages/count_tokens", {"model": "tiny", "messages": [MESSAGE]}),
+        ("/tokenize", {"prompt": WORDS, "model": "unknown"}),
+        ("/detokenize", {"tokens": [1] * LONG, "model": "unknown"}),
         ("/v1/conversations", {"items": [MESSAGE]}),
         ("/v1/conversations/{conversation}", {"metadata": {}, "more": WORDS}),
         ("/v1/conversations/{conversation}/items", {"items": [MESSAGE]}),
