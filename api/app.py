@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.named import spoken
+from penstock.api.embeddings import Upstream
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Load, OpenApi, Ready, Version
@@ -52,6 +53,7 @@ class Api:
     serves_metrics: bool = True
     metrics_key: str = ""
     dialects: tuple[Dialect, ...] = field(default_factory=spoken)
+    embeddings: Upstream | None = None
 
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
@@ -69,6 +71,8 @@ class Api:
         app[HELD] = self.held
         app[REFUSALS] = Seldom()
         app.cleanup_ctx.append(self.sampler.run)
+        if self.embeddings:
+            app.cleanup_ctx.append(self.embeddings.run)
         app[SPOKEN] = SpokenByRoute()
         app.add_routes(self.house_routes)
         for dialect, routes in self.dialect_routes.items():
@@ -119,6 +123,7 @@ class Api:
             web.get("/load", self.load),
             web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME),
         ]
+        routes += self.embeddings.routes if self.embeddings else ()
         routes += [route for edge in self._chat for route in Tokenization(edge).routes]
         if self.serves_metrics:
             metrics = Metrics(self.sampler, self.metrics_key, needs_key=self.keys.are_needed)

@@ -18,6 +18,7 @@ from penstock.api.assembly import admitting, assembled, database, keys_of, mcp_s
 from penstock.api.backends import EngineStarter, start
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
+from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
 from penstock.api.key_sources import seal_keys
@@ -172,10 +173,17 @@ async def _joined(
                 serves_metrics=settings.metrics_port is None,
                 metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
                 dialects=loaded.dialects,
+                embeddings=_upstream(settings),
             )
         finally:
             for task in housekeeping:
                 task.cancel()
+
+
+def _upstream(settings: Settings) -> Upstream | None:
+    """Return the server that embeds, if there is one."""
+    key = settings.embeddings_key.get_secret_value() if settings.embeddings_key else ""
+    return Upstream(settings.embeddings, key) if settings.embeddings else None
 
 
 def _unreachable() -> str:

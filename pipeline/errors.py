@@ -310,6 +310,15 @@ class StoreFailed(StageError):
     status = 503
 
 
+class UpstreamFailed(StageError):
+    """The server that answers such requests for this one cannot be reached, or does not answer."""
+
+    status = 502
+
+    def __init__(self) -> None:
+        super().__init__("The server that answers these requests for this one cannot be reached, or does not answer.")
+
+
 class ServerUnreachable(StageError):
     """The server that runs this response cannot be reached from here; the same request may succeed in a moment."""
 

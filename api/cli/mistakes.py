@@ -21,6 +21,7 @@ from penstock.stages.services.engines.vllm import WrongOption, option_names
 KEY_PLACES = {
     "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
     "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
+    "--embeddings-key": "PENSTOCK_EMBEDDINGS_KEY",
     "--engine-key": "PENSTOCK_ENGINE_KEY",
     "--metrics-key": "PENSTOCK_METRICS_KEY",
     "--seal-keys": "--seal-key-file or PENSTOCK_SEAL_KEYS",
@@ -28,7 +29,7 @@ KEY_PLACES = {
 }
 """Options that would show a key in the process list, each with the right place for the key."""
 
-SECRETS = {"api_keys", "engine_key", "metrics_key", "seal_keys", "web_search_key"}
+SECRETS = {"api_keys", "embeddings_key", "engine_key", "metrics_key", "seal_keys", "web_search_key"}
 """Settings that hold keys."""
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode
 
 from penstock.api.values import Duration, Texts, size
@@ -54,6 +54,14 @@ class HttpSettings(BaseSettings):
         "entry point; repeatable",
         examples=["toy.py:TOY"],
     )
+    embeddings: str | None = Field(
+        None,
+        title="URL",
+        description="URL of a server that answers /v1/embeddings, /v1/rerank and /v1/score in place of this one; "
+        "PENSTOCK_EMBEDDINGS_KEY holds its key",
+        examples=["http://127.0.0.1:8001"],
+    )
+    embeddings_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     keep_alive: Duration = Field(
         "15s",
         validate_default=True,
@@ -65,6 +73,15 @@ class HttpSettings(BaseSettings):
         validate_default=True,
         description="time that running responses get after SIGTERM; then they end as failed",
     )
+
+    @field_validator("embeddings")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
+            raise ValueError("it must begin with http:// or https://, and name a host")
+        return url.rstrip("/").removesuffix("/v1")
 
     def url(self, port: int) -> str:
         """Return the URL at which its own machine reaches this server, which listens on ``port``."""

@@ -68,7 +68,8 @@ Options of vLLM that are worth knowing:
 | `--tensor-parallel-size` | GPUs that share one model |
 
 Secrets are no options, as every process of the machine can read a command line. They are environment variables:
-`PENSTOCK_API_KEYS`, `PENSTOCK_SEAL_KEYS`, `PENSTOCK_METRICS_KEY`, `PENSTOCK_ENGINE_KEY` and `PENSTOCK_WEB_SEARCH_KEY`.
+`PENSTOCK_API_KEYS`, `PENSTOCK_SEAL_KEYS`, `PENSTOCK_METRICS_KEY`, `PENSTOCK_ENGINE_KEY`, `PENSTOCK_EMBEDDINGS_KEY` and
+`PENSTOCK_WEB_SEARCH_KEY`.
 """
 
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from penstock.api.app import Api
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
+from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import ConnectionCounts, Runner
 from penstock.api.http.origins import Origins
@@ -97,6 +98,7 @@ async def running_server(
     recorded_if: Condition = ALWAYS,
     origins: Origins | None = None,
     dialects: tuple[Dialect, ...] = DIALECTS,
+    embeddings: Upstream | None = None,
     aliases: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncGenerator[Server[AnyEngine], None]:
@@ -122,6 +124,7 @@ async def running_server(
         recorded_if,
         origins or Origins(),
         dialects=dialects,
+        embeddings=embeddings,
     )
     runner = Runner(api.app(max_body_bytes))
     await runner.setup()

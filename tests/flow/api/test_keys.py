@@ -328,6 +328,7 @@ def test_printed_example_shows_no_key(keys: str | None) -> None:
         (["--api-key", ALICE], "--api-key-file or PENSTOCK_API_KEYS"),
         ([f"--api-keys={ALICE}"], "--api-key-file or PENSTOCK_API_KEYS"),
         (["--web-search-key", ALICE], "PENSTOCK_WEB_SEARCH_KEY"),
+        (["--embeddings-key", ALICE], "PENSTOCK_EMBEDDINGS_KEY"),
     ],
 )
 def test_key_on_the_command_line_is_refused(option: list[str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:

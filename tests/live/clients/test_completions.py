@@ -10,7 +10,13 @@ import httpx
 import openai
 import pytest
 
-LAID_OUT = "<|start|>user<|message|>Say hello.<|end|><|start|>assistant<|channel|>final<|message|>"
+LAID_OUT = (
+    "<|start|>user<|message|>Say hello.<|end|>"
+    "<|start|>assistant<|channel|>analysis<|message|>The user wants a greeting.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>"
+)
+"""A prompt with a thought that the model was trained on."""
+
 HELLO = "Hello! How can I help you today?"
 
 
