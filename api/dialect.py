@@ -147,7 +147,7 @@ class Edge:
 
     async def prompt_tokens(self, reading: Reading) -> TokenIds:
         """Return the tokens of the prompt of a reading, by rendering it."""
-        with _placing(reading.place):
+        with placing(reading.place):
             return await self._rendered(reading.request)
 
     async def _rendered(self, create_request: CreateResponse) -> TokenIds:

@@ -119,3 +119,91 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
         "/v1/messages/count_tokens",
         "/tokenize",
         "/detokenize",
+    ],
+)
+def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
+    (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
+    wanted = valid_values(target.description, content["schema"])
+    fields = target.description.resolved(content["schema"])["properties"]
+    known = {name: value for name, value in KNOWN.items() if name in fields}
+
+    @(LONG if path == "/v1/responses" else QUICK)
+    @given(any_body(st.one_of(wanted, wanted.map(lambda body: body | known | {"stream": True}))))
+    def ask(body: bytes) -> None:
+        answer = target.check("POST", path, path, body)
+        if answer and answer.get("store"):
+            again = target.check("GET", "/v1/responses/{response_id}", f"/v1/responses/{answer['id']}")
+            assert path.startswith("/openresponses") or again == answer
+            target.check("GET", "/v1/responses/{response_id}", f"/v1/responses/{answer['id']}?stream=true")
+            items = "/v1/responses/{response_id}/input_items"
+            assert target.check("GET", items, items.replace("{response_id}", answer["id"]))["data"]
+
+    ask()
+
+
+@pytest.mark.parametrize("end", ["", "/{conversation_id}", "/{conversation_id}/items"])
+def test_no_conversation_body_causes_a_server_error(target: Target, end: str) -> None:
+    template = f"/v1/conversations{end}"
+    (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
+
+    @LONG
+    @given(any_body(valid_values(target.description, content["schema"])))
+    def ask(body: bytes) -> None:
+        target.check("POST", template, template.replace("{conversation_id}", target.conversation), body)
+
+    ask()
+
+
+PLAIN = [
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/ping"),
+    ("POST", "/ping"),
+    ("GET", "/version"),
+    ("GET", "/load"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("GET", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/conversations/{conversation_id}/items"),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+]
+
+
+@pytest.mark.parametrize(("method", "template"), PLAIN)
+def test_no_path_or_query_causes_a_server_error(target: Target, method: str, template: str) -> None:
+    parameters = target.description.operation(method, template)["parameters"]
+    queried = {each["name"]: query_values(each["schema"]) for each in parameters if each["in"] == "query"}
+    names = st.one_of(
+        st.sampled_from(target.ids),
+        st.sampled_from([text for text in ODD if text and isinstance(text, str)]),
+        st.text(min_size=1),
+    )
+
+    @QUICK
+    @given(names=st.tuples(names, names), query=st.fixed_dictionaries({}, optional=queried))
+    def ask(names: tuple[str, str], query: dict[str, str]) -> None:
+        rest = iter(names)
+        path = re.sub(r"{\w+}", lambda _: _escaped(next(rest)), template)
+        joined = "&".join(f"{key}={_escaped(value)}" for key, value in query.items())
+        target.check(method, template, f"{path}?{joined}")
+
+    ask()
+
+
+def test_every_operation_is_fuzzed(target: Target) -> None:
+    bodied = {(method, path) for method, path, operation in target.description.operations if "requestBody" in operation}
+    named = {(method, path) for method, path, _ in target.description.operations}
+    assert {each for each in named - bodied if not each[1].startswith("/openresponses")} == set(PLAIN)
+
+
+def _escaped(text: str) -> str:
+    """Escape a text for a path; a lone dot would mean another path."""
+    escaped = quote(text, safe="", errors="surrogatepass")
+    return "%2E" * len(text) if set(text) == {"."} else escaped
