@@ -1,4 +1,4 @@
-"""`api/CLIENTS.md`, which names the versions of the clients that `make clients` runs."""
+"""`api/CLIENTS.md` and `api/AGENTS.md`, which name the versions of the clients that `make clients` runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 PAGE = (ROOT / "api" / "CLIENTS.md").read_text()
 LIVE = ROOT / "tests" / "live"
 _, SECTION = PAGE.partition("\n## Tried\n")[0].split("\n## Tested with each change\n")
-ROWS = re.findall(r"^\| (\S+)(?: \((\w+)\))? \| ([0-9.]+) \|", SECTION, re.MULTILINE)
+ROWS = re.findall(r"^\| ([^|(]+?)(?: \((\w+)\))? \| ([0-9.]+) \|", SECTION, re.MULTILINE)
 
 
 def dependencies(folder: Path) -> dict[str, str]:
@@ -23,12 +23,16 @@ def dependencies(folder: Path) -> dict[str, str]:
 
 PYTHON = dict(line.split("==") for line in (ROOT / ".locks" / "clients.txt").read_text().split())
 NODE = dependencies(LIVE / "clients" / "node")
-CODEX = {"Codex": dependencies(LIVE / "codex" / "node")["@openai/codex"]}
+AGENTS = {
+    "Claude Code": dependencies(LIVE / "claude" / "node")["@anthropic-ai/claude-code"],
+    "Codex": dependencies(LIVE / "codex" / "node")["@openai/codex"],
+    "opencode": dependencies(LIVE / "opencode" / "node")["opencode-linux-x64-baseline"],
+}
 
 
 @pytest.mark.parametrize(("name", "language", "version"), ROWS)
 def test_page_names_the_version_that_is_tested(name: str, language: str, version: str) -> None:
-    versions = NODE if language == "JavaScript" else CODEX | NODE | PYTHON
+    versions = NODE if language == "JavaScript" else AGENTS | NODE | PYTHON
     assert versions[name] == version
 
 
@@ -38,3 +42,9 @@ def test_page_names_each_client_of_npm() -> None:
 
 def test_each_row_names_a_version() -> None:
     assert len(ROWS) == len(re.findall(r"^\| [^|]+ \| \d", SECTION, re.MULTILINE)) > 10
+
+
+def test_page_of_agents_names_their_versions() -> None:
+    text = " ".join((ROOT / "api" / "AGENTS.md").read_text().split())
+    for name, version in AGENTS.items():
+        assert f"{name} {version}" in text

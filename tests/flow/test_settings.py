@@ -154,15 +154,15 @@ OF_VLLM = {
     *("--api-key", "--lora-modules"),
     *("--enable-lora", "--generation-config", "--limit-mm-per-prompt", "--max-model-len", "--max-num-queued-reqs"),
     *("--max-num-seqs", "--otlp-traces-endpoint", "--override-generation-config", "--served-model-name"),
-    *("--structured-outputs-config", "--tensor-parallel-size"),
+    *("--reasoning-config", "--structured-outputs-config", "--tensor-parallel-size"),
 }
 """Options of vLLM's server, and of its engine, that the pages name."""
 
 OF_KEYS = {"--file", "--limits", "--tools", "--expires"}
 """Options of ``penstock keys``."""
 
-OF_OTHERS = {"CODEX.md", "INSTALL.md", "SETTINGS.md"}
-"""Pages that name options of Codex or pip, or that are made from the options themselves."""
+OF_OTHERS = {"AGENTS.md", "CLIENTS.md", "CODEX.md", "INSTALL.md", "SETTINGS.md"}
+"""Pages that name options of clients or pip, or that are made from the options themselves."""
 
 NAMING_OPTIONS = [
     ROOT / "SECURITY.md",

@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 PAGE = (ROOT / "api" / "CODEX.md").read_text()
 CATALOG = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
 SETTINGS = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
+AGENTS_PAGE = (ROOT / "api" / "AGENTS.md").read_text()
 SERVED = Served("http://127.0.0.1:8000", "openai/gpt-oss-20b", 131_072)
 LOCKED = Served("https://gpu.example/llm", "tiny", 8192, "k" * 20)
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
@@ -46,6 +47,18 @@ def test_claude_code_gets_one_model_for_all_its_tasks() -> None:
 )
 def test_output_leaves_most_of_the_context_to_the_prompt(window: int, output: int) -> None:
     assert Served("http://gpu", "tiny", window).output == output
+
+
+def test_page_has_the_variables_of_claude_code() -> None:
+    section = AGENTS_PAGE.partition("\n## Claude Code\n")[2].partition("\n## ")[0]
+    start = AGENTS["claude"].start(SERVED)
+    assert {*start.environment, *start.removed} <= {*re.findall(r"`([A-Z_]+)`", section)}
+
+
+def test_page_has_the_configuration_of_opencode() -> None:
+    [config] = re.findall(r"```json\n(.*?)```", AGENTS_PAGE, re.DOTALL)
+    made = AGENTS["opencode"].start(SERVED).environment["OPENCODE_CONFIG_CONTENT"]
+    assert json.loads(config) == json.loads(made)
 
 
 def test_codex_gets_the_settings_of_its_page() -> None:
