@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from penstock.pipeline.frames import ChatTurn, GenerationFinished, TokenChunk
-from penstock.stages.models.chat.forms import CALL_FORMS
+from penstock.stages.models.chat.forms import CALL_FORMS, MESSAGE_FORMS
 from penstock.stages.models.chat.parsers import UnknownParser, composed
 from penstock.stages.parse.chat.parse import ChatParser
 from penstock.stages.parse.text import TokenDecoder
@@ -63,8 +63,8 @@ def hostile(parser: str, length: int) -> Iterator[list[int]]:
 
 
 def marks(parser: str) -> tuple[str, ...]:
-    form = CALL_FORMS.get(parser)
-    return (*form.begins, *form.ends, *form.fences, *form.between, *form.heads) if form else ()
+    form = MESSAGE_FORMS[parser].calls if parser in MESSAGE_FORMS else CALL_FORMS.get(parser)
+    return (*form.lists, *form.begins, *form.ends, *form.fences, *form.between, *form.heads) if form else ()
 
 
 def ours(parser: str, token_ids: Sequence[int]) -> tuple[float, float]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema
 from penstock.stages.models.chat.marks import Marks
@@ -39,6 +39,21 @@ class CallSite:
     def schema(self, name: str) -> ArgumentSchema:
         """Return the schema of the arguments of a function."""
         return ArgumentSchema(self.parameters.get(name))
+
+
+NameOf: TypeAlias = Callable[[str, CallSite], str]
+"""Finds the name of a function in what a head has for it."""
+
+
+def plain_name(head: str, site: CallSite) -> str:
+    """Return the name as the head has it."""
+    return head
+
+
+def undoubled_name(head: str, site: CallSite) -> str:
+    """Return the function ``get`` for ``get.get``: a prompt with namespaces makes models repeat a name that has none."""
+    name, _, repeated = head.partition(".")
+    return name if name == repeated and head not in site.parameters and name in site.parameters else head
 
 
 class CallReader(Protocol):

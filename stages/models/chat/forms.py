@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from penstock.stages.models.chat.call_ids import function_and_place, nine_characters, place_alone
+from penstock.stages.models.chat.call_readers import undoubled_name
 from penstock.stages.models.chat.json_calls import HeadedCall, JsonCall, kimi_name
 from penstock.stages.models.chat.keyed_calls import KeyedCall
 from penstock.stages.models.chat.marked_calls import CallForm
+from penstock.stages.models.chat.messages import MessageForm
 from penstock.stages.models.chat.python_call import PythonCall
 from penstock.stages.models.chat.tagged_calls import Tag, TaggedCall
 from penstock.stages.models.chat.thoughts import ThoughtForm
@@ -74,7 +76,8 @@ def _hunyuan(outer: tuple[str, str], separator: str) -> CallForm:
         f"{outer[0]}<tool_call>", separator, "</tool_call><tool_call>", f"</tool_call>{outer[1]}", "glm_xml"
     )
     shape = replace(_KEYS, head=head)
-    return CallForm((outer[0], "<tool_call>"), (outer[1], "</tool_call>"), shapes=(shape,), written=(written,))
+    ends = (outer[1], "</tool_call>")
+    return CallForm(_TOOL_CALL, ends, shapes=(shape,), lists=(outer[0],), written=(written,))
 
 
 _KIMI_K3 = TaggedCall(
@@ -107,6 +110,23 @@ _COHERE = CallForm(
     ("<|END_ACTION|>",),
     drops=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     call_id=place_alone,
+)
+_MUSE = MessageForm(
+    CallForm(
+        ("<atem:function_calls>",),
+        ("</atem:function_calls>",),
+        shapes=(
+            TaggedCall(
+                Tag("<atem:invoke ", name_in="name"),
+                Tag("<atem:parameter ", name_in="name"),
+                "</atem:parameter>",
+                "</atem:invoke>",
+                name_of=undoubled_name,
+            ),
+        ),
+    ),
+    thoughts=("self", ""),
+    answers=("user", "commentary"),
 )
 _PLAMO = "<|plamo:{}:plamo|>".format
 
@@ -176,8 +196,9 @@ CALL_FORMS: Mapping[str, CallForm] = {
     ),
     "jamba": _LISTED,
     "k2_horizon": CallForm(
-        ("<ifm|tool_calls>", "<ifm|tool_call>"),
+        ("<ifm|tool_call>",),
         ("</ifm|tool_calls>", "</ifm|tool_call>"),
+        lists=("<ifm|tool_calls>",),
         shapes=(
             TaggedCall(
                 Tag("", ("\n", "<ifm|arg_key>", "</ifm|tool_call>"), keeps_end=True),
@@ -308,6 +329,13 @@ CALL_FORMS: Mapping[str, CallForm] = {
 }
 """The form of calls, by the name of the tool call parser."""
 
+MESSAGE_FORMS: Mapping[str, MessageForm] = {
+    "muse": _MUSE,
+    "muse_glimmer": replace(_MUSE, thoughts=("self",), answers=("user", "commentary", "")),
+    "musespark1x": _MUSE,
+}
+"""The form of turns, by the name of both parsers."""
+
 _THINK = ThoughtForm()
 _THINKS_AT_ONCE = ThoughtForm(is_open=True)
 _COHERE_THOUGHTS = ThoughtForm(
@@ -324,7 +352,7 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     ),
     **dict.fromkeys(
         (
-            *("deepseek_r1", "granite_thinking_parser", "ling3", "mimo", "minimax_m2", "nemotron_v3"),
+            *("deepseek_r1", "granite_thinking_parser", "holo2", "ling3", "mimo", "minimax_m2", "nemotron_v3"),
             *("olmo3", "qwen3", "step3", "step3p5", "step5"),
         ),
         _THINKS_AT_ONCE,
@@ -338,11 +366,21 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     "gemma4": ThoughtForm("<|channel>", "<channel|>", recurs=True, header="thought\n", drops=("<channel|>",)),
     "granite": ThoughtForm("Here is my thought process:", "Here is my response:"),
     "hunyuan_a13b": ThoughtForm(drops=("<answer>\n", "\n</answer>")),
+    "k2_horizon": ThoughtForm(
+        "<ifm|think>",
+        "</ifm|think>",
+        is_open=True,
+        starts=("<ifm|think_fast>", "<ifm|think_faster>"),
+        ends=("</ifm|think_fast>", "</ifm|think_faster>"),
+    ),
     "kimi_k3": ThoughtForm(
         "<|open|>think<|sep|>",
         "<|close|>think<|sep|>",
         ends=("<|open|>response<|sep|>",),
         drops=_KIMI_K3_ANSWER,
+    ),
+    "minicpmv": ThoughtForm(
+        is_open=True, everywhere=tuple(f"<{bar}reserved_{n}{bar}>" for n in range(12, 16) for bar in ("", "|"))
     ),
     "minimax_m3": ThoughtForm("<mm:think>", "</mm:think>"),
     "mistral": ThoughtForm("[THINK]", "[/THINK]", recurs=True),

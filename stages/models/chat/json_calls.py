@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, NameOf, plain_name
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 from penstock.stages.models.chat.marks import begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
@@ -150,10 +150,6 @@ class JsonCallReader:
             self.is_done = True
 
 
-def _plain_name(header: str, site: CallSite) -> str:
-    return header
-
-
 @dataclass(frozen=True)
 class HeadedCall:
     """Bare JSON arguments after a head, a pattern with the name as its group.
@@ -164,7 +160,7 @@ class HeadedCall:
 
     head: str
     begin: str = ""
-    name_of: Callable[[str, CallSite], str] = _plain_name
+    name_of: NameOf = plain_name
     fence: str = ""
     is_listed: bool = True
 

@@ -24,7 +24,8 @@ class CallForm:
     """The form of a family's calls, each alone or in a list.
 
     Calls begin after one of the marks ``begins``, and each has one of the ``shapes``: the first that its text may begin
-    with.  The marks ``ends``, and those ``between`` calls, are dropped.
+    with.  The marks ``lists`` stand before calls that have marks of their own, though a shape with a beginning of its own
+    needs none.  The marks ``ends``, and those ``between`` calls, are dropped.
 
     With ``is_bare``, calls at the beginning of a line count without a mark, if they name a function that may be called,
     and so do calls after ``fences``, marks that other text may have as well.  Calls whose shape has a beginning of its
@@ -39,6 +40,7 @@ class CallForm:
     fences: tuple[str, ...] = ()
     shapes: tuple[CallShape, ...] = (JsonCall(),)
     is_bare: bool = False
+    lists: tuple[str, ...] = ()
     between: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     call_id: CallId = id_of_client
@@ -56,7 +58,7 @@ class CallForm:
     @property
     def triggers(self) -> frozenset[str]:
         """The characters that calls may begin with, and the end of a line, after which a bare one may begin."""
-        marks = (*self.begins, *self.fences, *self.heads, *self.drops)
+        marks = (*self.lists, *self.begins, *self.fences, *self.heads, *self.drops)
         return frozenset(mark[0] for mark in marks) | (frozenset("[{\n") if self.is_bare else frozenset())
 
 
@@ -107,7 +109,7 @@ class MarkedCalls:
     def __init__(self, form: CallForm, start: OutputStart, *, whole: bool = False) -> None:
         self._form = form
         self._whole = whole
-        begins = (*form.begins, *form.fences)
+        begins = (*form.lists, *form.begins, *form.fences)
         self._begins = Marks(begins)
         self._in_text = Marks((*begins, *form.heads, *form.drops))
         """The marks that are no text between calls."""
@@ -126,6 +128,8 @@ class MarkedCalls:
         """Text that may still become a mark or a call."""
         self._candidate: _Candidate | None = None
         self._site = self._marked
+        self._is_list = False
+        """True if the latest mark was one of those before a list."""
         self._has_called = False
         """True if a call was read since the latest mark."""
         self._unused = ""
@@ -184,7 +188,7 @@ class MarkedCalls:
         bare = self._bare_start(self._held[: found.start()] if found else self._held)
         if bare is not None:
             yield from self._give(bare)
-            self._begin_calls("", self._unmarked)
+            self._begin_calls("")
         elif found:
             yield from self._give(found.start())
             if self._in_text.may_begin(self._held):  # a longer one
@@ -196,7 +200,7 @@ class MarkedCalls:
                 self._begin_candidate(whole=True)
             else:
                 self._skip(len(found[0]))
-                self._begin_calls(found[0], self._marked if found[0] in self._form.begins else self._unmarked)
+                self._begin_calls(found[0])
         else:
             yield from self._give(len(self._held) - self._in_text.overlap(self._held))
 
@@ -222,8 +226,15 @@ class MarkedCalls:
 
     # Between and in calls
 
-    def _begin_calls(self, mark: str, site: CallSite) -> None:
-        self._state, self._has_called, self._unused, self._site = _State.BETWEEN, False, mark, site
+    def _begin_calls(self, mark: str) -> None:
+        self._state, self._unused = _State.BETWEEN, mark
+        self._note(mark)
+
+    def _note(self, mark: str) -> None:
+        """Note the latest mark; a call may also stand in brackets without one."""
+        self._has_called, self._is_list = False, mark in self._form.lists
+        is_certain = self._is_list or mark in self._form.begins
+        self._site = self._marked if is_certain else self._unmarked
 
     def _read_between(self) -> Iterator[Piece]:
         """Read what stands before a call: brackets, commas, marks, or text after all calls."""
@@ -236,8 +247,8 @@ class MarkedCalls:
             self._held, self._state, self._at_line_start = rest[found.end() :], _State.AFTER, False
         elif found := self._begins.match(rest):
             self._unused += between + found[0]
-            self._held, self._has_called = rest[found.end() :], False
-            self._site = self._marked if found[0] in self._form.begins else self._unmarked
+            self._held = rest[found.end() :]
+            self._note(found[0])
         elif self._marks.may_begin(rest):
             return
         else:
@@ -272,7 +283,8 @@ class MarkedCalls:
         return DroppedPiece(whole) if is_empty else ContentPiece(whole)
 
     def _begin_call(self, between: str, rest: str) -> Iterator[Piece]:
-        shapes = [shape for shape in self._form.shapes if not (self._has_called and shape.begins_with_name)]
+        needs_mark = self._has_called or self._is_list
+        shapes = [shape for shape in self._form.shapes if not (needs_mark and shape.begins_with_name)]
         verdicts = [shape.may_begin(rest) for shape in shapes]
         if True in verdicts:
             self._unused += between

@@ -15,7 +15,7 @@ from penstock.pipeline.frames import CallSyntax
 from penstock.pipeline.members import missing_members
 from penstock.pipeline.plugins import PARSERS, WrongPlugin, called, function_named, installed, names_code
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
-from penstock.stages.models.chat.forms import CALL_FORMS, THOUGHT_FORMS
+from penstock.stages.models.chat.forms import CALL_FORMS, MESSAGE_FORMS, THOUGHT_FORMS
 from penstock.stages.models.chat.inkling import InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm
 from penstock.stages.models.chat.model import Function
@@ -31,10 +31,10 @@ from penstock.stages.models.chat.syntaxes import (
 from penstock.stages.models.chat.thoughts import Turn
 from penstock.stages.models.chat.written_calls import chosen
 
-OWN_CALLS: Mapping[str, MakeSyntax] = {**CALL_FORMS, "inkling": InklingBlocks}
+OWN_CALLS: Mapping[str, MakeSyntax] = {**CALL_FORMS, **MESSAGE_FORMS, "inkling": InklingBlocks}
 """The readers of calls, by the names of tool call parsers."""
 
-OWN_THOUGHTS: Mapping[str, MakeSyntax] = {**THOUGHT_FORMS, "inkling": InklingBlocks}
+OWN_THOUGHTS: Mapping[str, MakeSyntax] = {**THOUGHT_FORMS, **MESSAGE_FORMS, "inkling": InklingBlocks}
 """The readers of thoughts, by the names of reasoning parsers."""
 
 

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from functools import cached_property
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema, quoted
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, NameOf, plain_name
 from penstock.stages.models.chat.elements import elements_as_json
 from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
@@ -90,6 +90,7 @@ class TaggedCall:
     """The marks that may stand around a value, which then may hold all other marks."""
     nested: str = ""
     """The text that each element begins with, if values are made of elements."""
+    name_of: NameOf = plain_name
     is_listed: bool = False
 
     @property
@@ -184,7 +185,7 @@ class TaggedCallReader:
         return found is not None and not rest[found.end() :].strip() and self._begin_call(found[1])
 
     def _begin_call(self, inside: str) -> bool:
-        self._name = self._shape.head.read(inside)[0]
+        self._name = self._shape.name_of(self._shape.head.read(inside)[0], self._site)
         self.is_call = bool(self._name) and self._site.may_be_called(self._name)
         self._schema = self._site.schema(self._name)
         return self.is_call

@@ -18,14 +18,15 @@ class ThoughtForm:
     mark, the output does so with ``is_open``, unless the request wants no thought, and otherwise only if it begins with
     the first mark.
 
-    The marks ``ends`` end a thought, too, and are dropped, as are the marks ``drops`` around the answer, and those that
-    may stand ``everywhere``.  With ``recurs``, a mark ``start`` begins another thought wherever it stands.  ``header``
-    is a text after that mark.
+    The marks ``starts`` begin a thought, too, and ``ends`` end one.  They are dropped, as are the marks ``drops`` around
+    the answer, and those that may stand ``everywhere``.  With ``recurs``, a mark ``start`` begins another thought
+    wherever it stands.  ``header`` is a text after that mark.
     """
 
     start: str = "<think>"
     end: str = "</think>"
     is_open: bool = False
+    starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     drops: tuple[str, ...] = ()
     everywhere: tuple[str, ...] = ()
@@ -39,9 +40,10 @@ class ThoughtForm:
 
     def __call__(self, start: OutputStart) -> ThoughtsFirst:
         """Return a reader of these thoughts."""
-        latest = start.latest((self.start, self.end, *self.ends))
+        starts = (self.start, *self.starts)
+        latest = start.latest((*starts, self.end, *self.ends))
         usual = self.is_open and not start.wants_no_thought
-        is_open = latest == self.start if latest else usual or None
+        is_open = latest in starts if latest else usual or None
         return ThoughtsFirst(self, is_open=start.thinks or is_open)
 
 
@@ -68,7 +70,7 @@ class ThoughtsFirst:
         self._held = ""
         self._header = form.header if is_open is not True else ""
         """The rest of the text after the first mark."""
-        self._first = Marks((form.start, form.header))
+        self._first = Marks((form.start, form.header, *form.starts))
         self._stray = Marks((form.end,))
         self.triggers = frozenset(
             mark[0] for mark in (form.start, form.end, *form.ends, *form.drops, *form.everywhere) if mark
@@ -92,12 +94,12 @@ class ThoughtsFirst:
 
     def _begin(self) -> None:
         begun = self._held.lstrip()
-        if not begun or (self._first.may_begin(begun) and begun not in (self._form.start, self._form.header)):
-            return
         begins = self._first.match(begun)
+        if not begins and self._first.may_begin(begun):
+            return
         self._has_begun, self._is_open = True, self._is_open or begins is not None
-        if begins:
-            self._held = begun.removeprefix(self._form.start)
+        if begins and begins[0] != self._form.header:
+            self._held = begun[begins.end() :]
 
     def _think(self) -> Iterator[Piece]:
         if self._header:

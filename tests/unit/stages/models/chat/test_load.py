@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from penstock.stages.models.chat import load
+from penstock.stages.models.chat.families import Sign
 from penstock.stages.models.chat.load import WrongChatOptions
 from tests.support.chat_families import load_model
 from tests.support.paths import TINY_QWEN
@@ -66,26 +68,29 @@ def test_tools_that_no_family_calls_are_logged_once(tmp_path: Path, caplog: pyte
     ]
 
 
-def test_parser_of_thoughts_suits_that_of_calls(tmp_path: Path) -> None:
+def test_parser_of_thoughts_suits_that_of_calls(tmp_path: Path, plugged: str) -> None:
     folder = without_weights(tmp_path)
     (folder / "chat_template.jinja").write_text(
         "{{ messages }}</think>{% if add_generation_prompt %}<think>{% endif %}"
     )
     assert load_model(folder).parser_names == ("think",)
-    assert load_model(folder, tool_call_parser="muse_glimmer").parser_names == ("qwen3", "muse_glimmer")
+    assert load_model(folder, tool_call_parser=plugged).parser_names == ("qwen3", plugged)
 
 
 def test_parsers_can_be_switched_off() -> None:
     assert load_model(reasoning_parser="none", tool_call_parser="none").parsers.thinking is None
 
 
-def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_guessed_parser_that_does_not_fit_is_dropped(
+    tmp_path: Path, plugged: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(load, "REASONING", (Sign(plugged, ("<ifm|",)),))
     folder = without_weights(tmp_path)
     (folder / "chat_template.jinja").write_text("<ifm|think>{{ messages }}")
     with caplog.at_level(logging.WARNING, LOG):
         assert load_model(folder).parsers.thinking is None
     (logged,) = [record.getMessage() for record in caplog.records if record.name == LOG]
-    assert logged.startswith("No reasoning parser: k2_horizon would fit, as its template has <ifm|, but ")
+    assert logged.startswith("No reasoning parser: plugged would fit, as its template has <ifm|, but ")
 
 
 @pytest.mark.parametrize("option", ["reasoning_parser", "tool_call_parser"])
@@ -94,9 +99,9 @@ def test_unknown_parser_ends_the_start(option: str) -> None:
         load_model(**{option: "hermez"})
 
 
-def test_parser_that_does_not_fit_ends_the_start() -> None:
-    with pytest.raises(WrongChatOptions, match=r"--reasoning-parser k2_horizon: .*tokenizer"):
-        load_model(reasoning_parser="k2_horizon")
+def test_parser_that_does_not_fit_ends_the_start(plugged: str) -> None:
+    with pytest.raises(WrongChatOptions, match=r"--reasoning-parser plugged: .*tokenizer"):
+        load_model(reasoning_parser=plugged)
 
 
 def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:

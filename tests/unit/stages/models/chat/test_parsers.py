@@ -17,7 +17,6 @@ from penstock.stages.models.chat.output import ParsedOutput
 from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support import parsed_output
-from tests.support.call_markup import marked_model
 from tests.support.chat_families import THINK, EndingTemplate, family_model, tokenizer_with
 from tests.support.clock import count_instructions
 
@@ -98,9 +97,10 @@ class Failing:
         return self._real.parse_delta(*args, **named)
 
 
-def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
-    model = marked_model("muse_glimmer")
-    output: Any = model.parsers.start(parsed_output.turn_started(chat=ChatTurn()), ONE)
+def test_failing_parser_leaves_text(plugged: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = family_model("qwen3")
+    parsers = VllmParsers(model.vocabulary.tokenizer, None, plugged)
+    output: Any = parsers.start(parsed_output.turn_started(chat=ChatTurn()), ONE)
     output._parser = Failing(output._parser)
     pieces: list[Piece] = []
     with caplog.at_level(logging.WARNING, "penstock.stages.models.chat.output"):
@@ -270,9 +270,9 @@ def test_parser_without_content_is_refused(vocabulary: Vocabulary) -> None:
         VllmParsers(vocabulary.tokenizer, None, "openai")
 
 
-def test_variables_of_the_template_reach_the_parsers() -> None:
+def test_variables_of_the_template_reach_the_parsers(plugged: str) -> None:
     started = parsed_output.turn_started(chat=ChatTurn({"tool_call_format": "json"}))
-    read = marked_model("muse_glimmer").parsers.start(started, ONE)
+    read = VllmParsers(family_model("qwen3").vocabulary.tokenizer, None, plugged).start(started, ONE)
     assert isinstance(read, ParsedOutput)
     assert read._request.chat_template_kwargs == {"tool_call_format": "json"}
 

@@ -212,9 +212,9 @@ def test_other_names_are_not_the_operators(here: Path) -> None:
     assert operator_parser("shouting", "--tool-call-parser") is not None
 
 
-def test_calls_after_thoughts_of_ones_own_are_not_read_by_vllm(here: Path) -> None:
-    with pytest.raises(CannotStart, match=r"own_parsers.py:thoughts is not vLLM's, .*: muse_glimmer is vLLM's"):
-        with_vllm(reasoning_parser="own_parsers.py:thoughts", tool_call_parser="muse_glimmer")
+def test_calls_after_thoughts_of_ones_own_are_not_read_by_vllm(here: Path, plugged: str) -> None:
+    with pytest.raises(CannotStart, match=r"own_parsers.py:thoughts is not vLLM's, .*: plugged is vLLM's"):
+        with_vllm(reasoning_parser="own_parsers.py:thoughts", tool_call_parser=plugged)
 
 
 @pytest.fixture

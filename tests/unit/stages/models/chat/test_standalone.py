@@ -124,8 +124,8 @@ def test_tools_that_no_family_calls_are_logged_once(caplog: pytest.LogCaptureFix
 
 
 def test_parser_that_only_vllm_has_ends_the_start() -> None:
-    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has .* muse_glimmer .* install penstock"):
-        own_tiny_qwen(tool_call_parser="muse_glimmer")
+    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has .* beam .* install penstock"):
+        own_tiny_qwen(tool_call_parser="beam")
 
 
 def test_missing_transformers_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_call_is_read(parser: str, city: str) -> None:
         assert json.loads(item.text) == {"city": city}
 
 
-@pytest.mark.parametrize("parser", sorted(CALL_MARKUP.keys() - {"muse_glimmer"}))  # whose messages begin with a header
+@every_parser
 def test_call_that_is_cut_loses_no_text_before_it(parser: str) -> None:
     token_ids = tokens(parser, "Let me look.\n" + CALL_MARKUP[parser].replace(CITY, "Paris"))
     first = len(tokens(parser, "Let me look.\n"))
