@@ -130,6 +130,7 @@ OWN_MARKUP: Mapping[str, str] = {
     "cohere_command3": _COHERE,
     "cohere_command4": _COHERE,
     "functionary": '<function=get_weather>{"city": "@"}</function>',
+    "functionary_v32": '>>>get_weather\n{"city": "@"}',
     "nemotron_nano_v2": f"<TOOLCALL>[{_JSON}]</TOOLCALL>",
     "step5": _TAGS,
 }

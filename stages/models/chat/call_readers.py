@@ -51,7 +51,7 @@ def plain_name(head: str, site: CallSite) -> str:
 
 
 def undoubled_name(head: str, site: CallSite) -> str:
-    """Return the function ``get`` for ``get.get``: a prompt with namespaces makes models repeat a name that has none."""
+    """Return the function ``get`` for ``get.get``: models that know namespaces repeat a name that has none."""
     name, _, repeated = head.partition(".")
     return name if name == repeated and head not in site.parameters and name in site.parameters else head
 

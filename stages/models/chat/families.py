@@ -100,6 +100,7 @@ TOOL_CALLS = (
     Sign("cohere_command4", ("<|START_ACTION|>",), ("cohere2_moe",)),
     Sign("cohere_command3", ("<|START_ACTION|>",)),
     Sign("gigachat3", ("<|role_sep|>", "function call")),
+    Sign("functionary_v32", (">>>all",)),
     Sign("functionary", ("<|python_tag|>", "<function=")),
     Sign("llama3_json", ("<|python_tag|>",)),
     Sign("llama4_json", ('"parameters": dictionary of argument name',), ("llama4",)),

@@ -164,6 +164,11 @@ CALL_FORMS: Mapping[str, CallForm] = {
         shapes=(HeadedCall(r"([^>\n]*)>\s*", "<function="),),
         written=(WrittenCalls("<function=", ">", "</function><function=", "</function>"),),
     ),
+    "functionary_v32": CallForm(
+        fences=(">>>",),
+        shapes=(HeadedCall(r"([\w.:-]+)\n\s*"),),
+        drops=(">>>all\n",),
+    ),
     "functiongemma": CallForm(("<start_function_call>",), ("<end_function_call>",), shapes=(KeyedCall("<escape>"),)),
     "gemma4": CallForm(("<|tool_call>",), ("<tool_call|>",), shapes=(KeyedCall('<|"|>'),)),
     "gigachat3": CallForm(

@@ -24,8 +24,8 @@ class CallForm:
     """The form of a family's calls, each alone or in a list.
 
     Calls begin after one of the marks ``begins``, and each has one of the ``shapes``: the first that its text may begin
-    with.  The marks ``lists`` stand before calls that have marks of their own, though a shape with a beginning of its own
-    needs none.  The marks ``ends``, and those ``between`` calls, are dropped.
+    with.  The marks ``lists`` stand before several calls: one that begins with a bare name then has a mark of its own.
+    The marks ``ends``, and those ``between`` calls, are dropped.  The prompt may end with the first mark.
 
     With ``is_bare``, calls at the beginning of a line count without a mark, if they name a function that may be called,
     and so do calls after ``fences``, marks that other text may have as well.  Calls whose shape has a beginning of its
@@ -48,7 +48,10 @@ class CallForm:
 
     def __call__(self, start: OutputStart, *, whole: bool = False) -> MarkedCalls:
         """Return a reader of these calls; with ``whole``, calls count only if they are whole."""
-        return MarkedCalls(self, start, whole=whole)
+        reader = MarkedCalls(self, start, whole=whole)
+        if not whole and (mark := start.last((*self.lists, *self.begins, *self.fences))):
+            tuple(reader.feed(mark))
+        return reader
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from penstock.stages.models.chat.registry import (
     NamedParser,
     call_id,
     calls_format,
+    made,
     reader,
     thinking,
 )
@@ -61,8 +62,8 @@ class VllmParsers:
         self._model_config = model_config
         self._added: Mapping[str, int] = tokenizer.get_added_vocab()
         self._marks = frozenset({*self._added.values(), *tokenizer.all_special_ids})
-        self._reasoning = OWN_THOUGHTS.get(reasoning_parser) if isinstance(reasoning_parser, str) else reasoning_parser
-        self._calls = OWN_CALLS.get(tool_call_parser) if isinstance(tool_call_parser, str) else tool_call_parser
+        self._reasoning = made(reasoning_parser, OWN_THOUGHTS, self._added)
+        self._calls = made(tool_call_parser, OWN_CALLS, self._added)
         of_vllm = (_of_vllm(reasoning_parser), _of_vllm(tool_call_parser))
         if of_vllm[1] and not self._calls:
             if self._reasoning and of_vllm[0] is None:
@@ -137,11 +138,11 @@ class VllmParsers:
         if parser is None:
             return None
         tools = request.tools if request else []
-        made = parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
-        for engine in filter(None, map(parser_engine, (made.tool_parser, made))):
+        new = parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
+        for engine in filter(None, map(parser_engine, (new.tool_parser, new))):
             if engine.parser_engine_config.validate_tool_names:
                 takes_any_name(engine)
-        return made
+        return new
 
     def _request(
         self,

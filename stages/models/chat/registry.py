@@ -6,7 +6,7 @@ description suffices for most families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from penstock.stages.models.chat.forms import CALL_FORMS, MESSAGE_FORMS, THOUGHT
 from penstock.stages.models.chat.inkling import InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm
 from penstock.stages.models.chat.model import Function
+from penstock.stages.models.chat.suffixes import suffix, suffixed
 from penstock.stages.models.chat.syntaxes import (
     BareArguments,
     Guarded,
@@ -70,6 +71,14 @@ def operator_parser(name: str, option: str) -> OperatorParser | None:
     if problems := missing_members(made, TextParser):
         raise WrongPlugin(name, "; ".join(problems), option)
     return OperatorParser(name, make)
+
+
+def made(parser: NamedParser, known: Mapping[str, MakeSyntax], marks: Iterable[str]) -> MakeSyntax | None:
+    """Return a parser, if it is one of ``known`` or the operator's, with the ``marks`` as the vocabulary has them."""
+    if not isinstance(parser, str):
+        return parser
+    described, ending = known.get(parser), suffix(marks)
+    return suffixed(described, ending) if ending else described
 
 
 def thinking(parser: MakeSyntax | None) -> tuple[str, str] | None:

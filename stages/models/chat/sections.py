@@ -33,12 +33,13 @@ class Sections:
         self._section = section
         self._held = ""
         """Text that may still become a mark."""
+        self._gives_text = False
+        """True once the section has given a text, or a thought."""
         self._header = ""
 
     @property
     def is_idle(self) -> bool:
-        is_text = self._section in (Section.TEXT, Section.REASONING)
-        return not self._held and (is_text or (self._section is Section.CALL and self._calls.is_idle))
+        return self._gives_text and not self._held
 
     def feed(self, text: str) -> Iterator[Piece]:
         self._held += text
@@ -50,7 +51,7 @@ class Sections:
             text, self._held = self._held[:end], self._held[end:]
             yield from self._give(text)
             if found and self._held.startswith(found[0]):
-                self._held = self._held[len(found[0]) :]
+                self._held, self._gives_text = self._held[len(found[0]) :], False
                 yield from self._enter(found[0])
             elif self._section is section:  # what is held may become a mark
                 break
@@ -63,6 +64,7 @@ class Sections:
     def _give(self, text: str) -> Iterator[Piece]:
         if not text:
             return
+        self._gives_text = self._section in (Section.TEXT, Section.REASONING)
         match self._section:
             case Section.HEADER:
                 self._header += text

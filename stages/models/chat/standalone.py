@@ -34,6 +34,7 @@ from penstock.stages.models.chat.registry import (
     NamedParser,
     call_id,
     calls_format,
+    made,
     operator_parser,
     reader,
     thinking,
@@ -122,7 +123,8 @@ def load_from_files(files: ModelFiles, options: ChatOptions) -> ChatModel:
     reasoning = _chosen("reasoning", options.reasoning_parser, guess(REASONING, templates, model_type), files.model)
     tool_calls = _chosen("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), files.model)
     vocabulary = Vocabulary(tokenizer)
-    parsers = OwnParsers(vocabulary, _made(reasoning, OWN_THOUGHTS), _made(tool_calls, OWN_CALLS))
+    marks = vocabulary.marks
+    parsers = OwnParsers(vocabulary, made(reasoning, OWN_THOUGHTS, marks), made(tool_calls, OWN_CALLS, marks))
     log_undescribed(parsers, tool_calls)
     ends = files.stop_token_ids | {token for token in (tokenizer.eos_token_id,) if token is not None}
     return ChatModel(
@@ -168,10 +170,6 @@ def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
     if option is None:
         log_choice(kind, guessed)
     return name
-
-
-def _made(parser: NamedParser, known: Mapping[str, MakeSyntax]) -> MakeSyntax | None:
-    return known[parser] if isinstance(parser, str) else parser
 
 
 class HuggingFaceTemplate:

@@ -21,6 +21,8 @@ from penstock.stages.models.chat.model import (
 logger = logging.getLogger(__name__)
 
 _HEAD = re.compile(r'[\s\[\],}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\S)')
+_LONGEST_MARK = 16
+"""Tokens of a mark at the end of a prompt."""
 _LONGEST_TURN = 64
 """Tokens at the end of a prompt in which a template opens a thought, or closes an empty one."""
 _PUNCTUATION = "[]{}, \t\r\n"
@@ -46,6 +48,11 @@ class OutputStart:
     def names(self) -> list[str]:
         """The names of the functions."""
         return [function["function"]["name"] for function in self.functions]
+
+    def last(self, marks: Iterable[str]) -> str | None:
+        """Return the one of some ``marks`` that the prompt ends with, but for white space."""
+        end = self.decode(self.prompt[-_LONGEST_MARK:]).rstrip() if self.decode else ""
+        return next((mark for mark in marks if end.endswith(mark)), None)
 
     def latest(self, marks: Iterable[str]) -> str | None:
         """Return the last of some ``marks`` that stands in the prompt after the mark that begins the turn.

@@ -18,9 +18,9 @@ class ThoughtForm:
     mark, the output does so with ``is_open``, unless the request wants no thought, and otherwise only if it begins with
     the first mark.
 
-    The marks ``starts`` begin a thought, too, and ``ends`` end one.  They are dropped, as are the marks ``drops`` around
-    the answer, and those that may stand ``everywhere``.  With ``recurs``, a mark ``start`` begins another thought
-    wherever it stands.  ``header`` is a text after that mark.
+    The marks ``starts`` begin a thought, too, and ``ends`` end one.  They are dropped, as are the marks ``drops``
+    around the answer, and those that may stand ``everywhere``.  With ``recurs``, a mark ``start`` begins another
+    thought wherever it stands.  ``header`` is a text after that mark.
     """
 
     start: str = "<think>"

@@ -75,6 +75,7 @@ CASES = {
         None,
         "jamba",
     ),
+    "functionary 3.2": (">>>all\\n{{ content }}", "llama", None, "functionary_v32"),
     "functionary 3.1": ("<|python_tag|> <function=name>{{ arguments }}</function>", "llama", None, "functionary"),
     "lfm 2.5": ("content.split('</think>') List of tools: [", "lfm2", "think", "lfm2"),
     "apertus": ("<|inner_prefix|><|tools_prefix|>", "apertus", "apertus", "apertus"),

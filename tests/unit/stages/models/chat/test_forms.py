@@ -117,3 +117,33 @@ def test_a_whole_call_in_a_thought_is_a_call(family: str, cuts: set[int]) -> Non
     thought, answer, calls = read(turn, text, cuts)
     assert (thought.strip(), answer) == ("I look.", "Done.")
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("get_weather", {"city": "Paris"})]
+
+
+@every_family
+@given(cuts)
+@examples(5)
+def test_prompt_may_end_with_the_first_mark(family: str, cuts: set[int]) -> None:
+    form, markup = CALL_FORMS[family], MARKUP[family].replace(CITY, "Paris")
+    mark = next((each for each in (*form.lists, *form.begins, *form.fences) if markup.startswith(each)), "")
+    start = OutputStart(FUNCTIONS, (1,), decode=lambda _: f"{mark}\n")
+    _, answer, calls = read(form(start), markup.removeprefix(mark), cuts)
+    assert answer.strip() == ""
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("get_weather", {"city": "Paris"})]
+
+
+@pytest.mark.parametrize("family", [name for name, form in CALL_FORMS.items() if form.lists])
+def test_a_bare_name_in_a_list_is_no_call(family: str) -> None:
+    for mark in CALL_FORMS[family].lists:
+        text = f"{mark}get_weather\n{mark.replace('<', '</')}"
+        assert read(CALL_FORMS[family](START), text, set()) == ("", text, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [(name, each) for name, form in THOUGHT_FORMS.items() for each in form.starts]
+)
+def test_each_mark_begins_a_thought(name: str, start: str) -> None:
+    form = THOUGHT_FORMS[name]
+    end = start.replace("<", "</")
+    for prompt, text in (("", f"{start}Hm.{end}Yes."), (f"<turn>{start}", f"Hm.{end}Yes.")):
+        after = OutputStart(FUNCTIONS, (1,), decode=lambda _, prompt=prompt: prompt, wants_no_thought=True)
+        assert read(form(after), text, set()) == ("Hm.", "Yes.", [])
