@@ -46,8 +46,11 @@ penstock reads otherwise, the verdict is `ours` (penstock is wrong, or no reason
   [The recipe](RECIPES.md#a-parser-of-your-own) has one of each.
 * **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import a file or a module that registers
   parsers with vLLM, as in `vllm serve`. The other two options name them.
-* **Readers.** One machine of penstock's own reads nearly all families, from a description of each
-  (`stages/models/chat/forms.py`), each token at the same cost. vLLM's code reads the others. The names are the same.
+* **Readers.** One machine of penstock's own reads all families but Beam, from a description of each
+  (`stages/models/chat/forms.py`), each token at the same cost. vLLM's code reads Beam, and all other names that are
+  registered there, as by a plug-in. The names are the same.
+* **Suffixes.** Checkpoints of Hunyuan write their marks as `<think:opensource>` or with another suffix. The vocabulary
+  shows which one is read.
 * **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if its
   parsers are among these: {own}. Images are not read, and calls that only vLLM describes are held to a grammar only if
   they are required.
@@ -56,6 +59,7 @@ penstock reads otherwise, the verdict is `ours` (penstock is wrong, or no reason
 
 * A call needs the mark that begins it, its name, and what may follow the name. A mark in a sentence is text. A call
   without its mark (`<function=...>` without `<tool_call>`), and a call in a thought, count only if they are whole.
+  Muse names the recipient of each message: its calls count in messages to a function alone.
 * A value between two tags ends only before what may follow it: another parameter, the end of the call, or the end of
   the turn. So it may hold the tags themselves. A mark that ends calls and is a token of the vocabulary ends it, too.
 * Values have the types of the function's schema, references and alternatives resolved. A value that does not fit stays
@@ -65,7 +69,8 @@ penstock reads otherwise, the verdict is `ours` (penstock is wrong, or no reason
   no JSON object. The response is still `completed`. No tool runs with such a call.
 * The marks of a call with nothing between them are dropped, and counted as `empty call`, even if they are a whole turn.
 * A call of a function that the request does not declare is answered with an error that the model reads.
-* What stands after the last turn mark of the prompt decides if the output begins in a thought.
+* What stands after the last turn mark of the prompt decides if the output begins in a thought. The mark of a call at
+  the end of the prompt begins one.
 """
 
 

@@ -15,7 +15,7 @@ class Section(Enum):
     """A part of an output."""
 
     HEADER = auto()
-    """What names the function or the recipient of the next section, and is no text."""
+    """The name of the function or the recipient of the next section, which is no text."""
     TEXT = auto()
     REASONING = auto()
     CALL = auto()
