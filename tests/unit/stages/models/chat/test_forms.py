@@ -145,5 +145,5 @@ def test_each_mark_begins_a_thought(name: str, start: str) -> None:
     form = THOUGHT_FORMS[name]
     end = start.replace("<", "</")
     for prompt, text in (("", f"{start}Hm.{end}Yes."), (f"<turn>{start}", f"Hm.{end}Yes.")):
-        after = OutputStart(FUNCTIONS, (1,), decode=lambda _, prompt=prompt: prompt, wants_no_thought=True)
+        after = OutputStart(FUNCTIONS, (1,), decode=prompt.format, wants_no_thought=True)
         assert read(form(after), text, set()) == ("Hm.", "Yes.", [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipeline.frames import ChatTurn, GenerationFinished
+from penstock.pipeline.frames import ChatTurn, GenerationFinished, TokenFrame
 from penstock.stages.models.chat.model import ChatModel, Parsers
 from penstock.stages.models.chat.parsers import VllmParsers
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, made
@@ -37,7 +37,7 @@ def test_marks_are_those_of_the_vocabulary(family: str, suffix: str, is_standalo
     call = f"{begin['tool_call']}{name}{key}{end['tool_call']}\n"
     text = f"Hm{end['think']}I look.{begin['tool_calls']}\n{call}{call}{end['tool_calls']}"
     prompt = tuple(vocabulary.encode(f"{turn}{begin['think']}"))
-    frames = [
+    frames: list[TokenFrame] = [
         parsed_output.turn_started(tools=parsed_output.CHAT_TOOLS, chat=ChatTurn(), prompt=prompt),
         *parsed_output.token_chunks([*vocabulary.encode(text), *model.stop_token_ids]),
         GenerationFinished("stop", 0, 0.0),
