@@ -40,6 +40,7 @@ OF_XGRAMMAR = ("json", "minimax_xml", "glm_xml")
 UNDESCRIBED = {
     "cohere_command3": "each call has its number",
     "cohere_command4": "each call has its number",
+    "functionary_v32": "the prompt has the mark of the first call",
     "functiongemma": "keys without quotes",
     "gemma4": "keys without quotes",
     "k2_horizon": "values between tags of their own",
