@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 PREFIX = "PENSTOCK_"
 """The beginning of the environment variables of all settings."""
 
+CLIENT_KEY = f"{PREFIX}KEY"
+"""The variable with the key of a server for the clients that `penstock launch` starts: it is no setting."""
+
 FILE = Path("penstock.toml")
 """The file of settings, in the working directory."""
 
@@ -59,7 +62,7 @@ def unknown_option(argument: str, known: Iterable[str]) -> str:
 
 def unknown_variables(known: Iterable[str]) -> dict[str, str]:
     """Return the variables with penstock's prefix that name no setting, without their values, which may be secret."""
-    variables = {variable(key) for key in known}
+    variables = {variable(key) for key in known} | {CLIENT_KEY}
     return {name: "" for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in variables}
 
 

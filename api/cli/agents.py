@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-KEY = "PENSTOCK_KEY"
-"""The variable that holds the key of a server, for `penstock launch` and for its clients."""
+from penstock.api.sources import CLIENT_KEY
 
 NO_KEY = "none"
 """The key for a server without keys: the clients refuse an empty one."""
@@ -91,10 +90,10 @@ def codex(served: Served) -> Start:
         f"{provider}.supports_websockets": True,
     }
     if served.key:
-        settings[f"{provider}.env_key"] = KEY
+        settings[f"{provider}.env_key"] = CLIENT_KEY
     values = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
     return Start(
-        {KEY: served.key} if served.key else {},
+        {CLIENT_KEY: served.key} if served.key else {},
         arguments=tuple(part for value in values for part in ("-c", value)),
         files={catalog: json.dumps({"models": [codex_model(served.model, served.window)]}, indent=2) + "\n"},
     )
@@ -128,12 +127,13 @@ def codex_model(name: str, window: int) -> dict[str, Any]:
 def opencode(served: Served) -> Start:
     """Start opencode with a configuration that is added to the user's own; the key stays in a variable."""
     model = f"penstock/{served.model}"
+    key = f"{{env:{CLIENT_KEY}}}" if served.key else NO_KEY
     config = {
         "provider": {
             "penstock": {
                 "npm": "@ai-sdk/openai-compatible",
                 "name": "penstock",
-                "options": {"baseURL": f"{served.url}/v1", "apiKey": f"{{env:{KEY}}}" if served.key else NO_KEY},
+                "options": {"baseURL": f"{served.url}/v1", "apiKey": key},
                 "models": {
                     served.model: {
                         "name": served.model,
@@ -147,7 +147,7 @@ def opencode(served: Served) -> Start:
         "model": model,
         "small_model": model,
     }
-    return Start({"OPENCODE_CONFIG_CONTENT": json.dumps(config)} | ({KEY: served.key} if served.key else {}))
+    return Start({"OPENCODE_CONFIG_CONTENT": json.dumps(config)} | ({CLIENT_KEY: served.key} if served.key else {}))
 
 
 AGENTS = {

@@ -17,7 +17,8 @@ from urllib.request import build_opener
 
 import msgspec
 
-from penstock.api.cli.agents import AGENTS, KEY, Agent, Served, Start
+from penstock.api.cli.agents import AGENTS, Agent, Served, Start
+from penstock.api.sources import CLIENT_KEY
 from penstock.pipeline.errors import CannotRun
 from penstock.stages.services.model_names import in_words
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     cut = words.index("--") if "--" in words else len(words)
     options = _parser().parse_args(words[:cut])
     agent, more = AGENTS[options.agent], words[cut + 1 :]
-    key = options.api_key or os.environ.get(KEY, "")
+    key = options.api_key or os.environ.get(CLIENT_KEY, "")
     served = _served(_base(options.url), key, options.model)
     start = agent.start(served)
     if not options.print and shutil.which(agent.program) is None:
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("agent", choices=AGENTS, help="the agent to start")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", metavar="KEY", help=f"a key of the server; by default, the variable {KEY}")
+    parser.add_argument("--api-key", metavar="KEY", help=f"a key of the server; by default, the variable {CLIENT_KEY}")
     parser.add_argument("--model", metavar="NAME", help="a model of the server; by default, its first")
     parser.add_argument("--print", action="store_true", help="print the start as lines for a shell, without the key")
     return parser
@@ -122,7 +123,7 @@ def _asked(url: str, key: str, answer: type[Answer], path: str = "") -> Answer:
             body = answered.read()
     except HTTPError as error:
         if error.code == HTTPStatus.UNAUTHORIZED:
-            reason = "does not know this key" if key else f"needs a key: set the variable {KEY}"
+            reason = "does not know this key" if key else f"needs a key: set the variable {CLIENT_KEY}"
             raise CannotRun(f"the server at {url} {reason}") from None
         if error.code == HTTPStatus.NOT_FOUND and path:
             raise _NotFound from None
@@ -148,11 +149,11 @@ def _reason(body: bytes) -> str:
 def shell_lines(agent: Agent, start: Start, more: Sequence[str], key: str) -> Iterator[str]:
     """Yield the start of an agent for a shell.  The variable of the key stands for the key."""
     if key:
-        yield f"# {KEY} holds the key of the server"
+        yield f"# {CLIENT_KEY} holds the key of the server"
     yield from (f"unset {name}" for name in start.removed)
     for name, value in start.environment.items():
         if not key or value != key:
             yield f"export {name}={shlex.quote(value)}"
         else:
-            yield f"export {name}" if name == KEY else f'export {name}="${KEY}"'
+            yield f"export {name}" if name == CLIENT_KEY else f'export {name}="${CLIENT_KEY}"'
     yield shlex.join([agent.program, *start.arguments, *more])

@@ -43,7 +43,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, Non
     url = f"http://127.0.0.1:{free_port()}"
     command: list[str | Path] = [PENSTOCK, "serve", "my/own", f"--engine=replay:{HARMONY / 'greeting'}", "--store=none"]
     options = [f"--port={url.rpartition(':')[2]}", "--model-alias=claude-*=my/own"]
-    with running_process([*command, *options], f"{url}/health", folder / "log", {"PENSTOCK_API_KEYS": KEY}):
+    variables = {"PENSTOCK_API_KEYS": KEY, "PENSTOCK_KEY": "that of another server"}
+    with running_process([*command, *options], f"{url}/health", folder / "log", variables):
         yield url
 
 

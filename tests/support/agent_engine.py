@@ -1,6 +1,7 @@
 """An engine that does what the last message of the user says, for coding agents: ``--engine``.
 
-A line ``call NAME JSON`` of the message is a call of the function NAME, and ``say TEXT`` the answer.  The lines are
+A line ``call NAME JSON`` of the message is a call of the function NAME, or of the server's tool ``browser.search``, and
+``say TEXT`` the answer.  The lines are
 carried out one by one, each in a turn of its own once the call before it has its result; without a line that is left,
 the answer is `DONE`.  The engine thinks before each.  ``refuse TEXT`` refuses the prompt as a full engine does, the
 first time.  A message that asks for a ``<summary>`` gets the lines that are left.  Cached tokens are those of an
@@ -29,7 +30,7 @@ BLOCK = 16
 
 _MESSAGE = re.compile(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 _ORDER = re.compile(r"^(call|say|refuse) (.+?)\s*$", re.MULTILINE)
-_RESULT = re.compile(r"<\|start\|>functions\.")
+_RESULT = re.compile(r"<\|start\|>\S+ to=assistant")
 
 
 def turn(prompt: str) -> str | EngineOverloaded:
@@ -50,6 +51,8 @@ def turn(prompt: str) -> str | EngineOverloaded:
     if kind == "say":
         return f"{thought}<|channel|>final<|message|>{words}<|return|>"
     name, _, arguments = words.partition(" ")
+    if name.startswith("browser."):
+        return f"{thought} to={name}<|channel|>analysis code<|message|>{arguments}<|call|>"
     return f"{thought} to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|call|>"
 
 

@@ -176,9 +176,12 @@ def penstock(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def agents(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[AgentServer, None, None]:
+def agents(
+    penstock: str, neighbours: str, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[AgentServer, None, None]:
     """A server for coding agents, whose model does what the user says."""
-    with agent_server(penstock, tmp_path_factory.mktemp("agents")) as server:
+    options = ("--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}")
+    with agent_server(penstock, tmp_path_factory.mktemp("agents"), *options) as server:
         yield server
 
 

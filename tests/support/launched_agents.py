@@ -66,12 +66,12 @@ def _tokens(lines: Sequence[Json]) -> list[int]:
 
 
 @contextmanager
-def agent_server(penstock: str, folder: Path, window: int = 131_072) -> Iterator[AgentServer]:
+def agent_server(penstock: str, folder: Path, *options: str, window: int = 131_072) -> Iterator[AgentServer]:
     """Run a server with a key, whose model does what the user says, for the length of the block."""
     url, log, recorded = f"http://127.0.0.1:{free_port()}", folder / "serve.log", folder / "recorded"
     engine = f"{ROOT / 'tests/support/agent_engine.py'}:engine"
     command = [penstock, "serve", f"--engine={engine}", "--store=none", "--no-sandbox", f"--record={recorded}"]
-    command += ["--model-alias=claude-*=agent", f"--port={url.rpartition(':')[2]}"]
+    command += ["--model-alias=claude-*=agent", f"--port={url.rpartition(':')[2]}", *options]
     variables = {"AGENT_CONTEXT": str(window), "PENSTOCK_API_KEYS": KEY}
     with running_process(command, f"{url}/health", log, variables):
         yield AgentServer(url, log, recorded)

@@ -15,7 +15,8 @@ from tests.support.launched_agents import DONE, KEY, AgentServer, Launched, agen
 
 Json = dict[str, Any]
 
-AS_JSON = ("-p", "--output-format", "json", "--allowedTools", "Bash,Read,Write,Edit")
+TOOLS = ("--allowedTools", "Bash,Read,Write,Edit,WebSearch")
+AS_JSON = ("-p", "--output-format", "json", *TOOLS)
 SHORT = 32_768
 """A context in which Claude Code compacts once a command has written much."""
 
@@ -66,6 +67,18 @@ def test_deferred_tool_is_found_and_called(claude: Launched) -> None:
     assert asked(claude, "\n".join(lines))["num_turns"] == 3
 
 
+def test_search_of_claude_code_is_that_of_the_server(claude: Launched, neighbours: str) -> None:
+    """Claude Code has a request of its own for it, whose message has the query."""
+    query = "penstock\n" + call("browser.search", query="penstock")
+    orders = (call("ToolSearch", query="select:WebSearch"), call("WebSearch", query=query), "say Found.")
+    lines = claude.run("-p", "--output-format", "stream-json", "--verbose", *TOOLS, prompt="\n".join(orders)).lines
+    results = [line["tool_use_result"] for line in lines if "tool_use_result" in line]
+    assert results[-1]["searchCount"] == 1
+    [found, text] = results[-1]["results"]
+    assert ([page["url"] for page in found["content"]], text) == ([f"{neighbours}/vllm"], DONE)
+    assert lines[-1]["result"] == "Found."
+
+
 def test_alias_answers_as_the_model_of_its_name(claude: Launched) -> None:
     result = asked(claude, "say Hello.", model="claude-sonnet-4-5")
     assert (result["result"], [*result["modelUsage"]]) == ("Hello.", ["claude-sonnet-4-5"])
@@ -95,7 +108,7 @@ def test_session_is_compacted_and_goes_on(penstock: str, claude: Launched, tmp_p
     """The summary has what is left to do."""
     orders = [call("Bash", command=f"seq {start} {start + 3000}", description="Count") for start in (1, 3001)]
     orders.append(call("Bash", command="printf done > done.txt", description="Write"))
-    with agent_server(penstock, tmp_path, SHORT) as server:
+    with agent_server(penstock, tmp_path, window=SHORT) as server:
         result = asked(replace(claude, url=server.url), "\n".join((*orders, "say Ready.")))
         assert max(len(prompt) for prompt, _ in server.turns(result["num_turns"])) < SHORT
     assert (result["result"], (claude.project / "done.txt").read_text()) == ("Ready.", "done")

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli.agents import AGENTS, KEY, NO_KEY, Served, Start
+from penstock.api.cli.agents import AGENTS, NO_KEY, Served, Start
 from penstock.api.cli.launch import shell_lines
+from penstock.api.sources import CLIENT_KEY
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "api" / "CODEX.md").read_text()
@@ -85,7 +86,7 @@ def test_key_is_in_no_argument_and_no_file() -> None:
         start = agent.start(LOCKED)
         assert LOCKED.key in start.environment.values()
         assert LOCKED.key not in "".join((*start.arguments, *start.files.values()))
-    assert codex_settings(AGENTS["codex"].start(LOCKED))["model_providers"]["penstock"]["env_key"] == KEY
+    assert codex_settings(AGENTS["codex"].start(LOCKED))["model_providers"]["penstock"]["env_key"] == CLIENT_KEY
 
 
 def test_opencode_gets_the_model_with_its_limits() -> None:
@@ -93,10 +94,8 @@ def test_opencode_gets_the_model_with_its_limits() -> None:
     provider = config["provider"]["penstock"]
     assert (config["model"], provider["options"]["baseURL"]) == (f"penstock/{SERVED.model}", f"{SERVED.url}/v1")
     assert provider["models"][SERVED.model]["limit"] == {"context": SERVED.window, "output": SERVED.output}
-    locked = AGENTS["opencode"].start(LOCKED).environment
-    assert (
-        json.loads(locked["OPENCODE_CONFIG_CONTENT"])["provider"]["penstock"]["options"]["apiKey"] == f"{{env:{KEY}}}"
-    )
+    locked = json.loads(AGENTS["opencode"].start(LOCKED).environment["OPENCODE_CONFIG_CONTENT"])
+    assert locked["provider"]["penstock"]["options"]["apiKey"] == f"{{env:{CLIENT_KEY}}}"
 
 
 @given(name=st.sampled_from(sorted(AGENTS)), model=names, words=st.lists(names))
