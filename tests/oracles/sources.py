@@ -10,7 +10,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -102,6 +102,16 @@ VLLM = Release(
         *(f"tests/{part}/" for part in PARSER_FOLDERS),
     ),
 )
+ENTRYPOINTS = replace(
+    VLLM,
+    parts=(
+        *("tests/__init__.py", "tests/utils", "tests/entrypoints/__init__.py", "tests/entrypoints/conftest.py"),
+        *("tests/entrypoints/anthropic/", "tests/entrypoints/openai/__init__.py", "tests/entrypoints/openai/utils.py"),
+        *("tests/entrypoints/openai/test_", "tests/entrypoints/openai/chat_completion/"),
+        "tests/entrypoints/openai/completion/",
+    ),
+)
+"""vLLM's tests of its HTTP APIs."""
 LLAMA_CPP = Release(
     "llama-cpp-python",
     "0.3.36",
