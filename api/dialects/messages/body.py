@@ -20,9 +20,16 @@ from penstock.api.dialects.messages.writer import Display
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Refused, TextOr, Unused
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
-from penstock.pipeline.protocol.params.request import SOURCES, CreateResponse, ReasoningOptionsParam, TextOptions
+from penstock.pipeline.protocol.params.request import (
+    OUTPUTS,
+    SOURCES,
+    CreateResponse,
+    ReasoningOptionsParam,
+    TextOptions,
+)
 from penstock.pipeline.protocol.params.tools import (
     ChosenTool,
+    CodeInterpreterToolParam,
     Domain,
     FunctionToolParam,
     OtherToolParam,
@@ -90,11 +97,18 @@ class MessageTool(Body):
         """True for a search of the web, of any version."""
         return self.type is not None and is_web_search(self.type)
 
+    @property
+    def executes(self) -> bool:
+        """True for the tool that runs programs, of any version."""
+        return self.type is not None and self.type.startswith("code_execution_")
+
     def tool(self, path: str) -> ToolParam:
         """Return the tool as the Responses API has it; raises `InvalidRequest` if it lacks something."""
         if self.searches:
             filters = {"filters": {"allowed_domains": self.allowed_domains}} if self.allowed_domains else {}
             return WebSearchToolParam.model_validate({"type": self.type, **filters})
+        if self.executes:
+            return CodeInterpreterToolParam.model_validate({"type": "code_interpreter", "container": {"type": "auto"}})
         if not self.is_custom:
             return OtherToolParam.model_validate({"type": self.type})
         for key in ("name", "input_schema"):
@@ -150,6 +164,29 @@ class OutputConfig(Body):
     format: JsonFormat | None = None
 
 
+class Keep(Body):
+    type: Literal["all", "thinking_turns"]
+    value: Annotated[int, Field(ge=1)] | None = None
+
+
+class ClearThinking(Body):
+    """An edit of the conversation: the model does not read its earlier thoughts."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: TextOr[Literal["all"], Keep] | None = None
+
+    @property
+    def thinking_turns(self) -> int | None:
+        """The number of messages that keep their thoughts; None for all."""
+        if self.keep is None:
+            return 1
+        return self.keep.value or 1 if isinstance(self.keep, Keep) and self.keep.type == "thinking_turns" else None
+
+
+class ContextManagement(Body):
+    edits: Annotated[list[ClearThinking], FAIL_FAST] | None = None
+
+
 class CountTokens(Body):
     """A request for the number of tokens of a prompt."""
 
@@ -167,7 +204,7 @@ class CountTokens(Body):
     """The former name of the format of ``output_config``."""
 
     cache_control: Unused = None
-    context_management: Unused = None
+    context_management: ContextManagement | None = None
     mcp_servers: Refused = None
     speed: Unused = None
     thread: Unused = None
@@ -192,10 +229,12 @@ class CountTokens(Body):
             yield "instructions", text
         if self._tools:
             yield "tools", [tool.tool(f"tools[{position}]") for position, tool in self._tools]
-        if searches := [tool for _, tool in self._tools if tool.searches]:
-            yield "include", [SOURCES]
-            if most := sum(tool.max_uses or 0 for tool in searches):
-                yield "max_tool_calls", most
+        searches = [tool for _, tool in self._tools if tool.searches]
+        runs = [tool for _, tool in self._tools if tool.executes]
+        if included := [SOURCES] * bool(searches) + [OUTPUTS] * bool(runs):
+            yield "include", included
+        if most := sum(tool.max_uses or 0 for tool in searches):
+            yield "max_tool_calls", most
         if self.tool_choice is not None:
             yield "tool_choice", self.tool_choice.choice
             yield "parallel_tool_calls", not self.tool_choice.disable_parallel_tool_use
@@ -209,7 +248,9 @@ class CountTokens(Body):
 
     @cached_property
     def _conversation(self) -> Conversation:
-        return Conversation(self.messages)
+        edits = (self.context_management and self.context_management.edits) or ()
+        kept = [edit.thinking_turns for edit in edits if edit.thinking_turns is not None]
+        return Conversation(self.messages, min(kept, default=None))
 
     @cached_property
     def _tools(self) -> list[tuple[int, MessageTool]]:

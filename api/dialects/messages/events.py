@@ -41,11 +41,11 @@ class ToolUse(_Typed, frozen=True, tag="tool_use"):
 
 
 class ServerToolUse(_Typed, frozen=True, tag="server_tool_use"):
-    """A search of the web, which this server runs."""
+    """A call that this server runs."""
 
     id: str
+    name: Literal["web_search", "code_execution"]
     input: Any
-    name: Literal["web_search"] = "web_search"
 
 
 class WebSearchResult(_Typed, frozen=True, tag="web_search_result"):
@@ -70,7 +70,23 @@ class WebSearchToolResult(_Typed, frozen=True, tag="web_search_tool_result"):
     content: tuple[WebSearchResult, ...] | WebSearchError
 
 
-ContentBlock: TypeAlias = Text | Thinking | ToolUse | ServerToolUse | WebSearchToolResult
+class CodeExecutionResult(_Typed, frozen=True, tag="code_execution_result"):
+    """The output of a program; this server does not tell errors from other output."""
+
+    stdout: str
+    return_code: int
+    stderr: str = ""
+    content: tuple[()] = ()
+
+
+class CodeExecutionToolResult(_Typed, frozen=True, tag="code_execution_tool_result"):
+    """The result of a program."""
+
+    tool_use_id: str
+    content: CodeExecutionResult
+
+
+ContentBlock: TypeAlias = Text | Thinking | ToolUse | ServerToolUse | WebSearchToolResult | CodeExecutionToolResult
 
 # Messages
 

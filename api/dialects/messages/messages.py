@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -66,16 +66,24 @@ class ContentSource(_Typed, frozen=True, kw_only=True, tag="content"):
     content: str | tuple[TextBlock | ImageBlock, ...]
 
 
+class Citations(_Object, frozen=True, kw_only=True):
+    """The client's wish for citations of a block."""
+
+    enabled: bool | None = None
+
+
 class DocumentBlock(_Typed, frozen=True, kw_only=True, tag="document"):
     source: Base64Source | UrlSource | FileSource | TextSource | ContentSource
     title: str | None = None
     context: str | None = None
+    citations: Citations | None = None
 
 
 class SearchResultBlock(_Typed, frozen=True, kw_only=True, tag="search_result"):
     source: str
     title: str
     content: tuple[TextBlock, ...]
+    citations: Citations | None = None
 
 
 class ToolReferenceBlock(_Typed, frozen=True, kw_only=True, tag="tool_reference"):
@@ -110,6 +118,7 @@ class ServerToolUseBlock(_Typed, frozen=True, kw_only=True, tag="server_tool_use
     """A call that a server ran."""
 
     id: _Text
+    name: _Text
     input: dict[str, Any]
 
 
@@ -118,9 +127,15 @@ class WebSearchToolResultBlock(_Typed, frozen=True, kw_only=True, tag="web_searc
     content: Any
 
 
+class CodeExecutionToolResultBlock(_Typed, frozen=True, kw_only=True, tag="code_execution_tool_result"):
+    tool_use_id: _Text
+    content: Any
+
+
 UserBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
+ServerToolResultBlock: TypeAlias = WebSearchToolResultBlock | CodeExecutionToolResultBlock
 AssistantBlock: TypeAlias = (
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | WebSearchToolResultBlock
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | ServerToolResultBlock
 )
 
 # Messages
@@ -166,23 +181,36 @@ def tool_use_id(item: wire.FunctionCall, *, compact: bool) -> str:
     return f"toolu_{item.call_id.removeprefix('call_')}{'c' * compact}"
 
 
-_OWN_SEARCH = re.compile(r"srvtoolu_(?P<key>[0-9a-f]{36})")
+_OWN_RUN = re.compile(r"srvtoolu_(?P<key>[0-9a-f]{36})")
 
 
-def search_id(item: wire.WebSearchCall) -> str:
-    """Return the id by which a client knows a search."""
-    return f"srvtoolu_{item.id.removeprefix('ws_')}"
+def server_tool_use_id(item: wire.WebSearchCall | wire.CodeInterpreterCall) -> str:
+    """Return the id by which a client knows a call that this server ran."""
+    return f"srvtoolu_{item.id.removeprefix(f'{item.id_prefix}_')}"
 
 
-def _searched(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[params.InputItem]:
-    """Yield the search of a block, with the pages that it found; none for a call of another server."""
-    if (own := _OWN_SEARCH.fullmatch(block.id)) and isinstance(query := block.input.get("query"), str):
-        found = results.get(block.id)
-        urls = [page.get("url") for page in found if isinstance(page, dict)] if isinstance(found, list) else []
-        sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
-        action = params.WebAction.model_validate({"type": "search", "query": query, "sources": sources})
-        item_id = wire.WebSearchCall.new_id(own["key"])
-        yield params.WebSearchCallItem(id=item_id, status="completed", action=action)
+def _ran(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[params.InputItem]:
+    """Yield the call of a block, with its result; none for a call of another server."""
+    own, result = _OWN_RUN.fullmatch(block.id), results.get(block.id)
+    match block.name, block.input:
+        case "web_search", {"query": str(query)} if own:
+            urls = [page.get("url") for page in result if isinstance(page, dict)] if isinstance(result, list) else []
+            sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
+            action = params.WebAction.model_validate({"type": "search", "query": query, "sources": sources})
+            item_id = wire.WebSearchCall.new_id(own["key"])
+            yield params.WebSearchCallItem(id=item_id, status="completed", action=action)
+        case "code_execution", {"code": str(code)} if own:
+            written = result.get("stdout") if isinstance(result, dict) else None
+            outputs = (params.CodeOutput(type="logs", logs=written),) if isinstance(written, str) else ()
+            has_failed = isinstance(result, dict) and bool(result.get("return_code"))
+            yield params.CodeInterpreterCallItem(
+                id=wire.CodeInterpreterCall.new_id(own["key"]),
+                status="failed" if has_failed else "completed",
+                code=code,
+                outputs=outputs,
+            )
+        case _:
+            pass
 
 
 def _called(block: ToolUseBlock) -> params.FunctionCallItem:
@@ -200,10 +228,11 @@ def _called(block: ToolUseBlock) -> params.FunctionCallItem:
 class Conversation:
     """The items of a list of messages, where each came from, and the deferred tools that they load.
 
-    If the last message is the assistant's, the model continues its text.
+    If the last message is the assistant's, the model continues its text.  The model reads only the thoughts of the
+    last ``thinking_turns`` of its messages that have some; None stands for all.
     """
 
-    def __init__(self, messages: Sequence[Turn]) -> None:
+    def __init__(self, messages: Sequence[Turn], thinking_turns: int | None = None) -> None:
         self.items: list[params.InputItem] = []
         self.places: list[int] = []
         """The position of the message of each item."""
@@ -211,11 +240,13 @@ class Conversation:
         """The names of the deferred tools that a result refers to, in order."""
         self._open_calls: dict[str, str] = {}
         """The places of the messages with calls that have no result yet, by the ids of the calls."""
+        cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
         for position, message in enumerate(messages):
             self._pair(message, f"messages[{position}]")
             for item in self._items(message, is_last=position == len(messages) - 1):
-                self.items.append(item)
-                self.places.append(position)
+                if not (position in cleared and isinstance(item, params.ReasoningItem)):
+                    self.items.append(item)
+                    self.places.append(position)
         if messages and not self.items:
             raise InvalidRequest("messages: at least one message needs content", param="messages", code="invalid_value")
         for call_id, place in self._open_calls.items():
@@ -283,6 +314,16 @@ class Conversation:
                 yield from _parts(block)
 
 
+def _thinking(messages: Sequence[Turn]) -> list[int]:
+    """Return the positions of the messages that have thoughts."""
+    kinds = (ThinkingBlock, RedactedThinkingBlock)
+    return [
+        position
+        for position, message in enumerate(messages)
+        if not isinstance(message.content, str) and any(isinstance(block, kinds) for block in message.content)
+    ]
+
+
 def _names_a_failure(parts: Sequence[params.OutputPart]) -> bool:
     first = parts[0] if parts else None
     return isinstance(first, wire.InputText) and first.text.lstrip().lower().startswith(("error", "<tool_use_error>"))
@@ -291,6 +332,8 @@ def _names_a_failure(parts: Sequence[params.OutputPart]) -> bool:
 def _parts(block: Any) -> Iterator[params.OutputPart]:
     """Yield the parts of a block that the user wrote; none for a result."""
     match block:
+        case DocumentBlock(citations=Citations(enabled=True)) | SearchResultBlock(citations=Citations(enabled=True)):
+            raise UnsupportedParameter("No model cites blocks here: leave out citations.", param="messages")
         case TextBlock(text=text):
             yield wire.InputText(text)
         case ImageBlock(source=Base64Source(media_type=kind, data=data)):
@@ -322,7 +365,7 @@ def _document(source: Any) -> Iterator[params.OutputPart]:
 
 def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[params.InputItem]:
     """Yield the items that the model wrote; if ``is_open``, it continues the last of them, if that is text."""
-    results = {block.tool_use_id: block.content for block in blocks if isinstance(block, WebSearchToolResultBlock)}
+    results = {block.tool_use_id: block.content for block in blocks if isinstance(block, ServerToolResultBlock)}
     kept = [block for block in blocks if not isinstance(block, TextBlock) or block.text]
     for kind, run in groupby(kept, type):
         if kind is TextBlock:
@@ -339,8 +382,8 @@ def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[par
                 case ToolUseBlock():
                     yield _called(block)
                 case ServerToolUseBlock():
-                    yield from _searched(block, results)
-                case TextBlock() | WebSearchToolResultBlock():
+                    yield from _ran(block, results)
+                case TextBlock() | WebSearchToolResultBlock() | CodeExecutionToolResultBlock():
                     pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +16,8 @@ from penstock.api.dialects.messages.arguments import ObjectReader
 from penstock.api.dialects.messages.errors import problem
 from penstock.api.dialects.messages.events import (
     BlockDelta,
+    CodeExecutionResult,
+    CodeExecutionToolResult,
     ContentBlock,
     ContentBlockDelta,
     ContentBlockStart,
@@ -43,7 +45,7 @@ from penstock.api.dialects.messages.events import (
     WebSearchResult,
     WebSearchToolResult,
 )
-from penstock.api.dialects.messages.messages import search_id, tool_use_id
+from penstock.api.dialects.messages.messages import server_tool_use_id, tool_use_id
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
@@ -180,6 +182,8 @@ class MessageWriter:
                 self._has_called |= status == "completed"
             case items.WebSearchCall():
                 yield from self._search(item)
+            case items.CodeInterpreterCall():
+                yield from self._program(item)
             case items.Message(content=[items.Refusal()]):
                 self._has_refused = True
             case _:
@@ -193,14 +197,24 @@ class MessageWriter:
         if action.get("type") != "search":
             return
         self._searches += 1
-        call = ServerToolUse(search_id(item), {})
-        yield self._open(call)
-        query = {"query": action.get("query") or ""}
-        yield ContentBlockDelta(self._index, InputJsonDelta(json.dumps(query, ensure_ascii=False)))
-        yield self._close()
+        call = ServerToolUse(server_tool_use_id(item), "web_search", {})
+        yield from self._ran(call, {"query": action.get("query") or ""})
         urls = [str(source["url"]) for source in action.get("sources") or ()]
         found = tuple(WebSearchResult(url, url) for url in urls)
         yield self._open(WebSearchToolResult(call.id, WebSearchError() if item.status == "failed" else found))
+
+    def _program(self, item: items.CodeInterpreterCall) -> Iterator[Event]:
+        """Write a program and what it wrote."""
+        call = ServerToolUse(server_tool_use_id(item), "code_execution", {})
+        yield from self._ran(call, {"code": item.code})
+        written = "".join(output.get("logs", "") for output in item.outputs or ())
+        result = CodeExecutionResult(written, int(item.status != "completed"))
+        yield self._open(CodeExecutionToolResult(call.id, result))
+
+    def _ran(self, call: ServerToolUse, given: Mapping[str, str]) -> Iterator[Event]:
+        yield self._open(call)
+        yield ContentBlockDelta(self._index, InputJsonDelta(json.dumps(given, ensure_ascii=False)))
+        yield self._close()
 
     def _finish(self, response: Response) -> Iterator[Event]:
         if response.status == "cancelled":
@@ -298,5 +312,5 @@ def _filled(block: ContentBlock, text: str) -> ContentBlock:
             return replace(block, thinking=text)
         case ToolUse() | ServerToolUse():
             return replace(block, input=from_json(text, allow_partial=True) if text else {})
-        case WebSearchToolResult():
+        case WebSearchToolResult() | CodeExecutionToolResult():
             return block

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import pytest
 
 from penstock.api.dialects.messages.dialect import MESSAGES
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.items import ReasoningItem
+from penstock.pipeline.protocol.params.request import OUTPUTS, CreateResponse
 from penstock.testing import check_dialect
 from tests.support.messages import heard
 from tests.support.paths import CHAT, HARMONY
@@ -17,3 +23,57 @@ async def test_it_keeps_all_rules() -> None:
     omitted = {"type": "adaptive", "display": "omitted"}
     bodies = [body, {**body, "stream": True, "thinking": omitted}, {**body, "thinking": {"type": "disabled"}}]
     await check_dialect(MESSAGES, [json.dumps(body).encode() for body in bodies], heard, RECORDINGS)
+
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def asked(**fields: Any) -> CreateResponse:
+    body = {"model": "tiny", "max_tokens": 1, "messages": [USER], **fields}
+    return MESSAGES.read(json.dumps(body).encode()).request
+
+
+def thoughts(**fields: Any) -> list[str]:
+    turns: list[Any] = []
+    for text in ("one", "two", "three"):
+        turns += [USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": text, "signature": ""}]}]
+    items = asked(messages=[*turns, USER], **fields).input_items
+    return [item.content[0].text for item in items if isinstance(item, ReasoningItem) and item.content]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [
+        ({}, ["three"]),
+        ({"keep": "all"}, ["one", "two", "three"]),
+        ({"keep": {"type": "all"}}, ["one", "two", "three"]),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, ["two", "three"]),
+        ({"keep": {"type": "thinking_turns", "value": 9}}, ["one", "two", "three"]),
+    ],
+)
+def test_earlier_thoughts_may_be_cleared(keep: dict[str, Any], left: list[str]) -> None:
+    assert thoughts(context_management={"edits": [{"type": "clear_thinking_20251015", **keep}]}) == left
+    assert thoughts() == thoughts(context_management={"edits": []}) == ["one", "two", "three"]
+
+
+def test_programs_run_in_the_code_interpreter() -> None:
+    request = asked(tools=[{"type": "code_execution_20250825", "name": "code_execution"}])
+    assert request.tools is not None
+    assert [tool.type for tool in request.tools] == ["code_interpreter"]
+    assert request.include == [OUTPUTS]
+
+
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
+        ({"messages": [{"role": "user", "content": [{**DOCUMENT, "citations": {"enabled": True}}]}]}, "messages"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        asked(**fields)
+    assert error.value.param == param
