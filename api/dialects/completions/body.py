@@ -120,7 +120,6 @@ class CompletionBody(Generating):
     return_tokens_as_token_ids: Refused = None
     routed_experts_prompt_start: Annotated[Any, only(0)] = None
     stream_interval: Unused = None
-    structured_outputs: Refused = None
     thinking_token_budget: Annotated[Any, only(-1)] = None
     truncate_prompt_tokens: Refused = None
     truncation_side: Refused = None

@@ -210,6 +210,12 @@ async def test_prompts_count_as_responses_of_their_key(tmp_path: Path) -> None:
         assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
+async def test_metrics_name_the_api(served: ScriptedServer) -> None:
+    await served.stream(BODY, PATH)
+    async with served.client.get(f"{served.url}/metrics") as answer:
+        assert 'api="completions"' in await answer.text()
+
+
 async def test_nothing_is_stored(served: ScriptedServer) -> None:
     _, answer = await served.post(BODY, PATH)
     assert (await served.get(f"/v1/responses/{answer['id'].replace('cmpl-', 'resp_')}"))[0] == 404

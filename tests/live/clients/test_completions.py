@@ -83,6 +83,12 @@ def test_a_benchmark_gets_all_tokens_that_it_wants(client: openai.OpenAI) -> Non
     assert (completion.usage.completion_tokens, completion.choices[0].finish_reason) == (40, "length")
 
 
+def test_a_text_is_held_to_a_constraint(client: openai.OpenAI) -> None:
+    completion = complete(client, LAID_OUT, extra_body={"structured_outputs": {"regex": "[0-9]{3}"}})
+    assert completion.choices[0].text.isdigit()
+    assert (len(completion.choices[0].text), completion.choices[0].finish_reason) == (3, "stop")
+
+
 def test_a_wrong_request_names_the_parameter(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         complete(client, LAID_OUT, suffix="end")
