@@ -79,7 +79,7 @@ class Sampling(msgspec.Struct, frozen=True):
     thinking_token_budget: int | UnsetType = UNSET
     """Tokens of the thoughts of a turn after which the engine ends them."""
     ignore_eos: bool | UnsetType = UNSET
-    """True if the tokens by which the model ends a text do not end the output; only for a raw prompt."""
+    """True if the tokens by which the model ends a text or a turn do not end the output."""
     prompt_logprobs: int | UnsetType = UNSET
     """The number of alternatives to report with each token of the prompt; only for a raw prompt that is echoed."""
 

@@ -67,6 +67,10 @@ class Generate:
         if not _are_within(prompt.token_ids, self.engine.vocabulary_size):
             raise InvalidPrompt("The prompt has token ids that the model does not know.", param="input")
         limit = min(room, prompt.facts.sampling.max_tokens or room)
+        if prompt.grammar is not None and prompt.facts.sampling.ignore_eos is True:
+            raise InvalidPrompt(
+                "What constrains the output also ends it, so its end cannot be ignored.", param="ignore_eos"
+            )
         if prompt.facts.sampling.prompt_logprobs is not UNSET and not isinstance(self.engine, ScoresPrompts):
             raise InvalidPrompt("The engine of this server reports no log probabilities of prompts.", param="echo")
         return with_facts(prompt, sampling=msgspec.structs.replace(prompt.facts.sampling, max_tokens=limit))

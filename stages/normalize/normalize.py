@@ -386,7 +386,6 @@ def refuse_unsupported(request: CreateResponse) -> None:
     """
     has_markup = request.raw_prompt is None
     unsupported = {
-        "ignore_eos": has_markup and request.ignore_eos,
         "include_stop_str_in_output": request.include_stop_str_in_output,
         "skip_special_tokens": has_markup and request.skip_special_tokens is False,
         "spaces_between_special_tokens": request.spaces_between_special_tokens is False,

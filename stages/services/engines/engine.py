@@ -19,12 +19,14 @@ PARAMETERS = {**frames.PARAMETERS, "input_tokens": "input"}
 def sampling_parameters(prompt: Prompt) -> dict[str, Any]:
     """Return the sampling parameters by the names of vLLM's ``SamplingParams``, without those that the request lacks.
 
-    Generation stops at the tokens that end a turn, and at those of the request.  The texts of ``stop`` are not among
-    the parameters: an engine would search for them in thoughts and markup, too, so the parsers do it.
+    Generation stops at the tokens of the request, and at those that end a turn, unless it ignores these.  The texts of
+    ``stop`` are not among the parameters: an engine would search for them in thoughts and markup, too, so the parsers
+    do it.
     """
     given = {name: value for name, value in asdict(prompt.facts.sampling).items() if value is not UNSET}
     del given["stop"]
-    given["stop_token_ids"] = (*prompt.stop_token_ids, *given.get("stop_token_ids", ()))
+    ends = () if given.get("ignore_eos") else prompt.stop_token_ids
+    given["stop_token_ids"] = (*ends, *given.get("stop_token_ids", ()))
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 

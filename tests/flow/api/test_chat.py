@@ -155,7 +155,11 @@ async def test_openai_python_raises_a_fault(served: ScriptedServer, sdk: openai.
             400,
             "response_format.json_schema.schema",
         ),
-        ({"ignore_eos": True}, 400, "ignore_eos"),
+        (
+            {"ignore_eos": True, "response_format": {"type": "json_object"}},
+            400,
+            "ignore_eos",
+        ),
     ],
 )
 async def test_what_later_stages_refuse_is_named_as_in_the_body(
@@ -169,6 +173,17 @@ async def test_a_long_answer_is_cut_at_any_number_of_tokens(served: ScriptedServ
     served.engine.script = script(THOUGHT + FINAL)
     _, answer = await served.post({**BODY, "max_tokens": 1}, PATH)
     assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 1)
+
+
+async def test_a_benchmark_gets_the_tokens_that_it_asks_for(served: ScriptedServer) -> None:
+    """The model goes on after the end of its turn, with another message or with anything else."""
+    after = "<|start|>assistant<|channel|>final<|message|>Again.<|return|> and so on<|call|><|end|>"
+    served.engine.script = script(FINAL + after, stops=True)
+    _, stopped = await served.post(BODY, PATH)
+    _, answer = await served.post({**BODY, "ignore_eos": True}, PATH)
+    count = len(served.engine.script.token_ids)
+    assert (stopped["usage"]["completion_tokens"], answer["usage"]["completion_tokens"]) == (6, count)
+    assert answer["choices"][0]["message"]["content"].startswith("Hello!\n\nAgain.")
 
 
 async def test_only_what_the_client_wants_stored_is(served: ScriptedServer) -> None:
