@@ -43,6 +43,11 @@ async def find_weather(city: str) -> str:
     return '{"temperature":18,"unit":"C"}'
 
 
+def read_by(usage: anthropic.types.Usage) -> int:
+    """The tokens of the prompt, cached ones included."""
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
 def test_anthropic_gets_a_text_and_thoughts(claude: anthropic.Anthropic) -> None:
     answer = claude.messages.create(messages=HI, **MODEL)
     assert [block.type for block in answer.content] == ["thinking", "text"]
@@ -52,7 +57,10 @@ def test_anthropic_gets_a_text_and_thoughts(claude: anthropic.Anthropic) -> None
 def test_anthropic_gets_a_stream(claude: anthropic.Anthropic) -> None:
     with claude.messages.stream(messages=HI, **MODEL) as stream:
         assert "".join(stream.text_stream) == HELLO
-        assert stream.get_final_message().usage.output_tokens > 5
+        usage = stream.get_final_message().usage
+    plain = claude.messages.create(messages=HI, **MODEL).usage
+    assert usage.output_tokens == plain.output_tokens > 5
+    assert read_by(usage) == read_by(plain) > 5
 
 
 async def test_anthropic_gets_a_stream_of_blocks(url: str) -> None:
@@ -107,8 +115,7 @@ async def test_anthropics_async_tool_runner_goes_on_without_a_thread(url: str, s
 
 def test_anthropic_counts_tokens(claude: anthropic.Anthropic) -> None:
     count = claude.messages.count_tokens(model="tiny-gpt-oss", messages=HI).input_tokens
-    usage = claude.messages.create(messages=HI, **MODEL).usage
-    assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    assert count == read_by(claude.messages.create(messages=HI, **MODEL).usage)
 
 
 def test_anthropic_gets_its_own_errors(claude: anthropic.Anthropic) -> None:

@@ -42,6 +42,11 @@ def base(url: str) -> str:
     return url.removesuffix("/v1")
 
 
+def total(usage: Any) -> tuple[int, int]:
+    """The tokens of the prompt and of the answer, cached ones included."""
+    return usage["input_tokens"], usage["output_tokens"]
+
+
 # LangChain
 
 
@@ -60,7 +65,9 @@ def test_langchain_gets_a_text_and_a_stream(base: str) -> None:
     message = chat(base).invoke("Say hello.")
     assert message.text == HELLO
     assert [block.get("reasoning") for block in message.content_blocks if block["type"] == "reasoning"] == [THOUGHT]
-    assert "".join(chunk.text for chunk in chat(base).stream("Say hello.")) == HELLO
+    first, *rest = chat(base).stream("Say hello.")
+    heard: Any = sum(rest, start=first)
+    assert (heard.text, total(heard.usage_metadata)) == (HELLO, total(message.usage_metadata))
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -91,10 +98,12 @@ def complete(base: str, **options: Any) -> Any:
 
 
 def test_litellm_gets_a_text_and_a_stream(base: str) -> None:
-    message = complete(base, messages=said("Say hello.")).choices[0].message
+    completion = complete(base, messages=said("Say hello."))
+    message = completion.choices[0].message
     assert (message.content, message.reasoning_content) == (HELLO, THOUGHT)
-    chunks = complete(base, messages=said("Say hello."), stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == HELLO
+    chunks = list(complete(base, messages=said("Say hello."), stream=True, stream_options={"include_usage": True}))
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == HELLO
+    assert chunks[-1].usage.total_tokens == completion.usage.total_tokens
 
 
 def test_litellm_runs_a_tool(base: str) -> None:
@@ -158,6 +167,7 @@ async def test_pydantic_ai_gets_a_text_and_a_stream(base: str) -> None:
     assert [part.content for part in result.response.parts if isinstance(part, ThinkingPart)] == [THOUGHT]
     async with agent(base).run_stream("Say hello.") as streamed:
         assert "".join([delta async for delta in streamed.stream_text(delta=True)]) == HELLO
+    assert streamed.usage.total_tokens == result.usage.total_tokens
 
 
 async def test_pydantic_ai_runs_a_tool(base: str) -> None:

@@ -39,6 +39,9 @@ test("anthropic: streamed text, by the helper", async () => {
   stream.on("text", (delta) => (text += delta));
   const message = await stream.finalMessage();
   assert.deepEqual([text, message.stop_reason], [hello, "end_turn"]);
+  const { usage } = await client.messages.create({ model, max_tokens, messages: said("Say hello.") });
+  const read = ({ input_tokens, cache_read_input_tokens }) => input_tokens + cache_read_input_tokens;
+  assert.deepEqual([read(message.usage), message.usage.output_tokens], [read(usage), usage.output_tokens]);
 });
 
 for (const stream of [false, true]) {
@@ -67,7 +70,9 @@ const options = { model: anthropic(model), maxOutputTokens: max_tokens, maxRetri
 test("AI SDK: text, thoughts and stream", async () => {
   const answered = await generateText({ ...options, prompt: "Say hello." });
   assert.deepEqual([answered.text, answered.reasoningText], [hello, thought]);
-  assert.equal(await streamText({ ...options, prompt: "Say hello." }).text, hello);
+  const streamed = streamText({ ...options, prompt: "Say hello." });
+  assert.equal(await streamed.text, hello);
+  assert.equal((await streamed.usage).totalTokens, answered.usage.totalTokens);
 });
 
 const tools = {
