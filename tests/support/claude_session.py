@@ -107,7 +107,7 @@ def capturing(url: str) -> Iterator[tuple[str, list[Json]]]:
                 self.wfile.write(part)
             connection.close()
 
-        def log_message(self, *_: object) -> None:
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
             """Write nothing: the server has a log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Passing) as proxy:

@@ -45,7 +45,7 @@ def codex(request: pytest.FixtureRequest, tmp_path: Path) -> Codex:
 @pytest.fixture
 def launched(request: pytest.FixtureRequest, penstock: str, server: Server, tmp_path: Path) -> Launched:
     """Codex as ``penstock launch`` starts it."""
-    node = Path(request.config.getoption("--node")).parent
+    node = Path(str(request.config.getoption("--node"))).parent
     programs = f"{CODEX_PROGRAM.parents[3] / '.bin'}:{node}"
     return Launched(penstock, "codex", programs, tmp_path, server.url, "tiny-gpt-oss")
 
