@@ -139,7 +139,7 @@ _CODES = {
 
 _TEXT_OR_OTHER = frozenset({"as_text", "as_other"})
 _TAGS = {
-    **dict.fromkeys(("input", "stop", "conversation", "container", "system"), _TEXT_OR_OTHER),
+    **dict.fromkeys(("input", "stop", "conversation", "container", "system", "keep"), _TEXT_OR_OTHER),
     **dict.fromkeys(("require_approval", "json", "structural_tag"), _TEXT_OR_OTHER),
     "prompt": frozenset({"as_text", "as_texts", "as_tokens", "as_token_lists"}),
     "allowed_tools": frozenset({"as_list", "as_object"}),

@@ -1,4 +1,4 @@
-"""Wrong values anywhere in a body of Chat Completions or Messages: the refusal names the place."""
+"""Wrong values anywhere in a body of Chat Completions, Completions or Messages: the refusal names the place."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.dialects.chat.body import ChatBody
+from penstock.api.dialects.completions.body import CompletionBody
+from penstock.api.dialects.messages.body import CreateMessage
 from penstock.api.dialects.named import spoken
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.common import REFUSED, UNUSED, Body
 
 Place: TypeAlias = tuple[str | int, ...]
 
@@ -20,8 +24,61 @@ DIALECTS = {dialect.name: dialect for dialect in spoken()}
 
 SCHEMA: Any = {"type": "object", "properties": {"x": {"type": "integer"}}}
 TEXT: Any = {"type": "text", "text": "Hi"}
-CHAT: Any = {
+GENERATING: Any = {
     "model": "tiny",
+    "stream": True,
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+    "metadata": {"a": "b"},
+    "user": "u",
+    "safety_identifier": "s",
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "seed": 5,
+    "stop": ["END"],
+    "stop_token_ids": [5],
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "min_tokens": 1,
+    "bad_words": ["bad"],
+    "logit_bias": {"5": 1},
+    "allowed_token_ids": [5],
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "structured_outputs": {"regex": "a+"},
+    "thinking_token_budget": -1,
+    "watermarking": False,
+    "vllm_xargs": {"x": 1},
+    "cache_salt": "salt",
+    "priority": 0,
+    "request_id": "r",
+    "session_id": "s",
+    "mm_payload": "none",
+    "return_mm_kwargs": False,
+}
+"""The parameters that chats and completions share."""
+COMPLETION: Any = {
+    **GENERATING,
+    "prompt": "Hi",
+    "max_tokens": 100,
+    "n": 1,
+    "best_of": 1,
+    "logprobs": 2,
+    "echo": True,
+    "add_special_tokens": True,
+    "length_penalty": 1,
+    "routed_experts_prompt_start": 0,
+}
+CHAT: Any = {
+    **GENERATING,
     "messages": [
         {"role": "system", "content": "Be brief.", "name": "s"},
         {"role": "developer", "content": [TEXT], "name": "d"},
@@ -53,8 +110,6 @@ CHAT: Any = {
     "n": 1,
     "max_completion_tokens": 100,
     "max_tokens": 100,
-    "stream": True,
-    "stream_options": {"include_usage": True, "include_obfuscation": False},
     "tools": [
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}},
         {
@@ -76,28 +131,17 @@ CHAT: Any = {
     "logprobs": True,
     "top_logprobs": 2,
     "web_search_options": {"search_context_size": "low"},
-    "temperature": 0.5,
-    "top_p": 0.5,
-    "top_k": 3,
-    "min_p": 0.1,
-    "seed": 5,
-    "stop": ["END"],
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.1,
-    "repetition_penalty": 1.1,
-    "logit_bias": {"5": 1},
+    "modalities": ["text"],
     "parallel_tool_calls": True,
     "store": False,
-    "metadata": {"a": "b"},
-    "user": "u",
-    "service_tier": "auto",
-    "safety_identifier": "s",
-    "prompt_cache_key": "k",
-    "priority": 0,
-    "min_tokens": 1,
-    "stop_token_ids": [5],
-    "ignore_eos": False,
-    "skip_special_tokens": True,
+    "include_reasoning": True,
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"x": True},
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "function_call": "auto",
+    "length_penalty": 1,
+    "routed_experts_prompt_start": 0,
 }
 MESSAGES: Any = {
     "model": "tiny",
@@ -149,12 +193,14 @@ MESSAGES: Any = {
     "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": False},
     "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
     "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+    "output_format": {"type": "json_schema", "schema": SCHEMA},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
 }
-BODIES = {"chat": CHAT, "messages": MESSAGES}
+BODIES = {"chat": CHAT, "completions": COMPLETION, "messages": MESSAGES}
 """A body with all parameters that a dialect reads, by its name."""
 
 FREE = re.compile(r".*\.(?:properties\b.*|parameters\.type|schema\.type|x)")
-"""The places in schemas, which are checked where they are compiled."""
+"""The places in schemas, which are checked where they are compiled, and those that are for templates and samplers."""
 
 WRONG: list[Any] = [
     *({"odd": [1]}, [[1]], None, True, 1.5, -5, 10**30, "", "\x00", "\ud800", "wizard", "x" * 100_000),
@@ -205,6 +251,14 @@ def changed(body: Any, place: Place, value: Any) -> Any:
     return body
 
 
+@pytest.mark.parametrize(
+    ("dialect", "body"), [("chat", ChatBody), ("completions", CompletionBody), ("messages", CreateMessage)]
+)
+def test_each_parameter_is_tried(dialect: str, body: type[Body]) -> None:
+    unread = {name for name, field in body.model_fields.items() if {REFUSED, UNUSED} & set(field.metadata)}
+    assert body.model_fields.keys() - unread == BODIES[dialect].keys()
+
+
 @pytest.mark.parametrize("dialect", BODIES)
 def test_whole_body_is_read(dialect: str) -> None:
     assert refusal(dialect, BODIES[dialect]) is None
@@ -216,7 +270,7 @@ def test_whole_body_is_read(dialect: str) -> None:
 def test_an_object_is_refused_where_a_value_belongs(dialect: str, place: Place) -> None:
     refused = refusal(dialect, changed(BODIES[dialect], place, {"odd": [1]}))
     assert refused is not None
-    assert refused.param == written(place)
+    assert refused.param in (written(place), f"{written(place)}.type")  # where an object might belong, it has none
     assert f"(at {refused.param})" in refused.message
 
 
@@ -229,5 +283,6 @@ def test_a_refusal_names_the_place_of_the_wrong_value(where: tuple[str, Place], 
         related = {"stream": "stream_options", "logprobs": "top_logprobs"}  # the second needs the first
         named = [written(place), related.get(written(place), "")]
         assert any(refused.param.startswith(name) or name.startswith(refused.param) for name in named)
+        assert "as_" not in refused.param, "it names a branch of a type of ours"
         assert "\n" not in refused.message
         assert len(refused.message) < 500
