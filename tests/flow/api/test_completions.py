@@ -24,12 +24,14 @@ from penstock.stages.optional.admit import Admit
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.responses import recorded_stages, responses_pipeline
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.engines.vllm_http import start_vllm_http
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.slots import Slots
 from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.chat_streams import chunks_of
 from tests.support.completion_streams import COMPLETIONS, heard
+from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 PATH = "/v1/completions"
@@ -113,6 +115,22 @@ async def test_engine_that_scores_no_prompts_refuses_to(tmp_path: Path) -> None:
         assert (await served.post({**BODY, "echo": True}, PATH))[0] == 200
         status, answer = await served.post({**BODY, "echo": True, "logprobs": 1}, PATH)
     assert (status, answer["error"]["param"]) == (400, "echo")
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
+async def test_engine_over_http_continues_prompts_but_scores_none(tmp_path: Path, scale_out: bool) -> None:
+    vllm = FakeVllm(tokens=(11, 12, 13), scale_out=scale_out)
+    async with running_fakes(vllm), AsyncExitStack() as closing:
+        engine = await start_vllm_http([vllm.url])
+        closing.push_async_callback(engine.close)
+        served = await closing.enter_async_context(running_server(engine, tmp_path))
+        status, whole = await served.post({"prompt": [5, 6], "echo": True, "ignore_eos": True}, PATH)
+        assert (status, whole["choices"][0]["text"]) == (200, load_encoding().decode([5, 6, 11, 12, 13]))
+        sent = vllm.prompts[-1]
+        assert (sent.get("token_ids") or sent["prompt"]) == [5, 6]
+        assert {"ignore_eos": True, "stop_token_ids": []}.items() <= (sent.get("sampling_params") or sent).items()
+        status, answer = await served.post({"prompt": [5, 6], "echo": True, "logprobs": 1}, PATH)
+        assert (status, answer["error"]["param"]) == (400, "echo")
 
 
 async def test_a_client_that_leaves_frees_the_engine_of_all_choices(served: ScriptedServer) -> None:
