@@ -75,11 +75,11 @@ class Upstream:
         """Return the headers of a request that the other server gets: its client's key is for this one alone."""
         headers = {
             **tracing.current_headers(trace_headers(request.headers)),
-            hdrs.CONTENT_TYPE: request.headers.get(hdrs.CONTENT_TYPE, "application/json"),
-            hdrs.ACCEPT_ENCODING: "identity",
+            "Content-Type": request.headers.get(hdrs.CONTENT_TYPE, "application/json"),
+            "Accept-Encoding": "identity",
             "X-Request-Id": request[REQUEST_ID],
         }
-        return headers | ({hdrs.AUTHORIZATION: f"Bearer {self.key}"} if self.key else {})
+        return headers | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 
 
 async def _passed_back(request: web.Request, answer: ClientResponse) -> web.StreamResponse:

@@ -34,7 +34,7 @@ class WrongType(TypeError):
 
 def is_large(frame: Any) -> bool:
     """Return True if checking ``frame`` takes long; this counts its values, and stops at `MOST_PARTS`."""
-    if type(frame) in _SHORT and not (type(frame) is TokenChunk and frame.prompt_logprobs):
+    if type(frame) in _SHORT and not _has_scores(frame):
         return False
     count, waiting = 1, [frame]
     while waiting and count <= MOST_PARTS:
@@ -57,6 +57,10 @@ def is_large(frame: Any) -> bool:
         if count <= MOST_PARTS:
             waiting.extend(parts)
     return count > MOST_PARTS
+
+
+def _has_scores(frame: Any) -> bool:
+    return type(frame) is TokenChunk and bool(frame.prompt_logprobs)
 
 
 def check_fields(frame: Any) -> None:

@@ -56,7 +56,8 @@ class Embedding:
             assert request.transport
             request.transport.close()
             return half
-        answer: web.Response = self.answer or web.json_response(EMBEDDED)
+        answer: Any = self.answer or web.json_response(EMBEDDED)
+        assert isinstance(answer, web.Response)
         return answer
 
 
