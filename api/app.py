@@ -18,7 +18,7 @@ from penstock.api.embeddings import Upstream
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Load, OpenApi, Ready, Version
-from penstock.api.http.conventions import SPOKEN, Spoken, SpokenByRoute
+from penstock.api.http.conventions import SPOKEN, SpokenByRoute
 from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import front
 from penstock.api.http.held_bytes import HeldBytes
@@ -76,9 +76,7 @@ class Api:
         app[SPOKEN] = SpokenByRoute()
         app.add_routes(self.house_routes)
         for dialect, routes in self.dialect_routes.items():
-            named = tuple(f"{route.method} {route.path}" for route in routes)
-            spoken = Spoken(dialect.name, dialect.base, dialect.conventions, named)
-            app[SPOKEN].add(spoken, app.add_routes(routes))
+            app[SPOKEN].add(dialect.spoken_on(routes), app.add_routes(routes))
         app.on_response_prepare.append(add_request_id)
         app.on_response_prepare.append(self.add_limits)
         app.on_response_prepare.append(self.close_if_leaving)

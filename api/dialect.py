@@ -17,7 +17,7 @@ from aiohttp import web
 from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, client_request_id, name_model
 from penstock.api.http.auth import OWNER
 from penstock.api.http.beginning import Beginning, Delivery
-from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions
+from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoken
 from penstock.api.http.errors import as_json
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
@@ -91,6 +91,10 @@ class Dialect:
     wire: Wire
     routes: Callable[[Edge], Sequence[web.RouteDef]]
     conventions: Conventions = OPENAI
+
+    def spoken_on(self, routes: Sequence[web.RouteDef]) -> Spoken:
+        """Return the dialect as its clients see it, on its routes."""
+        return Spoken(self.name, self.base, self.conventions, tuple(f"{route.method} {route.path}" for route in routes))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import shlex
+import socket
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import uvloop
 
@@ -16,6 +17,7 @@ from penstock.api.backends import EngineStarter, loading, planned, reason_to_wai
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
+from penstock.api.dialects.named import spoken, spoken_by_route
 from penstock.api.frontends.frontend import run_frontend
 from penstock.api.frontends.supervisor import Supervisor
 from penstock.api.http.connections import bind, listen
@@ -40,7 +42,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
     ):
         listen(bound)  # the address is ours alone before the other servers of the store learn it
         port = bound.getsockname()[1]
-        while_starting = answering(bound, reason_to_wait(settings))
+        while_starting = _answering(bound, settings)
         async with (
             running(settings, start_engine, settings.reached_at(port), while_starting=while_starting) as server,
             serving_requests(settings, server, bound, metrics),
@@ -52,6 +54,10 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
             await drained(settings, server.scheduler, hurry)
 
 
+def _answering(bound: socket.socket, settings: Settings) -> AbstractContextManager[None]:
+    return answering(bound, reason_to_wait(settings), spoken_by_route(spoken(settings.dialect)))
+
+
 def serve_frontends(settings: Settings) -> None:
     """Serve with several processes until SIGTERM or SIGINT; call it in the main thread."""
     with ExitStack() as closing:
@@ -61,7 +67,7 @@ def serve_frontends(settings: Settings) -> None:
         closing.enter_context(supervisor.prepared())
         is_ours = not settings.engine
         shown = closing.enter_context(loading(settings)) if is_ours else None
-        with answering(bound, reason_to_wait(settings)):
+        with _answering(bound, settings):
             if is_ours:
                 plan, model = planned(settings, process=-1)
                 rehearsed(settings, RunningEngine(ScriptedEngine(models=plan.models), model))

@@ -9,6 +9,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.responses.dialect import RESPONSES
+from penstock.api.http.conventions import SpokenByRoute
 from penstock.api.http.openapi import Operation, describe
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
@@ -48,6 +49,14 @@ def spoken(names: Sequence[str] = ()) -> tuple[Dialect, ...]:
         taken |= places
         dialects.append(dialect)
     return tuple(dialects)
+
+
+def spoken_by_route(dialects: Sequence[Dialect]) -> SpokenByRoute:
+    """Return the dialects by the routes that they will have."""
+    by_route = SpokenByRoute()
+    for dialect in dialects:
+        by_route.add(dialect.spoken_on(rehearsed_routes(dialect)), ())
+    return by_route
 
 
 def named(name: str, option: str) -> Dialect:

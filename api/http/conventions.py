@@ -82,7 +82,10 @@ class SpokenByRoute:
         """Return the dialect that a request speaks, if any: without a route, the one with the most similar routes."""
         if resource := request.match_info.route.resource:
             return self.of_resources.get(resource)
-        path = path_of(request)
+        return self.nearest(path_of(request))
+
+    def nearest(self, path: str) -> Spoken | None:
+        """Return the dialect with the routes that are most similar to a path."""
         return max(self.below(path), key=lambda spoken: _shared(spoken, path), default=None)
 
     @property

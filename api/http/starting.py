@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.http.bodies import ErrorBody, Health, Problem, Ready
+from penstock.api.http.bodies import Health, Problem, Ready
+from penstock.api.http.conventions import OPENAI, RequestError, SpokenByRoute
 from penstock.pipeline.logs import duration
 
 RETRY_AFTER = "5"
@@ -32,7 +33,7 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, listening: socket.socket, answer: Callable[[str], object]) -> None:
+    def __init__(self, listening: socket.socket, answer: Callable[[str], tuple[int, object]]) -> None:
         super().__init__(("", 0), partial(_Handler, answer), bind_and_activate=False)
         self.socket.close()
         self.socket = listening.dup()
@@ -44,14 +45,15 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = SECONDS
 
-    def __init__(self, answer: Callable[[str], object], *arguments: Any) -> None:
+    def __init__(self, answer: Callable[[str], tuple[int, object]], *arguments: Any) -> None:
         self._answer = answer
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        """Answer a request with status 503; its body is not read."""
-        body = msgspec.json.encode(self._answer(self.path))
-        self.send_response(503)
+        """Answer a request; its body is not read."""
+        status, content = self._answer(self.path)
+        body = msgspec.json.encode(content)
+        self.send_response(status)
         for name, value in (("Content-Type", "application/json"), ("Retry-After", RETRY_AFTER)):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
@@ -66,22 +68,27 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: probes come every few seconds."""
 
 
-def _answer_to(reason: str, began: float, path: str) -> object:
-    """Return the body of an answer."""
+def _answer_to(reason: str, began: float, by_route: SpokenByRoute, path: str) -> tuple[int, object]:
+    """Return the status and the body of an answer."""
     step = f"{reason}, for {duration(time.monotonic() - began)}"
     match path.partition("?")[0]:
         case "/health" | "/ping":
-            return Health("starting")
+            return 503, Health("starting")
         case "/ready":
-            return Ready("not ready", (step,))
-        case _:
-            return ErrorBody(Problem(f"The server is starting: {step}.", "server_error", None, "server_starting"))
+            return 503, Ready("not ready", (step,))
+        case place:
+            spoken = by_route.nearest(place)
+            problem = Problem(f"The server is starting: {step}.", "server_error", None, "server_starting")
+            return (spoken.conventions if spoken else OPENAI).error(RequestError(503, problem))
 
 
 @contextmanager
-def answering(listening: socket.socket, reason: str) -> Iterator[None]:
-    """Answer every request on a listening socket with status 503 and a reason, for the length of a block."""
-    server = _Server(listening, partial(_answer_to, reason, time.monotonic()))
+def answering(listening: socket.socket, reason: str, by_route: SpokenByRoute) -> Iterator[None]:
+    """Answer every request on a listening socket with status 503 and a reason, for the length of a block.
+
+    The answers are errors of the dialects that are spoken on the routes.
+    """
+    server = _Server(listening, partial(_answer_to, reason, time.monotonic(), by_route))
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="starting", daemon=True)
     thread.start()
     try:

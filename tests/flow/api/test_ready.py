@@ -16,6 +16,7 @@ import pytest
 
 from penstock.api.assembly import RunningEngine
 from penstock.api.cli.serve import serve
+from penstock.api.dialects.named import spoken_by_route
 from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.settings import Settings
@@ -23,7 +24,7 @@ from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.server import ENDLESS, ScriptedServer, running_server, script
+from tests.support.server import DIALECTS, ENDLESS, ScriptedServer, running_server, script
 
 
 async def test_server_that_takes_responses_is_ready(served: ScriptedServer) -> None:
@@ -96,7 +97,7 @@ async def loading() -> AsyncGenerator[str, None]:
     """A server that is still loading, at the URL that is yielded."""
     with bind("127.0.0.1", 0) as bound:
         listen(bound)
-        with answering(bound, "Loading tiny"):
+        with answering(bound, "Loading tiny", spoken_by_route(DIALECTS)):
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
@@ -122,6 +123,15 @@ async def test_server_that_loads_asks_clients_to_come_back() -> None:
             assert (status, answer["error"]["code"], retry) == (503, "server_starting", "5")
         async with aiohttp.ClientSession() as client, client.head(f"{url}/health") as answer:
             assert (answer.status, await answer.read()) == (503, b"")
+
+
+async def test_refusal_of_a_server_that_loads_is_that_of_the_dialect() -> None:
+    async with loading() as url:
+        for path in ("/v1/messages", "/v1/messages/count_tokens?beta=true"):
+            status, answer, retry = await refusal_of("POST", url + path, json={})
+            assert (status, answer["type"], answer["error"]["type"], retry) == (503, "error", "api_error", "5")
+            assert answer["error"]["message"].startswith("The server is starting: Loading tiny, for ")
+        assert (await refusal_of("POST", f"{url}/v1/chat/completions", json={}))[1].keys() == {"error"}
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\n\n", b"GET /" + b"x" * 70_000])
