@@ -13,7 +13,7 @@ from tests.bench.loopback import SECONDS, Server, Servers, cost
 from tests.bench.paced import RATE
 from tests.bench.wire import RESPONSES as RESPONSES_PATH
 
-RESPONSES, CHAT, MESSAGES = "Responses", "Chat Completions", "Messages"
+RESPONSES, CHAT, MESSAGES, COMPLETIONS = "Responses", "Chat Completions", "Messages", "Completions"
 OURS, THEIRS = "ours", "vLLM's"
 CASE = Case(100, 1_000)
 
@@ -34,6 +34,7 @@ APIS: Mapping[str, Api] = {
     RESPONSES: Api(RESPONSES_PATH, lambda text: {"input": text}, FIRST),
     CHAT: Api("/v1/chat/completions", _messages, b'"finish_reason":null'),
     MESSAGES: Api("/v1/messages", _messages, b"text_delta"),
+    COMPLETIONS: Api("/v1/completions", lambda text: {"prompt": text, "max_tokens": 100_000}, b'"text"'),
 }
 
 Costs: TypeAlias = Mapping[tuple[str, str], Sequence[float]]

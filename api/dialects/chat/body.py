@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from penstock.api.dialects.chat.messages import ChatMessages, Conversation
 from penstock.api.dialects.chat.tools import Choice, CustomTool, FunctionTool
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.params.common import FAIL_FAST, UNSUPPORTED, Body, Name, Refused, Unused
+from penstock.pipeline.protocol.params.common import FAIL_FAST, UNSUPPORTED, Body, Name, Refused, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import ForeignNames
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
@@ -73,17 +73,6 @@ def _as_text(modalities: list[str]) -> list[str]:
     if modalities != ["text"]:
         raise PydanticCustomError(UNSUPPORTED, "Models write text here: this should be ['text']")
     return modalities
-
-
-def _only(*values: Any) -> Any:
-    """Refuse all values of vLLM's parameter but those with which it does nothing."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in values:
-            raise PydanticCustomError(UNSUPPORTED, "This server does not support this value")
-        return value
-
-    return AfterValidator(check)
 
 
 FOREIGN = ForeignNames(
@@ -169,7 +158,7 @@ class ChatBody(Generating):
 
     audio: Refused = None
     functions: Refused = None
-    function_call: Annotated[Any, _only("none", "auto")] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
 
     # vLLM's extensions
     add_generation_prompt: bool | None = None
@@ -179,14 +168,14 @@ class ChatBody(Generating):
     add_special_tokens: Refused = None
     documents: Refused = None
     echo: Refused = None
-    length_penalty: Annotated[Any, _only(1)] = None
+    length_penalty: Annotated[Any, only(1)] = None
     logprob_token_ids: Refused = None
     prompt_logprobs: Refused = None
     return_prompt_text: Refused = None
     return_token_ids: Refused = None
     return_token_offsets: Refused = None
     return_tokens_as_token_ids: Refused = None
-    routed_experts_prompt_start: Annotated[Any, _only(0)] = None
+    routed_experts_prompt_start: Annotated[Any, only(0)] = None
     stream_interval: Unused = None
     truncate_prompt_tokens: Refused = None
     truncation_side: Refused = None
