@@ -26,9 +26,10 @@ from penstock.stages.normalize.tool_types import leavable, named
 from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
-from penstock.stages.responses import ModelStages, aliasing, responses_pipeline, sealing
+from penstock.stages.responses import ModelStages, aliasing, reading_files, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
+from penstock.stages.services.files.file_reader import FileLimits, FileReader
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.own_hosts import label_of
 from penstock.stages.services.runs.run import RunRegistry
@@ -113,7 +114,8 @@ def assembled(
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
     tools = replace(tools, left_out=leavable(settings.leave_out_tool))
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
-    pipeline = declared = aliasing(sealing(pipeline, sealer), settings.aliases)
+    pipeline = aliasing(sealing(pipeline, sealer), settings.aliases)
+    pipeline = declared = reading_files(pipeline, _file_reader(settings))
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:
@@ -131,6 +133,17 @@ def assembled(
                 "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
             )
     return recording.tapped(pipeline) if recording else pipeline
+
+
+def _file_reader(settings: Settings) -> FileReader:
+    limits = FileLimits(
+        settings.max_file_bytes,
+        settings.file_timeout,
+        settings.max_file_memory,
+        settings.max_file_pages,
+        settings.max_file_inflated,
+    )
+    return FileReader(limits, AllowedNetworks.parse(settings.allow_address))
 
 
 def admitting(

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress
 
-from penstock.api.values import Duration, Texts
+from penstock.api.values import Duration, Size, Texts
 from penstock.stages.normalize.tool_types import LEAVABLE, is_label, leavable, named
 from penstock.stages.services.own_hosts import label_of
 from penstock.stages.services.web.ssrf import AllowedNetworks
@@ -110,6 +110,24 @@ class ToolSettings(BaseSettings):
         if needs_key and self.web_search_key is None:
             raise ValueError(f"--web-search {self.web_search} needs a key: set PENSTOCK_WEB_SEARCH_KEY")
         return self
+
+
+class FileSettings(BaseSettings):
+    """The files of requests."""
+
+    SECTION: ClassVar[str] = "Files"
+
+    max_file_bytes: Size = Field("32MiB", validate_default=True, description="largest file that a request may have")
+    max_file_inflated: Size = Field(
+        "256MiB", validate_default=True, description="bytes to which a docx, xlsx or pptx may inflate"
+    )
+    max_file_pages: int = Field(2_000, gt=0, description="pages that a PDF may have")
+    max_file_memory: Size = Field(
+        "1GiB", validate_default=True, ge=2**28, description="memory that the process may take that reads a file"
+    )
+    file_timeout: Duration = Field(
+        "20s", validate_default=True, gt=0, description="time that the process may take that reads a file"
+    )
 
 
 class CacheSettings(BaseSettings):

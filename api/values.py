@@ -47,6 +47,9 @@ def decoded(value: Any) -> Any:
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False, title="TIME")]
 """A duration in seconds; as text it may have one of the units ``s``, ``m``, ``h`` and ``d``."""
 
+Size = Annotated[int, BeforeValidator(size), Field(gt=0, title="SIZE")]
+"""A number of bytes; as text it may have one of the units ``KiB``, ``MiB`` and ``GiB``."""
+
 Texts = Annotated[list[str], NoDecode, BeforeValidator(listed)]
 """A list, whose text is one entry, entries with commas between them, or JSON."""
 

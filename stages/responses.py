@@ -32,6 +32,7 @@ from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.model_names import in_words
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
@@ -106,6 +107,13 @@ def aliasing(
             served = in_words(normalize.models)
             raise CannotStart(f"--model-alias {pattern}={model}: this server serves {served}, not {model!r}")
     return pipeline.replace("normalize", replace(normalize, aliases=aliases))
+
+
+def reading_files(
+    pipeline: Pipeline[CreateResponse, ResponseEvent], files: FileReader
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with another reader of files."""
+    return pipeline.replace("normalize", replace(pipeline.stage("normalize"), files=files))
 
 
 MakeConverse: TypeAlias = Callable[

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode
 
-from penstock.api.values import Duration, Texts, size
+from penstock.api.values import Duration, Size, Texts
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The hosts that mean all addresses of a machine, each with the address at which the machine reaches itself."""
@@ -40,11 +40,9 @@ class HttpSettings(BaseSettings):
         description="server processes on one engine and one port; auto means one for every two cores, 8 at most",
         examples=["auto"],
     )
-    max_body_bytes: Annotated[int, BeforeValidator(size)] = Field(
+    max_body_bytes: Size = Field(
         "32MiB",
         validate_default=True,
-        gt=0,
-        title="SIZE",
         description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
     )
     dialect: Texts = Field(

@@ -8,10 +8,10 @@ from itertools import islice
 
 import msgspec
 
-from penstock.pipeline.protocol.items import Compaction, InputImage, Item, Message
+from penstock.pipeline.protocol.items import Compaction, InputFile, InputImage, Item, Message
 
 _TAIL = 4096
-"""Characters at the end of an image that distinguish it from others."""
+"""Characters at the end of an image or a file that distinguish it from others."""
 
 
 _MOST = 500
@@ -60,4 +60,5 @@ def _content(item: Item) -> str:
     if not isinstance(item, Message):
         return ""
     images = [part.image_url[-_TAIL:] for part in item.content if isinstance(part, InputImage)]
-    return "\n".join((item.role, item.text, *images))
+    files = [str(part.file_data or part.file_url)[-_TAIL:] for part in item.content if isinstance(part, InputFile)]
+    return "\n".join((item.role, item.text, *images, *files))

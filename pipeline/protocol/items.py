@@ -18,6 +18,7 @@ CallStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "faile
 Phase: TypeAlias = Literal["commentary", "final_answer"]
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 ImageDetail: TypeAlias = Literal["low", "high", "auto", "original"]
+FileDetail: TypeAlias = Literal["low", "high", "auto"]
 
 
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
@@ -38,6 +39,23 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
     @property
     def text(self) -> str:
         """The empty string: an image has no text."""
+        return ""
+
+
+class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
+    """A file for the model, as the client sent it: an address on the web, or a data URL or base64.
+
+    The model reads its text (see `with_files`).  ``detail`` is kept, and has no effect.
+    """
+
+    filename: str | UnsetType = UNSET
+    file_data: str | UnsetType = UNSET
+    file_url: str | UnsetType = UNSET
+    detail: FileDetail | UnsetType = UNSET
+
+    @property
+    def text(self) -> str:
+        """The empty string: the text of a file is not known before it is read."""
         return ""
 
 
@@ -87,7 +105,7 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
     text: str
 
 
-InputPart: TypeAlias = InputText | InputImage
+InputPart: TypeAlias = InputText | InputImage | InputFile
 """Content for the model from a client or one of its tools."""
 MessagePart: TypeAlias = InputPart | OutputText | Refusal
 OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
@@ -472,13 +490,30 @@ def of_type(items: Iterable[Item], kind: type[OneKind]) -> list[OneKind]:
     return [item for item in items if type(item) is kind]
 
 
-def images_of(item: Item) -> tuple[InputImage, ...]:
-    """Return the images of an item, in order."""
+def parts_of(item: Item) -> tuple[MessagePart, ...]:
+    """Return the parts of an item that may have images and files, in order."""
     match item:
         case Message(content=parts):
-            pass
+            return parts
         case FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts)):
-            pass
+            return parts
         case _:
             return ()
-    return tuple(part for part in parts if isinstance(part, InputImage))
+
+
+def images_of(item: Item) -> tuple[InputImage, ...]:
+    """Return the images of an item, in order."""
+    return tuple(part for part in parts_of(item) if isinstance(part, InputImage))
+
+
+def with_files(item: Item, texts: Iterable[str]) -> Item:
+    """Return an item with the texts of its files in the place of these, each on a line of its own."""
+    read: list[MessagePart] = []
+    left = iter(texts)
+    for part in parts_of(item):
+        if isinstance(part, InputFile):
+            follows_text = bool(read) and isinstance(read[-1], InputText) and not read[-1].text.endswith("\n")
+            read.append(InputText("\n" * follows_text + next(left)))
+        else:
+            read.append(part)
+    return msgspec.structs.replace(item, **{"content" if isinstance(item, Message) else "output": tuple(read)})

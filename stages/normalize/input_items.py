@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import TypeAlias, TypeVar, get_args
 
 from msgspec import UNSET, UnsetType
 
@@ -18,7 +18,13 @@ from penstock.stages.normalize.toolset import ToolsetBuilder
 MOST_IMAGES = 500
 """The most images in one conversation."""
 
+MOST_FILES = 50
+"""The most files in one conversation."""
+
 Value = TypeVar("Value")
+
+PlacedFile: TypeAlias = tuple[str, wire.InputFile, str]
+"""The id of an item, a file in it, and the path of the file in the request."""
 
 _KINDS: Mapping[str, type[wire.BaseItem]] = {str(kind.__struct_config__.tag): kind for kind in get_args(wire.Item)}
 
@@ -117,11 +123,15 @@ class InputReader:
                     parts.append(wire.OutputText(text))
                 case wire.Refusal():
                     parts.append(part)
-                case params.ImagePart() if self.sees_images and item.role == "assistant":
-                    raise InvalidRequest("A message of the assistant cannot have images.", param=f"{path}[{position}]")
+                case params.ImagePart() | params.FilePart() if self._is_misplaced(part, item):
+                    kind = "images" if isinstance(part, params.ImagePart) else "files"
+                    raise InvalidRequest(f"A message of the assistant cannot have {kind}.", param=f"{path}[{position}]")
                 case wire.InputText() | params.ImagePart() | params.FilePart():
                     parts.append(self._input_part(part, path, position))
         return tuple(parts)
+
+    def _is_misplaced(self, part: params.ImagePart | params.FilePart, item: params.MessageItem) -> bool:
+        return item.role == "assistant" and (self.sees_images or isinstance(part, params.FilePart))
 
     def _output(self, output: str | Sequence[params.OutputPart], path: str) -> str | tuple[wire.InputPart, ...]:
         if isinstance(output, str):
@@ -131,10 +141,11 @@ class InputReader:
     def _input_part(self, part: params.OutputPart, path: str, position: int) -> wire.InputPart:
         if isinstance(part, wire.InputText):
             return part
-        if isinstance(part, params.ImagePart) and self.sees_images:
+        if isinstance(part, params.FilePart):
+            return _file(part, f"{path}[{position}]")
+        if self.sees_images:
             return _image(part, f"{path}[{position}]")
-        kind = "input_image" if isinstance(part, params.ImagePart) else "input_file"
-        raise unreadable(kind, f"{path}[{position}]", sees_images=self.sees_images)
+        raise unreadable("input_image", f"{path}[{position}]", sees_images=False)
 
 
 def id_prefix(item: params.InputItem) -> str:
@@ -148,6 +159,26 @@ def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) ->
     """Return the items that are not in the history yet; only an item reference can be in it, and then adds nothing."""
     known = {item.id for item in history}
     return tuple(item for item in input_items if item.id not in known)
+
+
+def files_of(items: Iterable[wire.Item], paths: Mapping[str, str], others: str) -> list[PlacedFile]:
+    """Return the files of items.
+
+    ``paths`` has the paths of items by their ids.  Files of other items came with the parameter ``others``.
+
+    Raises `InvalidRequest` for more than `MOST_FILES`.
+    """
+    found = list[PlacedFile]()
+    for item in items:
+        field = "content" if isinstance(item, wire.Message) else "output"
+        for position, part in enumerate(wire.parts_of(item)):
+            if isinstance(part, wire.InputFile):
+                path = f"{paths[item.id]}.{field}[{position}]" if item.id in paths else others
+                found.append((item.id, part, path))
+    if len(found) > MOST_FILES:
+        message = f"A conversation may have {MOST_FILES} files, and this one has {len(found)}."
+        raise InvalidRequest(message, param="input")
+    return found
 
 
 def check_image_count(items: Iterable[wire.Item]) -> None:
@@ -179,6 +210,18 @@ def _image(part: params.ImagePart, path: str) -> wire.InputImage:
         message = f"An image_url begins with https://, http:// or data:, and {shortened(url)!r} does not."
         raise InvalidRequest(message, param=param)
     return wire.InputImage(url, part.detail or "auto")
+
+
+def _file(part: params.FilePart, path: str) -> wire.InputFile:
+    if part.file_id is not None:
+        message = "This server has no Files API yet: send the file as file_data, or its address as file_url."
+        raise InvalidRequest(message, param=f"{path}.file_id")
+    if (part.file_data is None) == (part.file_url is None):
+        raise InvalidRequest("A file has either file_data or a file_url.", param=path)
+    if part.file_url is not None and not part.file_url.lower().startswith(("http://", "https://")):
+        message = f"A file_url begins with https:// or http://, and {shortened(part.file_url)!r} does not."
+        raise InvalidRequest(message, param=f"{path}.file_url")
+    return wire.InputFile(_unset(part.filename), _unset(part.file_data), _unset(part.file_url), _unset(part.detail))
 
 
 def _unset(value: Value | None) -> Value | UnsetType:

@@ -34,19 +34,36 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.history import History
-from penstock.pipeline.protocol.items import Compaction, Item, McpApprovalResponse, McpCall, images_of, of_type
+from penstock.pipeline.protocol.items import (
+    Compaction,
+    Item,
+    McpApprovalResponse,
+    McpCall,
+    images_of,
+    of_type,
+)
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import LOGPROBS, OUTPUTS, SOURCES, CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
+from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, Toolset
 from penstock.pipeline.tasks import MANY, apart, in_thread
-from penstock.stages.normalize.input_items import InputReader, check_image_count, new_items, references, unreadable
+from penstock.stages.normalize.input_items import (
+    InputReader,
+    PlacedFile,
+    check_image_count,
+    files_of,
+    new_items,
+    references,
+    unreadable,
+)
 from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
+from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.model_names import in_words, served_name
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
@@ -126,6 +143,8 @@ class _Read:
     """The ids of the calls in the input that this server may have run."""
     latest: Compaction | None
     """The latest compaction."""
+    files: Sequence[PlacedFile]
+    """The files that the model reads."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +172,7 @@ class Normalize:
     """The end of the error about a label that is not among the ``labels``."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
+    files: FileReader = field(default_factory=FileReader)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names that a request may give, each with one of the ``models``."""
     draw: Callable[[], str] = draw_suffix
@@ -179,6 +199,7 @@ class Normalize:
         thoughts = ThoughtOpener(self.sealer, envelope.owner)
         read = await in_thread(self._read, request, past, referenced, suffix, thoughts)
         await self._refuse_used_approvals(request, read.granted)
+        files = await self._texts(read.files)
         summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
             response=_response(request, read.offered.echo, read.sampling, response_id, int(now), model),
@@ -208,7 +229,16 @@ class Normalize:
             results={**read.raw.results, **summary},
         )
         results = {**thoughts.results, **past.results, **await self._results(read.run_here, request), **facts.results}
-        return ResolvedRequest(facts, read.history, {**past.tokens, **thoughts.tokens, **read.raw.tokens}, results)
+        tokens = {**past.tokens, **thoughts.tokens, **read.raw.tokens}
+        return ResolvedRequest(facts, read.history, tokens, results, files)
+
+    async def _texts(self, files: Sequence[PlacedFile]) -> Mapping[str, tuple[str, ...]]:
+        """Return the texts of the files, by the ids of their items."""
+        texts: dict[str, tuple[str, ...]] = {}
+        read = await self.files.read_all([(file, path) for _, file, path in files]) if files else []
+        for (item_id, _, _), text in zip(files, read, strict=True):
+            texts[item_id] = (*texts.get(item_id, ()), text)
+        return texts
 
     async def _refuse_used_approvals(self, request: CreateResponse, granted: Collection[str]) -> None:
         """Raise `InvalidRequest` for an approval whose call another response has made: a client may send it twice."""
@@ -238,8 +268,7 @@ class Normalize:
         for position, tool in enumerate(request.tools or ()):
             builder.add(tool, f"tools[{position}]")
         if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's
-            param = "conversation" if request.conversation_id is not None else "previous_response_id"
-            raise unreadable("input_image", param, sees_images=False)
+            raise unreadable("input_image", _continued_by(request), sees_images=False)
         builder.inherit(history)
         given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
         reader = InputReader("input", suffix, referenced, builder, self.traits.sees_images)
@@ -265,6 +294,7 @@ class Normalize:
             _sampling(request, self.traits.sampling),
             granted=_granted(items),
             run_here=[item.id for item in items if type(item) in _RUN_HERE],
+            files=files_of(unsuperseded(history, items), _paths(sent), _continued_by(request)),
             latest=next((item for item in reversed((*history, *items)) if type(item) is Compaction), None),
         )
 
@@ -363,6 +393,16 @@ def _granted(items: Sequence[Item]) -> Collection[str]:
     """
     made = {item.approval_request_id for item in of_type(items, McpCall)}
     return {item.approval_request_id for item in of_type(items, McpApprovalResponse) if item.approve} - made
+
+
+def _continued_by(request: CreateResponse) -> str:
+    """Return the parameter that names the history that a request continues."""
+    return "conversation" if request.conversation_id is not None else "previous_response_id"
+
+
+def _paths(sent: Sequence[Item]) -> Mapping[str, str]:
+    """Return the paths of the items of an input, by their ids."""
+    return {item.id: f"input[{position}]" for position, item in enumerate(sent)}
 
 
 def _ends_with_trigger(request: CreateResponse) -> bool:

@@ -18,6 +18,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required":
 
 BY_FIELD: Mapping[str, Json] = {
     "image_url": IMAGE,
+    "file_data": "YQ==",
     "server_url": "https://mcp.invalid/sse",
     "headers": {"x": "y"},
     "parameters": SCHEMA,
@@ -47,6 +48,7 @@ BESIDE: Mapping[str, Json] = {
     "Mcp": {"server_url": "https://mcp.invalid"},
     "ContextManagement": {"type": "compaction"},
     "FunctionCallOutput": {"call_id": "call_1"},
+    **{of_sdk: {"file_data": "YQ=="} for of_sdk in ("ResponseInputFileParam", "ResponseInputFileContentParam")},
     **{of_sdk: {"image_url": IMAGE} for of_sdk in ("ResponseInputImageParam", "ResponseInputImageContentParam")},
 }
 """Fields without which objects of a type are not taken, though the SDK does not require them."""

@@ -41,8 +41,14 @@ class ChatImage(_Object, frozen=True, kw_only=True, tag_field="type", tag="image
     image_url: ChatImageUrl
 
 
+class ChatFileContent(_Object, frozen=True, kw_only=True):
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+
+
 class ChatFile(_Object, frozen=True, kw_only=True, tag_field="type", tag="file"):
-    pass
+    file: ChatFileContent
 
 
 class ChatAudio(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_audio"):
@@ -249,7 +255,7 @@ def _part(part: ChatPart, path: str, position: int) -> params.OutputPart:
             return wire.InputText(text)
         case ChatImage(image_url=image):
             return params.ImagePart(image_url=image.url, detail=image.detail)
-        case ChatFile():
-            return params.FilePart()
+        case ChatFile(file=file):
+            return params.FilePart(filename=file.filename, file_data=file.file_data, file_id=file.file_id)
         case ChatAudio():
             raise UnsupportedParameter("This server does not hear.", param=f"{path}[{position}]")

@@ -347,20 +347,26 @@ def _parts(block: Any) -> Iterator[params.OutputPart]:
         case DocumentBlock(source=source, title=title, context=context):
             if about := "\n".join(filter(None, (title, context))):
                 yield wire.InputText(f"{about}\n")
-            yield from _document(source)
+            yield from _document(source, title)
         case _:
             pass
 
 
-def _document(source: Any) -> Iterator[params.OutputPart]:
+def _document(source: Any, title: str | None) -> Iterator[params.OutputPart]:
     match source:
         case TextSource(data=text) | ContentSource(content=str(text)):
             yield wire.InputText(text)
         case ContentSource(content=blocks):
             for block in blocks:
                 yield from _parts(block)
+        case Base64Source(media_type=kind, data=data):
+            yield params.FilePart(filename=title, file_data=f"data:{kind};base64,{data}")
+        case UrlSource(url=url):
+            yield params.FilePart(filename=title, file_url=url)
+        case FileSource(file_id=file_id):
+            yield params.FilePart(file_id=file_id)
         case _:
-            yield params.FilePart()
+            pass
 
 
 def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[params.InputItem]:

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.items import (
     CallStatus,
+    FileDetail,
     ImageDetail,
     InputText,
     ItemStatus,
@@ -68,7 +69,11 @@ class ImagePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input
 
 
 class FilePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_file"):
-    pass
+    filename: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    detail: FileDetail | None = None
 
 
 OutputPart: TypeAlias = InputText | ImagePart | FilePart

@@ -74,6 +74,9 @@ TAKEN: Mapping[str, str] = {
     "ResponseInputTextContentParam": "text type",
     "ResponseInputImageParam": "file_id image_url type",
     "ResponseInputImageContentParam": "file_id image_url type",
+    **dict.fromkeys(
+        ("ResponseInputFileParam", "ResponseInputFileContentParam"), "file_data file_id file_url filename type"
+    ),
     "ResponseOutputTextParam": "annotations logprobs text type",
     "AnnotationFileCitation": "file_id filename index type",
     "AnnotationURLCitation": "end_index start_index title type url",
@@ -134,9 +137,13 @@ IDLE: Mapping[str, str] = {
         "vLLM sizes images by the model",
     ),
     **dict.fromkeys(
+        (f"{file}.detail" for file in ("ResponseInputFileParam", "ResponseInputFileContentParam")),
+        "a model reads the text of a file",
+    ),
+    **dict.fromkeys(
         (
             f"{part}.prompt_cache_breakpoint"
-            for kind in ("Text", "Image")
+            for kind in ("Text", "Image", "File")
             for part in (f"ResponseInput{kind}Param", f"ResponseInput{kind}ContentParam")
         ),
         "vLLM caches prefixes by itself",
@@ -190,8 +197,6 @@ NOT_HERE: Mapping[str, str] = {
     **dict.fromkeys(("SkillReferenceParam", "InlineSkillParam", "LocalSkillParam"), "tools[0].environment.skills"),
     "ContainerReferenceParam": "tools[0].environment.container_id",
     ALLOWLIST: "tools[0].container.network_policy.type",
-    "ResponseInputFileParam": "input[0].content[0]",
-    "ResponseInputFileContentParam": "input[1].output[0]",
     **dict.fromkeys(
         (
             *("ResponseFileSearchToolCallParam", "ResponseComputerToolCallParam", "ComputerCallOutput"),
@@ -248,7 +253,14 @@ REFUSED: Mapping[str, str | None] = {
     f"ContainerAutoParam.network_policy:{ALLOWLIST}": "tools[0].environment.network_policy.type",
     "ResponseInputImageParam.file_id": "input[0].content[0].file_id",
     "ResponseInputImageContentParam.file_id": "input[1].output[0].file_id",
-    "ResponseCustomToolCallOutputParam.output:ResponseInputFileParam": "input[1].output[0]",
+    **{
+        f"{part}.{field}": f"{place}{end}"
+        for part, place in (
+            ("ResponseInputFileParam", "input[0].content[0]"),
+            ("ResponseInputFileContentParam", "input[1].output[0]"),
+        )
+        for field, end in (("file_id", ".file_id"), ("file_url", ""))  # a file_url beside the file_data
+    },
     "AdditionalTools.tools:Mcp": "input[0].tools[0].server_url",
     **{f"AdditionalTools.tools:{tool}": "input[0].tools[0].type" for tool in NOT_RUN},
     "ShellCall.environment:ContainerReferenceParam": None,

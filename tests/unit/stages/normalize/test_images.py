@@ -76,7 +76,7 @@ async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type
         ({"type": "input_image", "image_url": ""}, ".image_url", "begins with"),
         ({"type": "input_image", "image_url": 5}, ".image_url", "string"),
         ({"type": "input_image", "image_url": PICTURE, "detail": "tiny"}, ".detail", "Input should be"),
-        ({"type": "input_file", "file_id": "file_1"}, "", "text and images only, no input_file"),
+        ({"type": "input_file", "file_id": "file_1"}, ".file_id", "no Files API"),
     ],
 )
 async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
