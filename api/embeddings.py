@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, hdrs, web
 
-from penstock.api.http.conventions import REQUEST_ID
+from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER
 from penstock.api.http.errors import STREAMING
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.prefix import path_of
@@ -21,7 +21,8 @@ from penstock.stages.services import tracing
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
+PATHS = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/rerank", "/score", "/v2/rerank")
+"""The routes of vLLM whose requests another server answers."""
 
 CONNECT_TIMEOUT = 5.0
 """Seconds to connect to the other server."""
@@ -77,7 +78,7 @@ class Upstream:
             **tracing.current_headers(trace_headers(request.headers)),
             "Content-Type": request.headers.get(hdrs.CONTENT_TYPE, "application/json"),
             "Accept-Encoding": "identity",
-            "X-Request-Id": request[REQUEST_ID],
+            REQUEST_ID_HEADER: request[REQUEST_ID],
         }
         return headers | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Problem
-from penstock.api.http.conventions import REQUEST_ID, api_of, conventions_of
+from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
 from penstock.api.http.prefix import is_probe
 from penstock.pipeline import metrics
@@ -59,7 +59,7 @@ LONGEST_REASON = 300
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Log and measure each request when it is over, even if the client has left."""
     started = request[STARTED] = time.monotonic()
-    sent = request.headers.get("X-Request-Id", "")
+    sent = request.headers.get(REQUEST_ID_HEADER, "")
     request[REQUEST_ID] = sent if re.fullmatch(REQUEST_ID_PATTERN, sent) else f"req_{secrets.token_hex(16)}"
     answered, reason, problem, is_cut = LEFT, "", None, False
     try:
@@ -177,7 +177,7 @@ def client_request_id(request: web.Request, in_body: str | None) -> str:
 
     An id in the headers that cannot stand in a log counts as none, and is empty.
     """
-    sent = request.headers.get("X-Request-Id")
+    sent = request.headers.get(REQUEST_ID_HEADER)
     if sent is None:
         return in_body or ""
     return sent if sent == request[REQUEST_ID] else ""
@@ -186,7 +186,8 @@ def client_request_id(request: web.Request, in_body: str | None) -> str:
 async def add_request_id(request: web.Request, answer: web.StreamResponse) -> None:
     """Add the id of the request to its answer, before the headers are sent."""
     if REQUEST_ID in request:
-        answer.headers[conventions_of(request).request_id_header] = request[REQUEST_ID]
+        for header in (REQUEST_ID_HEADER, conventions_of(request).request_id_header):
+            answer.headers[header] = request[REQUEST_ID]
 
 
 def _client(request: web.Request, model: str | None) -> str:

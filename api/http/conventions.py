@@ -12,6 +12,9 @@ from aiohttp import web
 from penstock.api.http.bodies import ErrorBody, Problem
 from penstock.api.http.prefix import path_of
 
+REQUEST_ID_HEADER = "X-Request-Id"
+"""The header that carries the id of a request, in requests and in answers, whatever the dialect."""
+
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: that of its ``X-Request-Id`` header or of its body, or one of this server."""
 
@@ -39,13 +42,14 @@ class Conventions:
     """The headers and the errors of a dialect.
 
     ``key_headers`` may carry the key of a client: ``Authorization`` as ``Bearer KEY``, any other header the bare key.
-    The first one of them that a request has counts.  ``request_id_header`` carries the id of a request in its answer.
+    The first one of them that a request has counts.  ``request_id_header`` carries the id of a request in
+    its answer, beside ``X-Request-Id``.
     ``error`` returns the status and the body for a `RequestError`: an object that msgspec encodes, of the type
     ``error_body``.
     """
 
     key_headers: tuple[str, ...] = ("Authorization",)
-    request_id_header: str = "X-Request-Id"
+    request_id_header: str = REQUEST_ID_HEADER
     error: Callable[[RequestError], tuple[int, Any]] = openai_error
     error_body: Any = ErrorBody
 

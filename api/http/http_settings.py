@@ -55,7 +55,7 @@ class HttpSettings(BaseSettings):
     embeddings: str | None = Field(
         None,
         title="URL",
-        description="URL of a server that answers /v1/embeddings, /v1/rerank and /v1/score in place of this one; "
+        description="URL of a server that answers embeddings, scores and rankings in place of this one; "
         "PENSTOCK_EMBEDDINGS_KEY holds its key",
         examples=["http://127.0.0.1:8001"],
     )

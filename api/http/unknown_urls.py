@@ -14,9 +14,9 @@ from penstock.pipeline.protocol.params.json_body import shortened
 _ROUTES = "GET /openapi.json describes all routes."
 
 ELSEWHERE = {
-    "/v1/(embeddings|rerank|score)": "The model of this server writes text. Set --embeddings to the URL of "
-    "a server that answers such requests.",
-    "(/v1)?/(embeddings|rerank|score|pooling|classify)": f"The model of this server writes text. {_ROUTES}",
+    "/v1/embeddings|(/v[12])?/rerank|(/v1)?/score": "The model of this server writes text. Set --embeddings to the "
+    "URL of a server that answers such requests.",
+    "/embeddings|(/v1)?/(pooling|classify)": f"The model of this server writes text. {_ROUTES}",
     "/(responses|conversations|models|chat/completions|messages)(/.*)?": f"The routes are under /v1. {_ROUTES}",
     "/(docs|redoc)": f"{_ROUTES} In a browser, GET / is a page to try them.",
     "/metrics": "The metrics are on the port of --metrics-port.",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -14,9 +15,9 @@ from aiohttp import web
 from penstock.api.dialect import READ_REFUSALS, REFUSALS, Dialect, Edge, placing
 from penstock.api.dialects.messages.body import CountTokens, CreateMessage
 from penstock.api.dialects.messages.errors import error, fault
-from penstock.api.dialects.messages.events import PING, CreatedMessage, MessageError, to_sse
+from penstock.api.dialects.messages.events import PING, CreatedMessage, Event, MessageError, to_sse
 from penstock.api.dialects.messages.writer import Display, MessageEvents, whole_message
-from penstock.api.http.conventions import Conventions
+from penstock.api.http.conventions import REQUEST_ID, Conventions
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import receive
@@ -88,7 +89,8 @@ class Messages:
             (prepared,) = await self.edge.prepared(reading, self._prepare)
             most = prepared.resolved.facts.sampling.max_tokens if reading.generates else 0
             del reading
-            return await self.edge.answer(request, replace(prepared, wire=_bounded(prepared.wire, most)))
+            named = replace(prepared.wire, encode=partial(_encoded, request[REQUEST_ID]))
+            return await self.edge.answer(request, replace(prepared, wire=_bounded(named, most)))
 
     async def _prepare(self, request: CreateResponse) -> ResolvedRequest:
         return await _leniently(self.edge.scheduler.prepare, self._budgeted(request))
@@ -122,6 +124,11 @@ class Messages:
             tokens, most = error.prompt_tokens, self.edge.scheduler.engine.context_length
             message = f"prompt is too long: {tokens} tokens > {min(most, tokens - 1)} maximum"
             raise InvalidRequest(message, param="messages", code=error.code) from error
+
+
+def _encoded(request_id: str, event: Event) -> bytes:
+    """Encode an event of a request, whose id errors have."""
+    return to_sse(msgspec.structs.replace(event, request_id=request_id) if isinstance(event, MessageError) else event)
 
 
 def _bounded(wire: Wire, most: int | None) -> Wire:

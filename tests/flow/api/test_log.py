@@ -208,11 +208,12 @@ async def test_key_is_logged_by_the_start_of_its_digest(log: pytest.LogCaptureFi
     assert key not in log.text
 
 
+@pytest.mark.parametrize("path", ["/responses/none", "/messages", "/nowhere"])
 @pytest.mark.parametrize(("sent", "kept"), [("trace-1", True), ("two words", False), ("x" * 129, False), ("é", False)])
 async def test_request_id_of_the_client_is_logged_and_answered(
-    served: ScriptedServer, log: pytest.LogCaptureFixture, sent: str, kept: bool
+    served: ScriptedServer, log: pytest.LogCaptureFixture, path: str, sent: str, kept: bool
 ) -> None:
-    async with served.client.get(f"{served.url}/v1/responses/none", headers={"X-Request-Id": sent}) as answer:
+    async with served.client.get(f"{served.url}/v1{path}", headers={"X-Request-Id": sent}) as answer:
         request_id = answer.headers["X-Request-Id"]
     assert (request_id == sent) is kept
     assert kept or re.fullmatch("req_[0-9a-f]{32}", request_id)

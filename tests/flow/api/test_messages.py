@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator
 from itertools import pairwise
@@ -12,8 +13,8 @@ import anthropic
 import pytest
 
 from penstock.api.http.auth import Keys
-from penstock.pipeline.errors import EngineFailed
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.pipeline.errors import EngineFailed, EngineOverloaded
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import JSON
 from tests.support.messages import PATH, events_of
 from tests.support.server import CALL, COUNT, HELLO, ScriptedServer, running_server, script
@@ -206,6 +207,23 @@ async def test_a_fault_in_mid_stream_is_the_last_event(served: ScriptedServer) -
     assert last["error"] == {"type": "api_error", "message": "The engine has failed."}
     status, answer = await served.post(ASKING, PATH)
     assert (status, answer["error"]) == (500, last["error"])
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("own", [{}, {"X-Request-Id": "mine"}])
+@pytest.mark.parametrize(
+    "failing", [script(HELLO, error=EngineFailed("It failed.")), script(HELLO, refusal=EngineOverloaded("It is full."))]
+)
+async def test_every_error_has_the_id_of_its_request(
+    served: ScriptedServer, failing: Script, own: dict[str, str], streams: bool
+) -> None:
+    served.engine.script = failing
+    async with served.client.post(served.url + PATH, json=ASKING | {"stream": streams}, headers=own) as answer:
+        body = await answer.read()
+        ids = {answer.headers["request-id"], answer.headers["X-Request-Id"]}
+    last = events_of(body)[-1] if answer.content_type == "text/event-stream" else json.loads(body)
+    assert (last["type"], {last["request_id"]}) == ("error", ids)
+    assert not own or ids == {"mine"}
 
 
 async def test_the_tool_runner_goes_on_without_threads(
