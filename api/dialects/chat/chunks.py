@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import failure
 from penstock.api.http.bodies import Problem
-from penstock.api.http.padding import padded
+from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
@@ -146,14 +146,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     system_fingerprint: None = None
 
 
-class TextChunk(msgspec.Struct, frozen=True, gc=False):
-    """A chunk whose delta is a text, without log probabilities: nearly every one.
+class DeltaChunk(TextChunk, frozen=True, gc=False):
+    """A chunk whose delta is a text, without log probabilities: nearly every one."""
 
-    ``around`` is what stands around the text once it is written, as the rest of such chunks is the same.
-    """
-
-    around: tuple[bytes, ...]
-    text: str
     is_thought: bool
 
     @property
@@ -162,45 +157,7 @@ class TextChunk(msgspec.Struct, frozen=True, gc=False):
         return _thought_delta(self.text) if self.is_thought else Delta(content=self.text)
 
 
-class Broken(msgspec.Struct, frozen=True):
-    """The last event of a completion that failed."""
-
-    error: Problem
-
-
-ChatEvent: TypeAlias = TextChunk | Chunk | Broken
-
-_HEAD = b"data: "
-_END = b"\n\n"
-_encoder = msgspec.json.Encoder()
-_json, _encode_into = _encoder.encode, _encoder.encode_into
-_encoded = bytearray(_HEAD)
-"""A buffer that all chunks share after its head, because a new one for each takes noticeable time."""
-
-
-def encode(event: ChatEvent) -> bytes:
-    """Encode an event as a whole server-sent event.  Not thread-safe."""
-    if type(event) is TextChunk:
-        return _json(event.text).join(event.around)
-    _encode_into(event, _encoded, len(_HEAD))
-    _encoded.extend(_END)
-    return bytes(_encoded)
-
-
-def obfuscated(event: ChatEvent) -> bytes:
-    """Encode an event as `encode` does, with random padding beside a delta to hide its length in network packets."""
-    frame = encode(event)
-    if isinstance(event, Broken) or (isinstance(event, Chunk) and not event.choices):
-        return frame
-    return padded(frame[: -len(_END)], len(frame)) + _END
-
-
-_TEXT = "\0text\0"
-
-
-def _around(chunk: Chunk) -> tuple[bytes, ...]:
-    """Return what stands around the text of a chunk, which is `_TEXT`."""
-    return tuple(encode(chunk).split(_json(_TEXT)))
+ChatEvent: TypeAlias = DeltaChunk | Chunk | Broken
 
 
 def _thought_delta(text: str) -> Delta:
@@ -251,7 +208,7 @@ class ChunkWriter:
         self._has_thought = False
         self._calls = -1
 
-    def feed_text(self, event: events.OutputTextDelta) -> TextChunk | Chunk:
+    def feed_text(self, event: events.OutputTextDelta) -> DeltaChunk | Chunk:
         """Take a piece of a message."""
         delta = event.delta
         if self._is_next_message:
@@ -262,7 +219,7 @@ class ChunkWriter:
         self._content += len(delta)
         if event.logprobs:
             return self._chunk(Delta(content=delta), Logprobs(event.logprobs))
-        return TextChunk(self._around_text, delta, False)
+        return DeltaChunk(self._around_text, delta, False)
 
     def feed(self, event: ResponseEvent) -> Iterator[ChatEvent]:
         """Take any event."""
@@ -283,20 +240,20 @@ class ChunkWriter:
                 yield from self._annotated(annotation)
             case events.ResponseCreated(response=response):
                 self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
-                self._around_text = _around(self._chunk(Delta(content=_TEXT)))
-                self._around_thought = _around(self._chunk(_thought_delta(_TEXT)))
+                self._around_text = around(self._chunk(Delta(content=TEXT)))
+                self._around_thought = around(self._chunk(_thought_delta(TEXT)))
                 yield self._chunk(Delta(role="assistant", content=""))
             case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
                 yield from self._end(event.response)
             case _:
                 pass
 
-    def feed_thought(self, delta: str) -> TextChunk:
+    def feed_thought(self, delta: str) -> DeltaChunk:
         """Take a piece of a thought."""
         if self._is_next_thought and self._has_thought:
             delta = BETWEEN + delta
         self._is_next_thought, self._has_thought = False, True
-        return TextChunk(self._around_thought, delta, True)
+        return DeltaChunk(self._around_thought, delta, True)
 
     def _begin(self, item: items.OutputItem) -> Iterator[Chunk]:
         match item:
@@ -373,7 +330,7 @@ async def choices(source: AsyncIterator[tuple[int, ChatEvent]]) -> AsyncGenerato
             case Broken():
                 yield event
                 return
-            case TextChunk(delta=delta):
+            case DeltaChunk(delta=delta):
                 if first is None:
                     raise RuntimeError("a text came before the chunk that begins its choice")
                 yield replace(first, choices=(ChoiceDelta(position, delta),))

@@ -15,17 +15,17 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import failed
 from penstock.api.dialects.chat.chunks import (
-    Broken,
     CallDelta,
     ChatEvent,
     ChatUsage,
     ChoiceDelta,
     Chunk,
+    DeltaChunk,
     FinishReason,
     Logprobs,
-    TextChunk,
     UrlCitation,
 )
+from penstock.api.http.chunks import Broken
 from penstock.pipeline.protocol.items import Logprob
 
 
@@ -155,7 +155,7 @@ async def completion(source: AsyncIterator[ChatEvent]) -> ChatCompletion:
         match event:
             case Broken(error=error):
                 raise failed(error.code, error.message)
-            case TextChunk(text=text, is_thought=is_thought):
+            case DeltaChunk(text=text, is_thought=is_thought):
                 choices[0].texts["reasoning" if is_thought else "content"].append(text)
             case Chunk():
                 chunk, usage = event, event.usage or usage

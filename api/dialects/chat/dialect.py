@@ -9,9 +9,10 @@ from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.dialects.chat.body import ChatBody, StreamOptions
-from penstock.api.dialects.chat.chunks import Chunks, choices, encode, obfuscated
+from penstock.api.dialects.chat.chunks import Chunks, choices
 from penstock.api.dialects.chat.completion import ChatCompletion, completion
 from penstock.api.http.bodies import ErrorBody
+from penstock.api.http.chunks import encode, obfuscated
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.wire import Reading, Wire, server_sent

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import failed, failure
 from penstock.api.http.bodies import Problem
-from penstock.api.http.padding import padded
+from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
@@ -78,58 +78,20 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     system_fingerprint: None = None
 
 
-class TextChunk(msgspec.Struct, frozen=True, gc=False):
-    """A chunk that has a text and nothing else of its own: nearly every one.
+class ChoiceChunk(TextChunk, frozen=True, gc=False):
+    """A chunk that has the text of a choice, and nothing else of its own: nearly every one."""
 
-    ``around`` is what stands around the text once it is written, as the rest of such chunks is the same.
-    """
-
-    around: tuple[bytes, ...]
-    text: str
     first: Chunk
     """A chunk of the same stream, without a choice."""
     index: int = 0
 
 
-class Broken(msgspec.Struct, frozen=True):
-    """The last event of a completion that failed."""
-
-    error: Problem
-
-
-CompletionEvent: TypeAlias = TextChunk | Chunk | Broken
-
-_HEAD = b"data: "
-_END = b"\n\n"
-_encoder = msgspec.json.Encoder()
-_json, _encode_into = _encoder.encode, _encoder.encode_into
-_encoded = bytearray(_HEAD)
-"""A buffer that all chunks share after its head, because a new one for each takes noticeable time."""
-
-
-def encode(event: CompletionEvent) -> bytes:
-    """Encode an event as a whole server-sent event.  Not thread-safe."""
-    if type(event) is TextChunk:
-        return _json(event.text).join(event.around)
-    _encode_into(event, _encoded, len(_HEAD))
-    _encoded.extend(_END)
-    return bytes(_encoded)
-
-
-def obfuscated(event: CompletionEvent) -> bytes:
-    """Encode an event as `encode` does, with random padding beside a text to hide its length in network packets."""
-    frame = encode(event)
-    if isinstance(event, Broken) or (isinstance(event, Chunk) and not event.choices):
-        return frame
-    return padded(frame[: -len(_END)], len(frame)) + _END
-
-
-_TEXT = "\0text\0"
+CompletionEvent: TypeAlias = ChoiceChunk | Chunk | Broken
 
 
 def _around(chunk: Chunk, index: int) -> tuple[bytes, ...]:
     """Return what stands around a text of the choice at ``index``, in the stream of a chunk."""
-    return tuple(encode(replace(chunk, choices=(Choice(index, _TEXT),))).split(_json(_TEXT)))
+    return around(replace(chunk, choices=(Choice(index, TEXT),)))
 
 
 @dataclass(frozen=True)
@@ -170,11 +132,11 @@ class ChunkWriter:
         self._first = Chunk("", 0, "", (), no_usage)
         self._around: tuple[bytes, ...] = ()
 
-    def feed_text(self, event: events.OutputTextDelta) -> TextChunk | Chunk:
+    def feed_text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
         """Take a piece of the text."""
         if event.logprobs:
             return replace(self._first, choices=(Choice(0, event.delta, self._spelling.of(event.logprobs)),))
-        return TextChunk(self._around, event.delta, self._first)
+        return ChoiceChunk(self._around, event.delta, self._first)
 
     def feed(self, event: ResponseEvent) -> Iterator[CompletionEvent]:
         """Take any event."""
@@ -257,11 +219,11 @@ async def choices(
             case Broken():
                 yield event
                 return
-            case TextChunk():
+            case ChoiceChunk():
                 first = first or event.first
                 if position not in arounds:
                     arounds[position] = _around(first, position)
-                yield TextChunk(arounds[position], event.text, first, position)
+                yield ChoiceChunk(arounds[position], event.text, first, position)
             case Chunk(usage=CompletionUsage() as usage):
                 usages[position] = usage
             case Chunk():
@@ -310,7 +272,7 @@ async def completion(source: AsyncIterator[CompletionEvent]) -> Chunk:
         match event:
             case Broken(error=error):
                 raise failed(error.code, error.message)
-            case TextChunk(text=text, index=index):
+            case ChoiceChunk(text=text, index=index):
                 growing.setdefault(index, _Growing()).texts.append(text)
             case Chunk():
                 chunk, usage = event, event.usage or usage

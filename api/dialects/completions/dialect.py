@@ -9,8 +9,9 @@ from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.dialects.completions.body import PLACES, CompletionBody, StreamOptions
-from penstock.api.dialects.completions.chunks import Chunk, Chunks, choices, completion, encode, obfuscated
+from penstock.api.dialects.completions.chunks import Chunk, Chunks, choices, completion
 from penstock.api.http.bodies import ErrorBody
+from penstock.api.http.chunks import encode, obfuscated
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.wire import Reading, Wire, server_sent

@@ -1,0 +1,59 @@
+"""Chunks: the events of OpenAI's older APIs, most of which differ from the one before in a text alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.api.http.bodies import Problem
+from penstock.api.http.padding import padded
+
+
+class TextChunk(msgspec.Struct, frozen=True, gc=False):
+    """A chunk that has a text and nothing else of its own: nearly every one.
+
+    ``around`` is what stands around the text once it is written, as `around` returns it.
+    """
+
+    around: tuple[bytes, ...]
+    text: str
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The last chunk of an answer that failed."""
+
+    error: Problem
+
+
+TEXT = "\0text\0"
+"""The text of a chunk that `around` takes apart."""
+
+_HEAD = b"data: "
+_END = b"\n\n"
+_encoder = msgspec.json.Encoder()
+_json, _encode_into = _encoder.encode, _encoder.encode_into
+_encoded = bytearray(_HEAD)
+"""A buffer that all chunks share after its head, because a new one for each takes noticeable time."""
+
+
+def encode(chunk: Any) -> bytes:
+    """Encode a chunk as a whole server-sent event.  Not thread-safe."""
+    if isinstance(chunk, TextChunk):
+        return _json(chunk.text).join(chunk.around)
+    _encode_into(chunk, _encoded, len(_HEAD))
+    _encoded.extend(_END)
+    return bytes(_encoded)
+
+
+def obfuscated(chunk: Any) -> bytes:
+    """Encode a chunk as `encode` does, with random padding beside a text to hide its length in network packets."""
+    frame = encode(chunk)
+    if isinstance(chunk, Broken) or getattr(chunk, "choices", None) == ():
+        return frame
+    return padded(frame[: -len(_END)], len(frame)) + _END
+
+
+def around(chunk: Any) -> tuple[bytes, ...]:
+    """Return what stands around the text of a chunk, which is `TEXT`."""
+    return tuple(encode(chunk).split(_json(TEXT)))
