@@ -48,7 +48,7 @@ class Conventions:
     ``error_body``.
     """
 
-    key_headers: tuple[str, ...] = ("Authorization",)
+    key_headers: tuple[str, ...] = ("Authorization", "x-api-key")
     request_id_header: str = REQUEST_ID_HEADER
     error: Callable[[RequestError], tuple[int, Any]] = openai_error
     error_body: Any = ErrorBody

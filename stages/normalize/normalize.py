@@ -42,7 +42,7 @@ from penstock.pipeline.protocol.items import (
     images_of,
     of_type,
 )
-from penstock.pipeline.protocol.params.items import CompactionTriggerItem
+from penstock.pipeline.protocol.params.items import CompactionTriggerItem, MessageItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import LOGPROBS, OUTPUTS, SOURCES, CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
@@ -451,8 +451,21 @@ def _refuse_contradictions(request: CreateResponse) -> None:
         raise _exclusive(*continued, param=continued[-1])
     if request.background and request.store is False:
         raise InvalidRequest("Background responses are stored: store cannot be false.", param="background")
+    has_format = request.text is not None and request.text.format is not None and request.text.format.type != "text"
+    if _continues_a_text(request) and (has_format or request.structured_outputs):
+        raise InvalidRequest(
+            "A text that is continued cannot be held to a format, because its beginning is not.",
+            param="text.format" if has_format else "structured_outputs",
+            code="mutually_exclusive_parameters",
+        )
     if request.structured_outputs and request.text and request.text.format and request.text.format.type != "text":
         raise _exclusive("text.format", "structured_outputs", param="structured_outputs")
+
+
+def _continues_a_text(request: CreateResponse) -> bool:
+    """Return True if the input ends with a message of the assistant that is not whole."""
+    last = request.input_items[-1] if request.input_items else None
+    return isinstance(last, MessageItem) and last.role == "assistant" and last.status == "incomplete"
 
 
 def _exclusive(*names: str, param: str) -> InvalidRequest:

@@ -15,7 +15,7 @@ from penstock.api.dialects.chat.messages import ChatMessages, Conversation
 from penstock.api.dialects.chat.tools import Choice, CustomTool, FunctionTool
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.common import FAIL_FAST, UNSUPPORTED, Body, Name, Refused, Unused, only
-from penstock.pipeline.protocol.params.foreign_names import ForeignNames
+from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, ForeignNames
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
     CreateResponse,
@@ -77,6 +77,7 @@ def _as_text(modalities: list[str]) -> list[str]:
 
 FOREIGN = ForeignNames(
     {
+        **GUIDED,
         "input": "messages",
         "instructions": "messages",
         "prompt": "messages",
@@ -91,7 +92,7 @@ FOREIGN = ForeignNames(
     },
     (
         *("background", "best_of", "context_management", "conversation", "max_tool_calls", "previous_response_id"),
-        *("suffix", "truncation"),
+        *("enable_response_messages", "previous_input_messages", "suffix", "truncation", *UNBUILT),
     ),
 )
 """The parameters of Responses, Completions and Messages that a chat does not have."""

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.common import Body, Refused, Unused, only
-from penstock.pipeline.protocol.params.foreign_names import ForeignNames
+from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, ForeignNames
 from penstock.pipeline.protocol.params.request import LOGPROBS, CreateResponse, Generating
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 
@@ -57,6 +57,7 @@ class StreamOptions(Body):
 
 FOREIGN = ForeignNames(
     {
+        **GUIDED,
         "input": "prompt",
         "messages": "prompt",
         "instructions": "prompt",
@@ -73,7 +74,7 @@ FOREIGN = ForeignNames(
     (
         *("background", "context_management", "conversation", "function_call", "functions", "max_tool_calls"),
         *("modalities", "previous_response_id", "reasoning", "reasoning_effort", "thinking", "tool_choice", "tools"),
-        *("truncation", "verbosity", "web_search_options"),
+        *("truncation", "verbosity", "web_search_options", *UNBUILT),
     ),
 )
 """The parameters of chats, Responses and Messages that a completion does not have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -18,7 +19,7 @@ from penstock.api.dialects.messages.messages import (
 )
 from penstock.api.dialects.messages.writer import Display
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Refused, TextOr, Unused
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Refused, TextOr, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
 from penstock.pipeline.protocol.params.request import (
     OUTPUTS,
@@ -59,7 +60,7 @@ _MEANT = {
 
 _SHARED = frozenset(
     {"context_management", "max_tokens", "messages", "metadata", "model", "service_tier", "stream", "temperature"}
-    | {"thinking", "tool_choice", "tools", "top_k", "top_p"}
+    | {"output_config", "stop_sequences", "system", "thinking", "tool_choice", "tools", "top_k", "top_p"}
 )
 """The parameters that others have by the same name."""
 
@@ -68,6 +69,10 @@ FOREIGN = ForeignNames(_MEANT, tuple(sorted({*OF_CHATS.names, *CreateResponse.mo
 
 _EFFORTS: Mapping[int, Effort] = {10_000: "high", 5_000: "medium", 0: "low"}
 """The effort for a budget of thought in tokens, by the least budget that gets it."""
+
+
+_PLACES = {"input": "messages", "max_output_tokens": "max_tokens", "text.format": "output_config.format"}
+"""The parameters of a message by those of the request of the pipeline."""
 
 
 class MessageTool(Body):
@@ -85,7 +90,8 @@ class MessageTool(Body):
     max_uses: Annotated[int, Field(ge=1)] | None = None
     cache_control: Unused = None
     eager_input_streaming: Unused = None
-    input_examples: Unused = None
+    input_examples: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
+    allowed_callers: Annotated[Any, only(["direct"])] = None
 
     @property
     def is_custom(self) -> bool:
@@ -122,9 +128,19 @@ class MessageTool(Body):
         return FunctionToolParam.model_construct(
             type="function",
             name=self.name,
-            description=self.description,
+            description=self._described,
             parameters=schema,
             strict=self.strict,
+        )
+
+    @property
+    def _described(self) -> str | None:
+        """The description, with the examples of inputs, for which templates have no other place."""
+        examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples or ()]
+        return (
+            "\n".join([self.description or "", "Examples of input:", *examples]).strip()
+            if examples
+            else self.description
         )
 
 
@@ -162,6 +178,7 @@ class JsonFormat(Body):
 class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
+    task_budget: Refused = None
 
 
 class Keep(Body):
@@ -292,7 +309,7 @@ class CountTokens(Body):
                 return f"messages[{places[int(item[1])]}]"
             if tool := re.match(r"tools\[(\d+)\]", param):
                 return f"tools[{tools[int(tool[1])]}]{param[tool.end() :]}"
-            return {"input": "messages", "max_output_tokens": "max_tokens"}.get(param, param)
+            return _PLACES.get(param, param)
 
         return placed
 
@@ -308,10 +325,10 @@ class CreateMessage(CountTokens):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
-    container: Unused = None
+    container: Refused = None
     diagnostics: Unused = None
     fallbacks: Unused = None
-    inference_geo: Unused = None
+    inference_geo: Annotated[Any, only("global")] = None
     metadata: Unused = None
     service_tier: Unused = None
     user_profile_id: Unused = None

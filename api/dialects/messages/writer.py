@@ -100,6 +100,8 @@ class MessageWriter:
         self._call: items.FunctionCall | None = None
         self._arguments = ObjectReader()
         self._has_called = False
+        self._has_open_call = False
+        """True if the model left a call open: its input is not whole, so that it cannot be made."""
         self._searches = 0
         self._has_refused = False
 
@@ -180,6 +182,7 @@ class MessageWriter:
                 if not self._is_open:
                     yield from self._open_call(compact=False)
                 self._has_called |= status == "completed"
+                self._has_open_call |= status != "completed"
             case items.WebSearchCall():
                 yield from self._search(item)
             case items.CodeInterpreterCall():
@@ -237,6 +240,8 @@ class MessageWriter:
                 return Ending(_ENDINGS[details.reason])
             is_full = self._most is not None and output_tokens < self._most
             return Ending("model_context_window_exceeded" if is_full else "max_tokens")
+        if self._has_open_call:
+            return Ending("max_tokens")
         if self._has_called:
             return Ending("tool_use")
         if self._has_refused:

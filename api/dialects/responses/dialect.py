@@ -10,15 +10,14 @@ from penstock.api.conversations import Conversations
 from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.responses.form import PLAIN, hiding, reader
 from penstock.api.dialects.responses.routes import Responses
-from penstock.api.http.conventions import OPENAI, Conventions
 from penstock.api.http.wire import Wire
 from penstock.api.models import ModelList
 from penstock.api.socket.socket import Sockets
 
 
-def like_responses(name: str, base: str, wire: Wire, conventions: Conventions = OPENAI) -> Dialect:
+def like_responses(name: str, base: str, wire: Wire) -> Dialect:
     """Return a dialect with all routes and bodies of the Responses API, whose answers have another form."""
-    return Dialect(name, base, reader(wire), wire, _routes, conventions)
+    return Dialect(name, base, reader(wire), wire, _routes)
 
 
 def _routes(edge: Edge) -> Sequence[web.RouteDef]:
@@ -31,7 +30,4 @@ def _routes(edge: Edge) -> Sequence[web.RouteDef]:
     )
 
 
-WITH_BARE_KEYS = Conventions(key_headers=("Authorization", "x-api-key"))
-"""The conventions of OpenAI, but that a key may be bare, as Anthropic's clients send it: they list the models here."""
-
-RESPONSES = like_responses("responses", "/v1", PLAIN, WITH_BARE_KEYS)
+RESPONSES = like_responses("responses", "/v1", PLAIN)

@@ -34,6 +34,14 @@ class ForeignNames:
         return None
 
 
+GUIDED: Mapping[str, str] = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"
+)
+"""The former names of vLLM's constraints."""
+
+UNBUILT = ("detokenize", "logits_processors")
+"""Parameters of vLLM's engine that no API has here."""
+
 MEANT: Mapping[str, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -50,29 +58,40 @@ MEANT: Mapping[str, str] = {
     "return_token_ids": "enable_response_messages",
     "add_generation_prompt": "chat_template_kwargs",
     "documents": "chat_template_kwargs",
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"),
+    **GUIDED,
+    "system": "instructions",
+    "stop_sequences": "stop",
+    "thinking": "reasoning",
+    "output_config": "text.format",
 }
 
 ONLY_THERE = (
     *("n", "best_of", "audio", "modalities", "prediction", "suffix", "prompt_embeds", "prompt_logprobs", "echo"),
     *("use_beam_search", "length_penalty", "logprob_token_ids", "continue_final_message"),
     *("add_special_tokens", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
-    *("routed_experts_prompt_start", "stream_interval"),
+    *("routed_experts_prompt_start", "stream_interval", *UNBUILT),
 )
 
 OF_CHATS = ForeignNames(MEANT, ONLY_THERE)
 """The names of OpenAI's and vLLM's Chat Completions and Completions that a request for a response does not have."""
+
+ON = (
+    *("add_generation_prompt", "add_special_tokens", "detokenize", "include_reasoning", "parallel_tool_calls"),
+    *("skip_special_tokens", "spaces_between_special_tokens"),
+)
+"""The parameters that are true if a request lacks them."""
 
 _AS_WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "modalities": (["text"],),
     "length_penalty": (1,),
-    "add_generation_prompt": (True,),
+    **dict.fromkeys(ON, (True,)),
     "routed_experts_prompt_start": (0,),
 }
 """The values beside null, false and empty lists with which a parameter does nothing."""
 
 
 def _asks(name: str, value: Any) -> bool:
-    return value is not None and value is not False and value != [] and value not in _AS_WITHOUT.get(name, ())
+    is_off = value is False and name not in ON
+    return value is not None and not is_off and value != [] and value not in _AS_WITHOUT.get(name, ())

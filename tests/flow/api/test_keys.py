@@ -45,6 +45,16 @@ def key_file(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
+@pytest.mark.parametrize(
+    "headers", [{"Authorization": f"Bearer {ALICE}"}, {"x-api-key": ALICE}], ids=["bearer", "bare"]
+)
+async def test_each_route_takes_the_key_in_either_header(locked: ScriptedServer, headers: dict[str, str]) -> None:
+    routes = {route.resource.canonical for route in locked.api.app(1).router.routes() if route.resource}
+    for path in routes - OPEN - {"/metrics"}:  # which has a key of its own
+        async with locked.client.get(locked.url + path, headers=headers) as answer:
+            assert answer.status != 401, path
+
+
 @pytest.mark.defect("V21")
 @pytest.mark.parametrize("authorization", STRANGERS)
 async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, authorization: str) -> None:

@@ -283,6 +283,13 @@ async def test_system_messages_stay_in_their_place(served: ScriptedServer) -> No
     )
 
 
+async def test_a_continued_text_has_no_format(served: ScriptedServer) -> None:
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    begun = {"role": "assistant", "content": "{"}
+    status, body = await served.post({**ASKING, "messages": [ASKED, begun], "output_config": form}, PATH)
+    assert (status, "cannot be held to a format" in body["error"]["message"]) == (400, True)
+
+
 async def test_prompt_may_only_be_read(served: ScriptedServer, claude: anthropic.AsyncAnthropic) -> None:
     warm = await claude.messages.create(**{**ASKING, "max_tokens": 0})
     assert (warm.content, warm.stop_reason, warm.usage.output_tokens) == ([], "max_tokens", 0)

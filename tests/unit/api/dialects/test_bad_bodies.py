@@ -192,6 +192,7 @@ MESSAGES: Any = {
     ],
     "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": False},
     "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
+    "inference_geo": "global",
     "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
     "output_format": {"type": "json_schema", "schema": SCHEMA},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},

@@ -63,6 +63,13 @@ def test_programs_run_in_the_code_interpreter() -> None:
     assert request.include == [OUTPUTS]
 
 
+def test_examples_of_input_are_for_the_model() -> None:
+    request = asked(tools=[{**TOOL, "description": "Adds.", "input_examples": [{"a": 1}, {"a": 2}]}])
+    assert request.tools is not None
+    assert request.tools[0].model_dump()["description"] == 'Adds.\nExamples of input:\n{"a": 1}\n{"a": 2}'
+
+
+TOOL: dict[str, Any] = {"name": "add", "input_schema": {"type": "object"}, "allowed_callers": ["direct"]}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
 
 
@@ -70,6 +77,12 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
     ("fields", "param"),
     [
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
+        ({"container": {"id": "x"}}, "container"),
+        ({"inference_geo": "moon"}, "inference_geo"),
+        ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
+        ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
+        ({"include_reasoning": False}, "include_reasoning"),
+        ({"guided_regex": "a+"}, "guided_regex"),
         ({"messages": [{"role": "user", "content": [{**DOCUMENT, "citations": {"enabled": True}}]}]}, "messages"),
     ],
 )

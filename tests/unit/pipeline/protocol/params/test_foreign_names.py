@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from penstock.pipeline.protocol.params.foreign_names import MEANT, OF_CHATS
+from penstock.pipeline.protocol.params.foreign_names import MEANT, OF_CHATS, ON
 from penstock.pipeline.protocol.params.request import CreateResponse
 from tests.support.requests import read_body, refused
 
@@ -61,9 +61,16 @@ def test_foreign_parameter_is_refused(name: str, padding: str) -> None:
 @pytest.mark.parametrize("value", [None, False, []], ids=str)
 def test_foreign_parameter_that_asks_for_nothing_is_ignored(value: Any) -> None:
     """Clients write the defaults of what they do not use."""
-    assert read_body(dict.fromkeys(FOREIGN, value) | {"input": "x"}).input == "x"
+    names = [name for name in FOREIGN if value is not False or name not in ON]
+    assert read_body(dict.fromkeys(names, value) | {"input": "x"}).input == "x"
     assert read_body({"input": "x", "n": 1, "modalities": ["text"]}).input == "x"
     assert refused(b'{"input": "x", "max_tokens": 0}').param == "max_tokens"
+
+
+@pytest.mark.parametrize("name", sorted({*ON} & {*FOREIGN}))
+def test_what_is_on_by_default_may_not_be_switched_off(name: str) -> None:
+    assert refused(json.dumps({"input": "x", name: False}).encode()).param == name
+    assert read_body({"input": "x", name: True}).input == "x"
 
 
 @pytest.mark.parametrize("name", ["client_metadata", "x", "_penstock"])
