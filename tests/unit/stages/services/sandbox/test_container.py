@@ -84,7 +84,7 @@ async def test_wrong_arguments_are_explained_to_the_model(container: ContainerSe
     assert container.action(EXEC, '{"cmd": ["bash", "-lc", "ls"]}') == {"commands": ["ls"]}
 
 
-@pytest.mark.parametrize("more", [{}, {"timeout": 1000}])
+@pytest.mark.parametrize("more", [{}, {"timeout": 3000}])
 async def test_slow_command_is_killed(container: ContainerSession, more: dict[str, int]) -> None:
     await shell(container, "true")
     arguments = {"commands": ["echo a > f; sleep 60", "echo b"], **more}
