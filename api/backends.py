@@ -35,7 +35,7 @@ from penstock.stages.responses import (
     text_stages,
 )
 from penstock.stages.services.engines.custom import open_engine
-from penstock.stages.services.engines.engine import TextBackend
+from penstock.stages.services.engines.engine import UNLIMITED, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import (
     ANYTHING,
@@ -186,7 +186,7 @@ async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Ru
         logger.info(
             "Recorded inputs without tools: %s%s", some, f" and {rest} more" if (rest := len(texts[3:])) else ""
         )
-    engine = ScriptedEngine(context_length=2**31 - 1, models=models)
+    engine = ScriptedEngine(context_length=UNLIMITED, models=models)
     model = recorded_stages(load_encoding(), recordings, settings.replay_speed)
     yield RunningEngine(engine, model, RecordedTools(recordings=recordings))
 

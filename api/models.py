@@ -14,7 +14,7 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.pipeline.errors import ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.services.engines.engine import Backend
+from penstock.stages.services.engines.engine import Backend, known_length
 from penstock.stages.services.model_names import is_name, served_name
 
 
@@ -52,6 +52,6 @@ class ModelList:
         return as_json(self._model(name))
 
     def _model(self, name: str) -> Model:
-        longest, created_at = self.engine.context_length, datetime.fromtimestamp(self.created, UTC)
+        longest, created_at = known_length(self.engine), datetime.fromtimestamp(self.created, UTC)
         root = getattr(self.engine, "root", None)
         return Model(name, self.created, longest, name, created_at.isoformat(), longest, longest, root)

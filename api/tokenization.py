@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from penstock.api.http.errors import as_json, listed_as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import receive
 from penstock.api.http.wire import Reading
-from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.errors import ContextTooLong, InvalidRequest
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.json_body import read_json
@@ -25,6 +26,8 @@ from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.parse.parser import ParseStage
 from penstock.stages.parse.text import TokenVocabulary, spelled
+from penstock.stages.render.truncation import COUNTED
+from penstock.stages.services.engines.engine import known_length
 
 Value = TypeVar("Value")
 
@@ -56,7 +59,7 @@ class Tokens(msgspec.Struct, frozen=True):
     """The tokens of a prompt; ``token_strs`` are their texts, if the request wants them."""
 
     count: int
-    max_model_len: int
+    max_model_len: int | None
     tokens: TokenIds
     token_strs: tuple[str, ...] | None = None
 
@@ -103,8 +106,8 @@ class Tokenization:
         read = TokenizeReader(self.edge.dialect)
         tokens = await self._tokens(request, read)
         texts = await self._decoded(_texts, tokens) if read.wants_texts else None
-        most = self.edge.scheduler.engine.context_length
-        return await listed_as_json(Tokens(len(tokens), most, tokens, texts), "tokens")
+        longest = known_length(self.edge.scheduler.engine)
+        return await listed_as_json(Tokens(len(tokens), longest, tokens, texts), "tokens")
 
     @operation(Operation(Detokenized, body=DetokenizeBody, refusals=READ_REFUSALS))
     async def detokenize(self, request: web.Request) -> web.Response:
@@ -114,7 +117,13 @@ class Tokenization:
     async def _tokens(self, request: web.Request, read: Read) -> TokenIds:
         body = await receive(request)
         with self.edge.scheduler.in_flight:
-            return await self.edge.prompt_tokens(await self.edge.read(request, body, read))
+            reading = await self.edge.read(request, body, read)
+            try:
+                return await self.edge.prompt_tokens(reading)
+            except ContextTooLong as error:
+                most = max(COUNTED, self.edge.scheduler.engine.context_length)
+                message = f"This prompt has more than {most} tokens, and this server returns no more of a prompt."
+                raise InvalidRequest(message, param=error.param) from error
 
     def _read_tokens(self, body: bytes) -> Reading:
         given = read_body(body, DetokenizeBody)
@@ -125,14 +134,14 @@ class Tokenization:
         """Return what ``decode`` makes of tokens; raise `InvalidRequest` for one that the vocabulary lacks."""
         pipeline = self.edge.scheduler.pipeline
         parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
-        if not isinstance(parse, ParseStage):
+        size: int | None = getattr(self.edge.scheduler.engine, "vocabulary_size", None)
+        if not isinstance(parse, ParseStage) or size is None:
             message = "This server knows no vocabulary: tokens are read elsewhere."
             raise InvalidRequest(message, code="unsupported_operation")
-        try:
-            return await apart(len(tokens) > MANY, decode, parse.vocabulary, tokens)
-        except LookupError as error:
+        if max(tokens, default=0) >= size:
             message = "The vocabulary of the model does not have all of these tokens."
-            raise InvalidRequest(message, param="tokens", code="invalid_value") from error
+            raise InvalidRequest(message, param="tokens", code="invalid_value")
+        return await apart(len(tokens) > MANY, decode, parse.vocabulary, tokens)
 
 
 def _place(param: str) -> str:
@@ -144,4 +153,12 @@ def _texts(vocabulary: TokenVocabulary, tokens: TokenIds) -> tuple[str, ...]:
 
 
 def _text(vocabulary: TokenVocabulary, tokens: TokenIds) -> str:
-    return vocabulary.decode(tokens)
+    """Return the text of tokens; `TokenVocabulary.decode` has none for ids of the padding of a vocabulary."""
+    padding = {token for token in set(tokens) if vocabulary.mark(token) == f"<|reserved_{token}|>"}
+    if not padding:
+        return vocabulary.decode(tokens)
+    runs = groupby(tokens, lambda token: token if token in padding else None)
+    return "".join(
+        vocabulary.decode(tuple(run)) if token is None else f"<|reserved_{token}|>" * len(tuple(run))
+        for token, run in runs
+    )

@@ -23,17 +23,17 @@ INSTRUCTIONS = "You are a coding agent. Work in the current folder, and edit fil
 
 @dataclass(frozen=True)
 class Served:
-    """A model on a server: the ``url`` ends before ``/v1``, and ``window`` is its context in tokens."""
+    """A model on a server: the ``url`` ends before ``/v1``, and ``window`` is its context in tokens, if it has one."""
 
     url: str
     model: str
-    window: int
+    window: int | None
     key: str = ""
 
     @property
     def output(self) -> int:
         """The tokens of an answer."""
-        return min(MOST_OUTPUT, self.window // 8)
+        return MOST_OUTPUT if self.window is None else min(MOST_OUTPUT, self.window // 8)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def claude(served: Served) -> Start:
             "ANTHROPIC_BASE_URL": served.url,
             "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
             **dict.fromkeys(models, served.model),
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.window),
+            **({} if served.window is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.window)}),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.output),
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -82,13 +82,14 @@ def codex(served: Served) -> Start:
     settings: dict[str, Any] = {
         "model": served.model,
         "model_provider": "penstock",
-        "model_context_window": served.window,
         "model_catalog_json": str(catalog),
         f"{provider}.name": "OpenAI",
         f"{provider}.base_url": f"{served.url}/v1",
         f"{provider}.wire_api": "responses",
         f"{provider}.supports_websockets": True,
     }
+    if served.window is not None:
+        settings["model_context_window"] = served.window
     if served.key:
         settings[f"{provider}.env_key"] = CLIENT_KEY
     values = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items())
@@ -99,7 +100,7 @@ def codex(served: Served) -> Start:
     )
 
 
-def codex_model(name: str, window: int) -> dict[str, Any]:
+def codex_model(name: str, window: int | None) -> dict[str, Any]:
     """Return the description of a model for Codex."""
     efforts = {"low": "Short thoughts", "medium": "Thoughts of a medium length", "high": "Long thoughts"}
     return {
@@ -107,7 +108,7 @@ def codex_model(name: str, window: int) -> dict[str, Any]:
         "display_name": name,
         "description": "A model of my own",
         "base_instructions": INSTRUCTIONS,
-        "context_window": window,
+        **({} if window is None else {"context_window": window}),
         "apply_patch_tool_type": "freeform",
         "use_responses_lite": False,
         "supports_parallel_tool_calls": True,
@@ -126,7 +127,7 @@ def codex_model(name: str, window: int) -> dict[str, Any]:
 
 def opencode(served: Served) -> Start:
     """Start opencode with a configuration that is added to the user's own; the key stays in a variable."""
-    model = f"penstock/{served.model}"
+    model, window = f"penstock/{served.model}", served.window
     key = f"{{env:{CLIENT_KEY}}}" if served.key else NO_KEY
     config = {
         "provider": {
@@ -139,7 +140,7 @@ def opencode(served: Served) -> Start:
                         "name": served.model,
                         "tool_call": True,
                         "reasoning": True,
-                        "limit": {"context": served.window, "output": served.output},
+                        **({} if window is None else {"limit": {"context": window, "output": served.output}}),
                     }
                 },
             }

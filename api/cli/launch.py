@@ -30,7 +30,7 @@ ANSWER_WAIT = 10.0
 
 class _Model(msgspec.Struct):
     id: str
-    max_model_len: int
+    max_model_len: int | None
 
 
 class _Models(msgspec.Struct):

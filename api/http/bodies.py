@@ -80,16 +80,17 @@ class CompactedResponse(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct, frozen=True):
     """A name that a request may give as its model; prompt and answer may have ``max_model_len`` tokens together.
 
-    It has the fields of OpenAI, vLLM and Anthropic, whose clients skip those of the others.
+    That is None if there is no limit.  It has the fields of OpenAI, vLLM and Anthropic, whose clients skip those of
+    the others.
     """
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | None
     display_name: str
     created_at: str
-    max_input_tokens: int
-    max_tokens: int
+    max_input_tokens: int | None
+    max_tokens: int | None
     root: str | None = None
     """The folder or the id of the model, by which `vllm bench serve` loads its tokenizer."""
     object: Literal["model"] = "model"

@@ -126,6 +126,7 @@ async def test_concurrent_requests_do_not_mix(server: ServerProcess) -> None:
 async def test_models_are_recorded_models_and_names(server: ServerProcess) -> None:
     _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", *CASES]
+    assert {model["max_model_len"] for model in models["data"]} == {None}
 
 
 # Other requests

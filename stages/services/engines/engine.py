@@ -30,6 +30,15 @@ def sampling_parameters(prompt: Prompt) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
+UNLIMITED = 2**31 - 1
+"""The context length, in tokens, of an engine without a model, such as one that answers from recordings."""
+
+
+def known_length(engine: Backend) -> int | None:
+    """Return the context length of an engine for clients; None if it is `UNLIMITED`."""
+    return engine.context_length if engine.context_length < UNLIMITED else None
+
+
 class Backend(Protocol):
     """The part of an engine that starts, cancels and ends generations, whatever they consist of."""
 
@@ -40,7 +49,7 @@ class Backend(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Maximum number of tokens of prompt and answer together."""
+        """Maximum number of tokens of prompt and answer together; `UNLIMITED` if there is none."""
         ...
 
     @property

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.api.http.auth import Keys
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.stages.models.chat.standalone import OwnParsers
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.chat_templates import model_with_template, vocabulary
 from tests.support.server import ScriptedServer, running_server, script
@@ -60,6 +61,49 @@ async def test_text_has_the_tokens_that_a_completion_reads(any_served: ScriptedS
     assert tuple(answer["tokens"]) == any_served.engine.prompts[0].token_ids
     assert "".join(answer["token_strs"]) == prompt
     assert (await any_served.post({"tokens": answer["tokens"]}, "/detokenize"))[1] == {"prompt": prompt}
+
+
+PADDING = 200_001
+"""An id below the sizes of the engine's vocabularies that has no token."""
+
+
+@pytest.mark.parametrize("around", [[], [5, 9], [PADDING, PADDING + 3, PADDING]])
+@pytest.mark.parametrize("token", [0, PADDING, VOCABULARY_SIZE - 1, VOCABULARY_SIZE, 2**31 - 1])
+async def test_tokens_are_those_that_completions_take(
+    any_served: ScriptedServer, around: list[int], token: int
+) -> None:
+    tokens = [*around, token, *around]
+    status, answer = await any_served.post({"tokens": tokens}, "/detokenize")
+    body = {"prompt": tokens, "echo": True, "max_tokens": 0, "skip_special_tokens": False}
+    completed, completion = await any_served.post(body, "/v1/completions")
+    assert (status == 200) is (completed == 200) is (token < VOCABULARY_SIZE)
+    if status == 200:
+        assert answer["prompt"] == completion["choices"][0]["text"]
+        assert answer["prompt"].count(f"<|reserved_{PADDING}|>") == tokens.count(PADDING)
+    else:
+        assert answer["error"]["param"] == "tokens"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_unknown_names_are_logged(
+    any_served: ScriptedServer, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    caplog.set_level("INFO")
+    for body in ({"prompt": "a", "tokens": [1]}, {"messages": [USER]}):
+        if path == "/tokenize" or "tokens" in body:
+            caplog.clear()
+            assert (await any_served.post(body | {"inputt": 1}, path))[0] == 200
+            assert [line for line in caplog.messages if "Ignored unknown" in line and "inputt" in line]
+
+
+async def test_refused_length_is_not_that_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.stages.render.truncation.COUNTED", 100)
+    monkeypatch.setattr("penstock.api.tokenization.COUNTED", 100)
+    async with running_server(ScriptedEngine(context_length=50), tmp_path) as served:
+        assert (await served.post({"prompt": " a" * 100}, "/tokenize"))[1]["count"] == 100
+        for body in ({"prompt": " a" * 101}, {"messages": [USER | {"content": " a" * 101}]}):
+            status, answer = await served.post(body, "/tokenize")
+            assert (status, "more than 100 tokens" in answer["error"]["message"]) == (400, True)
 
 
 @pytest.fixture(scope="module")

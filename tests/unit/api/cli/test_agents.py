@@ -43,10 +43,8 @@ def test_claude_code_gets_one_model_for_all_its_tasks() -> None:
     assert AGENTS["claude"].start(LOCKED).environment["ANTHROPIC_AUTH_TOKEN"] == LOCKED.key
 
 
-@pytest.mark.parametrize(
-    ("window", "output"), [(8192, 1024), (131_072, 16_384), (262_144, 32_000), (2**31 - 1, 32_000)]
-)
-def test_output_leaves_most_of_the_context_to_the_prompt(window: int, output: int) -> None:
+@pytest.mark.parametrize(("window", "output"), [(8192, 1024), (131_072, 16_384), (262_144, 32_000), (None, 32_000)])
+def test_output_leaves_most_of_the_context_to_the_prompt(window: int | None, output: int) -> None:
     assert Served("http://gpu", "tiny", window).output == output
 
 
@@ -79,6 +77,16 @@ def test_codex_gets_the_catalog_of_its_page(monkeypatch: pytest.MonkeyPatch, tmp
     [model], [documented] = json.loads(text)["models"], CATALOG["models"]
     own = {"slug": SERVED.model, "display_name": SERVED.model, "context_window": SERVED.window}
     assert model == documented | own
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_unknown_context_is_in_no_setting(name: str) -> None:
+    def numbers(window: int | None) -> set[str]:
+        start = AGENTS[name].start(replace(SERVED, window=window))
+        words = " ".join((*start.environment.values(), *start.arguments, *start.files.values()))
+        return {*re.findall(r"\bnull\b|\bNone\b|\b123457\b", words)}
+
+    assert (numbers(123_457), numbers(None)) == ({"123457"}, set())
 
 
 def test_key_is_in_no_argument_and_no_file() -> None:
