@@ -80,9 +80,9 @@ async def test_keys_and_the_description_hold_for_it(tmp_path: Path) -> None:
                 assert answer.headers["request-id"].startswith("req_")
         async with served.client.post(served.url + SAY, json={"say": "Hi"}, headers={"x-api-key": "sk-bob"}) as answer:
             assert (answer.status, list(await answer.json())) == (401, ["wrong"])
-        for base, status in (("/v1", 200), ("/openresponses/v1", 401)):
+        for base in ("/v1", "/openresponses/v1"):
             async with served.client.get(f"{served.url}{base}/models", headers={"x-api-key": key}) as answer:
-                assert answer.status == status
+                assert answer.status == 200
         description = Description((await served.get("/openapi.json"))[1])
         operation = description.operation("POST", SAY)
         assert operation["security"] == [{}, {"x-api-key": []}, {"key": []}]
