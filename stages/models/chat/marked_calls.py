@@ -344,9 +344,17 @@ class MarkedCalls:
         before, read = self._candidate.before, self._candidate.text
         self._candidate, self._state, self._at_line_start = None, _State.TEXT, False
         if len(read) <= _MOST_REREAD and self._in_text.search(read):
-            self._held, read = read[1:] + self._held, read[:1]
+            begin = self._next_begin(read)
+            self._held, read = read[begin:] + self._held, read[:begin]
         text = before + read
         if not text:
-            text = self._held[:1]
-            self._skip(1)
+            text = self._held[: self._next_begin(self._held)]
+            self._skip(len(text))
         yield ContentPiece(text)
+
+    def _next_begin(self, text: str) -> int:
+        """Return the position of the first character but one that may not be text, or the length."""
+        if self._may_be_bare:
+            return 1
+        found = self._in_text.search(text, 1)
+        return found.start() if found else len(text) - self._in_text.overlap(text[1:])

@@ -17,7 +17,7 @@ def begins_with(text: str, begin: str) -> bool | None:
 
 
 @lru_cache(1024)
-def _patterns(given: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[str], tuple[str, ...]]:
+def _patterns(given: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[str] | None, tuple[str, ...]]:
     """Return the pattern of some marks, that of open ones at the end of a text, and the beginnings of marks."""
     open_marks = [mark.split("…") for mark in sorted(given) if "…" in mark]
     longest_first = sorted((mark for mark in given if "…" not in mark), key=len, reverse=True)
@@ -26,7 +26,7 @@ def _patterns(given: frozenset[str]) -> tuple[re.Pattern[str], re.Pattern[str], 
     begun = [f"{re.escape(begin)}{_INSIDE}" for begin, _ in open_marks]
     longest_first += [begin for begin, _ in open_marks]
     beginnings = {mark[:length] for mark in longest_first for length in range(1, len(mark))}
-    at_end = re.compile(f"(?:{'|'.join(begun) or '(?!)'})\\Z")
+    at_end = re.compile(f"(?:{'|'.join(begun)})\\Z") if begun else None
     return pattern, at_end, tuple(sorted(beginnings, key=len, reverse=True))
 
 
@@ -53,7 +53,7 @@ class Marks:
 
     def overlap(self, text: str) -> int:
         """Return the length of the longest end of ``text`` that may become a mark."""
-        if begun := self._begun.search(text, max(0, len(text) - _LONGEST_SPAN)):
+        if self._begun and (begun := self._begun.search(text, max(0, len(text) - _LONGEST_SPAN))):
             return len(text) - begun.start()
         if not text.endswith(self._beginnings):
             return 0
