@@ -180,7 +180,7 @@ sandbox:
 	    apt-get -qq install bubblewrap > /dev/null; } || \
 	    echo "THE SANDBOX'S STRONGER MODE IS NOT TESTED: install bubblewrap (Debian: apt install bubblewrap)."
 
-test: $(DONE)/test ## Everything: check, then live; 25 minutes on two cores
+test: $(DONE)/test ## Everything: check, then live; 16 minutes on two cores
 	@rm -rf .cache/suites
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
