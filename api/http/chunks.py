@@ -6,8 +6,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.http.bodies import Problem
+from penstock.api.http.bodies import ErrorBody, Problem
+from penstock.api.http.conventions import RequestError
 from penstock.api.http.padding import padded
+from penstock.api.http.wire import server_sent
+from penstock.pipeline.errors import StageError
+from penstock.pipeline.protocol.events import DONE
 
 
 class TextChunk(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +28,11 @@ class Broken(msgspec.Struct, frozen=True):
     """The last chunk of an answer that failed."""
 
     error: Problem
+
+    @classmethod
+    def by(cls, error: StageError) -> Broken:
+        """Return the last chunk of an answer that failed with an error."""
+        return cls(Problem(error.message, error.type, error.param, error.code))
 
 
 TEXT = "\0text\0"
@@ -57,3 +66,8 @@ def obfuscated(chunk: Any) -> bytes:
 def around(chunk: Any) -> tuple[bytes, ...]:
     """Return what stands around the text of a chunk, which is `TEXT`."""
     return tuple(encode(chunk).split(_json(TEXT)))
+
+
+def fault(error: RequestError) -> bytes:
+    """Return the last frames of a stream that breaks off."""
+    return server_sent(ErrorBody(error.problem)) + DONE

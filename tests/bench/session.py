@@ -32,7 +32,7 @@ NO_ANSWER: Sequence[Json] = [{"type": "text", "text": "(no answer)"}]
 
 
 class Played(NamedTuple):
-    """What a session took: tokens of all prompts, those that the engine found in its cache, seconds, and failures."""
+    """The cost of a session: tokens of all prompts, those that the engine found in its cache, seconds, and failures."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -14,7 +14,6 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.api.dialect import failure
-from penstock.api.http.bodies import Problem
 from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -280,8 +279,7 @@ class ChunkWriter:
 
     def _end(self, response: Response) -> Iterator[ChatEvent]:
         if response.status in ("failed", "cancelled"):
-            error = failure(response)
-            yield Broken(Problem(error.message, error.type, error.param, error.code))
+            yield Broken.by(failure(response))
             return
         choice = ChoiceDelta(0, Delta(), None, finish_reason(response), response.stop_reason)
         yield Chunk(self._id, self._created, self._model, (choice,), self._no_usage)

@@ -11,19 +11,12 @@ from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.dialects.chat.body import ChatBody, StreamOptions
 from penstock.api.dialects.chat.chunks import Chunks, choices
 from penstock.api.dialects.chat.completion import ChatCompletion, completion
-from penstock.api.http.bodies import ErrorBody
-from penstock.api.http.chunks import encode, obfuscated
-from penstock.api.http.conventions import RequestError
+from penstock.api.http.chunks import encode, fault, obfuscated
 from penstock.api.http.openapi import Operation, operation
-from penstock.api.http.wire import Reading, Wire, server_sent
+from penstock.api.http.wire import Reading, Wire
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.params.validation import read_body
-
-
-def fault(error: RequestError) -> bytes:
-    """Return the last frames of a stream that breaks off."""
-    return server_sent(ErrorBody(error.problem)) + DONE
 
 
 @cache

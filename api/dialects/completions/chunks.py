@@ -15,7 +15,6 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.api.dialect import failed, failure
-from penstock.api.http.bodies import Problem
 from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -154,8 +153,7 @@ class ChunkWriter:
 
     def _end(self, response: Response) -> Iterator[CompletionEvent]:
         if response.status in ("failed", "cancelled"):
-            error = failure(response)
-            yield Broken(Problem(error.message, error.type, error.param, error.code))
+            yield Broken.by(failure(response))
             return
         yield replace(self._first, choices=(Choice(0, "", None, finish_reason(response), response.stop_reason),))
         if self._adds_usage and response.usage:

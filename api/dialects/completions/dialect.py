@@ -10,24 +10,17 @@ from aiohttp import web
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.dialects.completions.body import PLACES, CompletionBody, StreamOptions
 from penstock.api.dialects.completions.chunks import Chunk, Chunks, choices, completion
-from penstock.api.http.bodies import ErrorBody
-from penstock.api.http.chunks import encode, obfuscated
-from penstock.api.http.conventions import RequestError
+from penstock.api.http.chunks import encode, fault, obfuscated
 from penstock.api.http.openapi import Operation, operation
-from penstock.api.http.wire import Reading, Wire, server_sent
+from penstock.api.http.wire import Reading, Wire
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.params.validation import read_body
 
 
-def fault(error: RequestError) -> bytes:
-    """Return the last frames of a stream that breaks off."""
-    return server_sent(ErrorBody(error.problem)) + DONE
-
-
 @cache
 def wire(chunks: Chunks, of_each: int = 1, *, hides: bool = False) -> Wire:
-    """Return the form of an answer with so many choices of each prompt; ``hides`` pads the chunks."""
+    """Return the form of an answer with ``of_each`` choices of each prompt; ``hides`` pads the chunks."""
     weave = partial(choices, of_each=of_each)
     return Wire(
         obfuscated if hides else encode, completion, Pipeline.start("completions", chunks), weave, end=DONE, fault=fault

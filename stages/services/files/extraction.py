@@ -80,8 +80,8 @@ def _pages(data: bytes, most: int, ready: Callable[[], None]) -> Iterator[str]:
         document = pypdfium2.PdfDocument(data)
         count = len(document)
     except pypdfium2.PdfiumError as error:
-        islocked = error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD
-        raise Unreadable("It needs a password." if islocked else "It is no valid PDF.") from None
+        is_locked = error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD
+        raise Unreadable("It needs a password." if is_locked else "It is no valid PDF.") from None
     if count > most:
         raise Unreadable(f"It has {count:,} pages, and {most:,} are allowed.")
     has_text = False

@@ -203,7 +203,7 @@ async def test_a_stop_text_is_named(served: ScriptedServer) -> None:
 
 
 async def test_more_prompts_than_places_are_answered(tmp_path: Path) -> None:
-    """Those that have a place give it up only at their end, which must not wait for the others to begin."""
+    """Requests that have a place give it up only at their end, which must not wait for the others to begin."""
 
     def admitting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         runs = pipeline.stage("persist").runs

@@ -40,7 +40,7 @@ AS_SENT = ENCODING.decode(PROMPT[1:])
 
 @dataclass
 class Read:
-    """What a client gets of an output."""
+    """The text that a client gets of an output."""
 
     text: str
     logprobs: list[Logprob]
