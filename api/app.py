@@ -54,6 +54,8 @@ class Api:
     metrics_key: str = ""
     dialects: tuple[Dialect, ...] = field(default_factory=spoken)
     embeddings: Upstream | None = None
+    resources: tuple[web.RouteDef, ...] = ()
+    """The routes of the resources."""
 
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
@@ -121,6 +123,7 @@ class Api:
             web.get("/load", self.load),
             web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME),
         ]
+        routes += self.resources
         routes += self.embeddings.routes if self.embeddings else ()
         routes += [route for edge in self._chat for route in Tokenization(edge).routes]
         if self.serves_metrics:

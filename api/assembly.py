@@ -65,10 +65,10 @@ def keys_of(settings: Settings) -> Keys:
     return Keys(settings.api_key_file, settings.api_keys, own_tools, reads_store=settings.store_keys)
 
 
-async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> Toolbox:
+async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited, store: Store | None = None) -> Toolbox:
     """Return the tools that the server runs for the model, and the clients that may use them.
 
-    ``limit`` limits the sandboxes of a client.
+    ``limit`` limits the sandboxes of a client, and the tools keep in the ``store`` what outlives a response.
     """
     tools = await open_toolbox(
         HostSettings(
@@ -78,6 +78,7 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited) -> T
             settings.web_search_key.get_secret_value() if settings.web_search_key else "",
             sandbox_slots(settings.frontends) if settings.sandbox else None,
             limit,
+            store if store and store.keeps else None,
         ),
         settings.tool,
     )

@@ -24,6 +24,7 @@ from penstock.api.http.origins import Origins
 from penstock.api.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership, Peers
+from penstock.api.resources.resources import ServerParts, opened
 from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.store_settings import NO_STORE
@@ -71,8 +72,9 @@ async def running(
     keys = loaded.keys
     async with AsyncExitStack() as closing:
         with while_starting or nullcontext():
-            scheduler = await closing.enter_async_context(_scheduler(settings, keys, start_engine, share))
-        joining = _joined(settings, loaded, scheduler, url or _unreachable(), siblings)
+            scheduler, tools = await closing.enter_async_context(_scheduler(settings, keys, start_engine, share))
+        parts = ServerParts(settings, scheduler, tools, Peers(siblings=siblings))
+        joining = _joined(parts, loaded, url or _unreachable())
         api = await closing.enter_async_context(joining)
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         yield Running(keys, scheduler, api)
@@ -105,7 +107,7 @@ def preloaded(settings: Settings) -> Preloaded:
 @asynccontextmanager
 async def _scheduler(
     settings: Settings, keys: Keys, start_engine: EngineStarter, share: Share
-) -> AsyncGenerator[Scheduler, None]:
+) -> AsyncGenerator[tuple[Scheduler, Toolbox], None]:
     """Run the store, the engine, the tools and the pipeline for the length of a block."""
     async with AsyncExitStack() as closing:
         if settings.record:
@@ -121,7 +123,7 @@ async def _scheduler(
         if place != NO_STORE:
             admission.allowances, admission.reservations = store.allowances, store.reservations
         closing.callback(admission.close)
-        tools = Toolbox() if settings.recordings else await toolbox(settings, keys, admission.sandbox)
+        tools = Toolbox() if settings.recordings else await toolbox(settings, keys, admission.sandbox, store)
         closing.push_async_callback(tools.close)
         backend = await closing.enter_async_context(start_engine(settings))
         await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
@@ -129,14 +131,10 @@ async def _scheduler(
         sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
         if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
-        yield Scheduler(
-            admitting(
-                assembled(settings, backend, runs, backend.toolbox or tools, sealer, recording),
-                settings,
-                backend,
-                admission.of,
-                share,
-            ),
+        tools = backend.toolbox or tools
+        pipeline = assembled(settings, backend, runs, tools, sealer, recording)
+        scheduler = Scheduler(
+            admitting(pipeline, settings, backend, admission.of, share),
             backend.engine,
             runs,
             store,
@@ -146,13 +144,13 @@ async def _scheduler(
             admission=admission,
             aliases=settings.aliases,
         )
+        yield scheduler, tools
 
 
 @asynccontextmanager
-async def _joined(
-    settings: Settings, loaded: Preloaded, scheduler: Scheduler, url: str, siblings: Sequence[str]
-) -> AsyncGenerator[Api, None]:
-    """Join the servers of the store for the length of a block."""
+async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGenerator[Api, None]:
+    """Join the servers of the store, and open the resources, for the length of a block."""
+    settings, scheduler = parts.settings, parts.scheduler
     recovery, store = scheduler.recovery, scheduler.store
     origins = Origins(settings.called(url), settings.allow_origin, keyed=loaded.keys.are_needed)
     async with Membership(
@@ -163,18 +161,20 @@ async def _joined(
             asyncio.create_task(keep_tidying(scheduler.admission)),
         )
         try:
-            yield Api(
-                scheduler,
-                settings.keep_alive,
-                loaded.keys,
-                Peers(siblings=siblings),
-                recorded_if=settings.recorded_if,
-                origins=origins,
-                serves_metrics=settings.metrics_port is None,
-                metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
-                dialects=loaded.dialects,
-                embeddings=_upstream(settings),
-            )
+            async with opened(parts) as resources:
+                yield Api(
+                    scheduler,
+                    settings.keep_alive,
+                    loaded.keys,
+                    parts.peers,
+                    recorded_if=settings.recorded_if,
+                    origins=origins,
+                    serves_metrics=settings.metrics_port is None,
+                    metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
+                    dialects=loaded.dialects,
+                    embeddings=_upstream(settings),
+                    resources=resources,
+                )
         finally:
             for task in housekeeping:
                 task.cancel()

@@ -40,6 +40,9 @@ DIALECTS = "penstock.dialects"
 HOSTS = "penstock.hosts"
 """The group of entry points for hosts: functions that open the host of a tool, each under the name of the tool."""
 
+RESOURCES = "penstock.resources"
+"""The group of entry points for resources: functions that open groups of routes beside the dialects."""
+
 PARSERS = "penstock.parsers"
 """The group of entry points for parsers of chat models, each under the name that an option gives."""
 

@@ -11,13 +11,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, McpServer
 from penstock.stages.services.slots import Limit, Slots, unlimited
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
+
+if TYPE_CHECKING:
+    from penstock.stages.services.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +138,8 @@ class HostSettings:
     """The slots of all sandboxes together; None if there are to be no sandboxes."""
     limit: Limit = unlimited
     """Limits the sandboxes of an owner."""
+    store: Store | None = None
+    """The store of the server; None if it keeps nothing."""
 
 
 @dataclass(frozen=True)

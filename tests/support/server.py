@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from penstock.api.app import Api
+from penstock.api.cli.command_line import read_settings
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
 from penstock.api.embeddings import Upstream
@@ -21,7 +22,9 @@ from penstock.api.http.auth import Keys
 from penstock.api.http.connections import ConnectionCounts, Runner
 from penstock.api.http.origins import Origins
 from penstock.api.peers import Membership, Peers
+from penstock.api.resources.resources import ServerParts, opened
 from penstock.api.runs.scheduler import Scheduler
+from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -57,6 +60,7 @@ AnyEngine = TypeVar("AnyEngine", bound=Engine)
 Engine_co = TypeVar("Engine_co", bound=Engine, covariant=True)
 
 DIALECTS = spoken()
+DEFAULTS = read_settings([])
 BASES = tuple(dict.fromkeys(dialect.base for dialect in DIALECTS))
 """The base URLs of a server."""
 
@@ -100,12 +104,15 @@ async def running_server(
     dialects: tuple[Dialect, ...] = DIALECTS,
     embeddings: Upstream | None = None,
     aliases: Mapping[str, str] | None = None,
+    resources: Sequence[str] = (),
+    settings: Settings | None = None,
     **options: Any,
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
 
-    The model is gpt-oss unless a chat model is given.  ``edit`` may change the pipeline, the caller closes ``toolbox``,
-    and ``options`` go to `Scheduler`.  An earlier server with the same ``url`` is declared dead.
+    Only ``resources`` know the ``settings``.  The model is gpt-oss unless a chat model is given.  ``edit`` may change
+    the pipeline, the caller closes ``toolbox``, and ``options`` go to `Scheduler`.  An earlier server with the same
+    ``url`` is declared dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
@@ -116,27 +123,30 @@ async def running_server(
     responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(aliasing(responses, aliases or {}))
     scheduler = Scheduler(pipeline, engine, runs, store, aliases=aliases or {}, **options)
-    api = Api(
-        scheduler,
-        keep_alive,
-        keys or Keys(),
-        peers or Peers(),
-        recorded_if,
-        origins or Origins(),
-        dialects=dialects,
-        embeddings=embeddings,
-    )
-    runner = Runner(api.app(max_body_bytes))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    own = f"http://{host}:{port}"
-    membership = Membership(
-        store.servers, url or own, scheduler.recovery.recover, scheduler.release_lost, heartbeat, stale
-    )
+    peers = peers or Peers()
+    parts = ServerParts(settings or DEFAULTS, scheduler, toolbox, peers)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
+        api = Api(
+            scheduler,
+            keep_alive,
+            keys or Keys(),
+            peers,
+            recorded_if,
+            origins or Origins(),
+            dialects=dialects,
+            embeddings=embeddings,
+            resources=await closing.enter_async_context(opened(parts, resources)),
+        )
+        runner = Runner(api.app(max_body_bytes))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        own = f"http://{host}:{port}"
+        membership = Membership(
+            store.servers, url or own, scheduler.recovery.recover, scheduler.release_lost, heartbeat, stale
+        )
         await closing.enter_async_context(membership)
         closing.push_async_callback(runner.cleanup)
         closing.push_async_callback(scheduler.drain, 0)

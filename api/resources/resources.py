@@ -1,0 +1,51 @@
+"""The door of resources: groups of routes beside the dialects, such as those of files.
+
+Each is an entry point of the group ``penstock.resources``: a function that takes the `ServerParts`, and returns a block
+that yields the routes of the group and lasts as long as the server.  Nothing here imports a resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aiohttp import web
+
+from penstock.api.peers import Peers
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.settings import Settings
+from penstock.pipeline.plugins import RESOURCES, function_named
+from penstock.stages.services.tools import Toolbox
+
+BASE = "/v1"
+"""The base URL of all resources."""
+
+SHIPPED: tuple[str, ...] = ()
+"""The entry points of the resources that penstock brings along."""
+
+
+@dataclass(frozen=True)
+class ServerParts:
+    """The parts of a server that resources may use."""
+
+    settings: Settings
+    scheduler: Scheduler
+    tools: Toolbox
+    peers: Peers
+
+
+Resource: TypeAlias = Callable[[ServerParts], AbstractAsyncContextManager[Sequence[web.RouteDef]]]
+"""A function that opens a resource for the length of a block, and yields its routes."""
+
+
+@asynccontextmanager
+async def opened(parts: ServerParts, names: Sequence[str] = SHIPPED) -> AsyncGenerator[tuple[web.RouteDef, ...], None]:
+    """Open the resources of these names for the length of a block, and yield the routes of all."""
+    async with AsyncExitStack() as closing:
+        routes = list[web.RouteDef]()
+        for name in names:
+            resource: Resource = function_named(name, group=RESOURCES)
+            routes += await closing.enter_async_context(resource(parts))
+        yield tuple(routes)
