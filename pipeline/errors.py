@@ -81,6 +81,15 @@ class CompactionFailed(StageError):
     """The model wrote no summary, so that the conversation cannot be compacted."""
 
 
+class StoredFileNotFound(InvalidRequest):
+    """A path or a ``file_id`` names no file of the client."""
+
+    status = 404
+
+    def __init__(self, file_id: str, *, param: str | None = "file_id") -> None:
+        super().__init__(f"No such File object: {file_id}", param=param)
+
+
 class NotRecorded(InvalidRequest):
     """The server answers from recordings and has none for this request."""
 

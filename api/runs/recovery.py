@@ -34,7 +34,7 @@ class OrphanRecovery:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def recover(self) -> None:
-        """Recover all orphans; if the store fails, leave the rest to the next call.
+        """Recover all orphans, and delete dead servers' uploads; if the store fails, leave the rest to the next call.
 
         A stopping server recovers nothing, because it has just released its own responses to the others.
         """
@@ -42,6 +42,7 @@ class OrphanRecovery:
             return
         async with self._lock:
             try:
+                await self.store.files.withdraw_abandoned()
                 await self._claim()
                 while self._claimed:
                     await self._recover(self._claimed[0])

@@ -15,6 +15,23 @@ from penstock.stages.services.store.writer import StoreContext
 STALE = 15.0
 """Seconds without a heartbeat after which a server is dead."""
 
+
+def of_dead_server(table: str) -> str:
+    """Return the condition that no living server has the id in ``server_id`` of a row.
+
+    ``$1`` is the id of this server, and ``$2`` its `STALE`.  If this server looks dead as well, the clock has jumped,
+    and the others may be alive.
+    """
+    return f"""
+        not exists (
+            select 1 from servers
+            where servers.id = {table}.server_id and beat_at >= {NOW} - cast($2 as double precision)
+        ) and not exists (
+            select 1 from servers where servers.id = $1 and beat_at < {NOW} - cast($2 as double precision)
+        )
+    """
+
+
 _BEAT = f"""
     insert into servers (id, url, machine, beat_at) values ($1, $2, $3, {NOW})
     on conflict (id) do update set url = excluded.url, beat_at = excluded.beat_at

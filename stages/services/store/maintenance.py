@@ -15,18 +15,11 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import BATCH, NOW, Row, Statement, placeholders
+from penstock.stages.services.store.heartbeats import of_dead_server
 from penstock.stages.services.store.stored import Orphan, Report
 from penstock.stages.services.store.writer import StoreContext
 
-_ABANDONED = f"""
-    ended_at is null and (server_id is null or server_id <> $1) and not exists (
-        select 1 from servers
-        where servers.id = responses.server_id and beat_at >= {NOW} - cast($2 as double precision)
-    ) and not exists (
-        select 1 from servers where servers.id = $1 and beat_at < {NOW} - cast($2 as double precision)
-    )
-"""
-# The last condition: if this server looks dead as well, the clock has jumped, and the others may be alive.
+_ABANDONED = f"ended_at is null and (server_id is null or server_id <> $1) and {of_dead_server('responses')}"
 
 _ORPHANS = f"""
     select server_id, id, {rows.RESPONSE_COLUMNS} from responses where {_ABANDONED} order by created_at limit {BATCH}

@@ -211,6 +211,36 @@ _SINCE_0_1 = (
 )
 """The statements of release 0.2.0, for both databases; 0.1.0 goes on without knowing what they add."""
 
+_FILES = (
+    """
+    create table files (
+        id text primary key,
+        owner text not null,
+        filename text not null,
+        purpose text not null,
+        media_type text not null,
+        bytes bigint not null,
+        created_at double precision not null,
+        expires_at double precision,
+        sha256 text not null,
+        server_id text
+    )
+    """,
+    "create index files_of_owner on files (owner, created_at, id)",
+    "create index files_bytes on files (owner, bytes)",
+    "create index files_expiring on files (expires_at) where expires_at is not null",
+    "create index files_received on files (server_id) where server_id is not null",
+    """
+    create table file_chunks (
+        file_id text not null,
+        start bigint not null,
+        data bytea not null,
+        primary key (file_id, start)
+    )
+    """,
+)
+"""The uploaded files, and their bytes from ``start`` on; a server that still receives a file is named."""
+
 _SINCE_0_2 = (
     """
     create table approvals (
@@ -221,8 +251,9 @@ _SINCE_0_2 = (
         primary key (owner, id)
     )
     """,
+    *_FILES,
 )
-"""The statements since release 0.2.0, for both databases: the approvals of MCP calls that were used."""
+"""The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used."""
 
 EXECUTED_TABLE = "create table if not exists schema_statements (executed bigint not null)"
 EXECUTED = "select max(executed) from schema_statements"

@@ -1,4 +1,4 @@
-"""The statements of runs.  They wait in the queue, and are executed for many runs at once.
+"""The statements of runs, and one of uploads.  They wait in the queue, and are executed for many runs at once.
 
 Each statement is fenced: it changes only rows that belong to the calling server.  So a server that seemed dead cannot
 overwrite the rows that others have taken over.  A change may be executed twice without further effect: after a lost
@@ -73,7 +73,10 @@ WITHDRAWAL = (
 
 RELEASE = "update responses set server_id = null where id = $1 and server_id = $2"
 
-STATEMENTS = (BEGIN, *WITHDRAWAL, START, INDEX, APPEND, GROW, ADD, UNLOCK, END, RELEASE)
+FORGET_FILE = "delete from files where id = $1"
+"""Deletes a file whose upload broke off."""
+
+STATEMENTS = (BEGIN, *WITHDRAWAL, START, INDEX, APPEND, GROW, ADD, UNLOCK, END, RELEASE, FORGET_FILE)
 """All statements, in their order of execution when many units are merged."""
 
 

@@ -1,4 +1,4 @@
-"""The store: responses, their events and conversations, each with an owner.  It outlives every run and every server.
+"""The store: responses, their events, conversations and files, each with an owner.  It outlives all runs and servers.
 
 A run only queues its changes, and never waits.  A request waits until its changes are durable.  A read sees every
 change that this server queued before it.  Objects of another owner are not found, as if they did not exist.
@@ -41,6 +41,7 @@ from penstock.stages.services.store.database import (
     placeholders,
     size_of,
 )
+from penstock.stages.services.store.files import StoredFiles
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
 from penstock.stages.services.store.key_limits import StoredAllowances, StoredReservations
@@ -74,8 +75,11 @@ _IN_BACKGROUND = """
     where ended_at is null and request is not null and (owner = $1 or cast($1 as text) is null)
 """
 
+_OWNED = ("responses", "conversations", "files")
+"""The tables whose rows count as bytes of their owners."""
+
 _BYTES = tuple(
-    [f"select coalesce(sum(bytes), 0) from {table} where bytes > 0 {own}" for table in ("responses", "conversations")]
+    [f"select coalesce(sum(bytes), 0) from {table} where bytes > 0 {own}" for table in _OWNED]
     for own in ("and owner = $1", "")
 )
 
@@ -93,7 +97,7 @@ _DELETE = (
 
 
 class Store:
-    """The storage of responses and conversations; without ``keeps`` there are none, and nothing may be stored.
+    """The storage of responses, conversations and files; without ``keeps`` there are none, and nothing may be stored.
 
     An operation that fails raises `StoreFailed`, as does every operation after `close`.  The responses that this server
     runs carry its id.  After ``stale`` seconds without a heartbeat, other servers may take them over.
@@ -105,6 +109,7 @@ class Store:
         self.context = StoreContext(database, stale)
         self.writer = self.context.writer
         self.conversations = StoredConversations(self.context)
+        self.files = StoredFiles(self.context)
         self.servers = Servers(self.context)
         self.keys = StoredKeys(self.context)
         self.allowances = StoredAllowances(self.context)
@@ -351,7 +356,7 @@ class Store:
         return int(count)
 
     async def bytes_of(self, owner: str | None) -> int:
-        """Return about how many bytes the responses and conversations of an owner take, or those of all if None.
+        """Return about how many bytes the responses, conversations and files of an owner take, or those of all if None.
 
         What this server has only queued, and what an older release has stored, does not count.
         """
@@ -397,6 +402,7 @@ class Store:
     async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
         self._known.clear()  # what has expired, or was deleted by another server, leaves the memory too
         self.conversations.forget()
+        await self.files.sweep()
         return await sweep(self.context, keep_responses, keep_logs)
 
 
