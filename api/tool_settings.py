@@ -46,8 +46,8 @@ class ToolSettings(BaseSettings):
     leave_out_tool: Texts = Field(
         [],
         title="TOOL",
-        description=f"a tool to leave out of requests that have it: {', '.join(LEAVABLE)}; otherwise a request "
-        "with a tool that the server does not run is a 400; repeatable",
+        description=f"a tool to leave out of requests that have it: {', '.join(LEAVABLE)} (all that the server does "
+        "not run); otherwise a request with a tool that the server does not run is a 400; repeatable",
         examples=["web_search"],
     )
     web_search: str | None = Field(

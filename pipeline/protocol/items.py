@@ -448,6 +448,44 @@ class AdditionalTools(BaseItem, frozen=True, tag="additional_tools"):
     tools: tuple[dict[str, Any], ...]
 
 
+# Calls of tools that only other servers have
+
+
+class FileSearchCall(BaseItem, frozen=True, tag="file_search_call"):
+    """A search in files; ``results`` is None unless the request includes them."""
+
+    id_prefix: ClassVar[str] = "fs"
+    queries: tuple[str, ...]
+    status: Literal["in_progress", "searching", "completed", "incomplete", "failed"]
+    results: tuple[dict[str, Any], ...] | None = None
+
+
+class ImageGenerationCall(BaseItem, frozen=True, tag="image_generation_call"):
+    """The generation of an image; ``result`` is the image in base64."""
+
+    id_prefix: ClassVar[str] = "ig"
+    status: Literal["in_progress", "completed", "generating", "failed"]
+    result: str | None = None
+
+
+class Program(BaseItem, frozen=True, tag="program"):
+    """A program of the model that calls tools; ``fingerprint`` is an opaque text."""
+
+    id_prefix: ClassVar[str] = "prog"
+    call_id: str
+    code: str
+    fingerprint: str
+
+
+class ProgramOutput(BaseItem, frozen=True, tag="program_output"):
+    """The result of a program."""
+
+    id_prefix: ClassVar[str] = "progo"
+    call_id: str
+    result: str
+    status: Literal["completed", "incomplete"]
+
+
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -475,7 +513,10 @@ ServerItem: TypeAlias = McpListTools | McpApprovalRequest | ServedCall
 ContextItem: TypeAlias = AdditionalTools | Compaction
 """Items that change the context of what follows."""
 
-Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | ContextItem
+UnreadItem: TypeAlias = FileSearchCall | ImageGenerationCall | Program | ProgramOutput
+"""Items of tools that only other servers have: the store keeps them for the client, and no model reads them."""
+
+Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | ContextItem | UnreadItem
 OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ServerItem | Compaction
 
 

@@ -107,6 +107,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[OutputItem, ...] = ()
     error: ErrorDetails | None = None
     tools: tuple[dict[str, Any], ...]
+    left_out_tools: tuple[str, ...] | UnsetType = UNSET
+    """The types of tools of the request that were left out of it, as the operator wants."""
     tool_choice: str | dict[str, Any]
     truncation: Literal["auto", "disabled"] = "disabled"
     parallel_tool_calls: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, get_args
@@ -15,6 +16,8 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import NoImage, check_data_url, is_data_url
 from penstock.stages.normalize.toolset import ToolsetBuilder
 
+logger = logging.getLogger(__name__)
+
 MOST_IMAGES = 500
 """The most images in one conversation."""
 
@@ -27,6 +30,8 @@ PlacedFile: TypeAlias = tuple[str, wire.InputFile, str]
 """The id of an item, a file in it, and the path of the file in the request."""
 
 _KINDS: Mapping[str, type[wire.BaseItem]] = {str(kind.__struct_config__.tag): kind for kind in get_args(wire.Item)}
+
+_UNREAD = frozenset(get_args(wire.UnreadItem))
 
 
 def references(input_items: Iterable[params.InputItem], name: str) -> list[str]:
@@ -76,6 +81,8 @@ class InputReader:
                 raise _duplicate(converted.id, f"{path}.call_id")
             read.append(converted)
             taken.add(converted.id)
+        if unread := dict.fromkeys(item.type for item in read if type(item) in _UNREAD):
+            logger.info("Passed over items of tools that this server does not have: %s", ", ".join(unread))
         return read
 
     def _id(self, item: params.InputItem, suffix: str, taken: set[str]) -> str:
@@ -150,9 +157,10 @@ class InputReader:
 
 def id_prefix(item: params.InputItem) -> str:
     """Return how OpenAI's ids of such items begin; those of outputs may also begin as those of their calls."""
-    if isinstance(item, params.LocalShellCallOutputItem):  # its id is that of its call, which may be any
+    kind = _KINDS[item.type]
+    if kind is wire.LocalShellCallOutput or kind in _UNREAD:  # its id is that of its call, or of another server
         return ""
-    return _KINDS[item.type].id_prefix.removesuffix("o")
+    return kind.id_prefix.removesuffix("o")
 
 
 def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) -> tuple[wire.Item, ...]:

@@ -202,7 +202,7 @@ class Normalize:
         files = await self._texts(read.files)
         summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
-            response=_response(request, read.offered.echo, read.sampling, response_id, int(now), model),
+            response=_response(request, read.offered, read.sampling, response_id, int(now), model),
             input=read.items,
             sampling=read.sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
@@ -264,7 +264,14 @@ class Normalize:
         may_use = self.access.of(request.envelope.owner)
         denied = frozenset() if may_use is None else (HOSTED.keys() | self.own) - may_use
         # the operator's server in place of a built-in tool is this tool under any other name, too
-        builder = ToolsetBuilder(self.hosted - denied, self.labels - denied, self.left_out, self.own, self.of_unknown)
+        builder = ToolsetBuilder(
+            self.hosted - denied,
+            self.labels - denied,
+            self.left_out,
+            self.hosted & denied,
+            self.own,
+            self.of_unknown,
+        )
         for position, tool in enumerate(request.tools or ()):
             builder.add(tool, f"tools[{position}]")
         if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's
@@ -516,7 +523,7 @@ def _template(request: CreateResponse) -> TemplateOptions:
 
 def _response(
     request: CreateResponse,
-    echo: Sequence[dict[str, Any]],
+    offered: ToolsetBuilder,
     sampling: Sampling,
     response_id: str,
     created_at: int,
@@ -531,7 +538,8 @@ def _response(
         model=model,
         previous_response_id=request.previous_response_id,
         instructions=request.instructions,
-        tools=tuple(echo),
+        tools=tuple(offered.echo),
+        left_out_tools=tuple(offered.ignored) or UNSET,
         tool_choice=_tool_choice(request),
         truncation=request.truncation or "disabled",
         parallel_tool_calls=request.parallel_tool_calls is not False,

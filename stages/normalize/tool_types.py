@@ -55,11 +55,29 @@ _OF_VLLM = frozenset({"code_interpreter", "container", "web_search_preview"})
 _BUILT_IN: Mapping[str, HostedKind] = {"code_interpreter": "python", "web_search": "browser", "shell": "container"}
 """The built-in tools by their types in a request, without a version."""
 
+MISSING = "missing"
+"""The name for all tools that the server does not run, also for those of types that it does not know."""
+
 LEAVABLE = (
     *("code_interpreter", "computer", "file_search", "image_generation", "programmatic_tool_calling", "shell"),
-    *("tool_search", "web_search"),
+    *("tool_search", "web_search", MISSING),
 )
 """The tools that an operator can have left out of requests: those that a server runs, without their versions."""
+
+_OPTIONS: Mapping[str, str] = {
+    "code_interpreter": "--sandbox",
+    "shell": "--sandbox",
+    "web_search": "--web-search",
+}
+"""The option by which an operator gives a tool to the server."""
+
+
+def advice_on(tool_type: str) -> str:
+    """Return the advice in the error about a tool that the server does not run."""
+    name = unversioned(tool_type)
+    provided = f"provide it by {_OPTIONS[name]}, or " if name in _OPTIONS else ""
+    left_out = name if name in LEAVABLE else MISSING
+    return f"Its operator can {provided}have it left out of requests: --leave-out-tool {left_out}."
 
 
 def leavable(names: Iterable[str]) -> frozenset[str]:

@@ -29,7 +29,15 @@ from penstock.pipeline.protocol.tools import (
 )
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
-from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, LEAVABLE, built_in, kinds_of, unversioned
+from penstock.stages.normalize.tool_types import (
+    CLIENT_TOOLS,
+    LABELS,
+    MISSING,
+    advice_on,
+    built_in,
+    kinds_of,
+    unversioned,
+)
 from penstock.stages.services.tools import ADVICE
 
 logger = logging.getLogger(__name__)
@@ -57,6 +65,8 @@ class ToolsetBuilder:
     labels: frozenset[str] | None = None
     left_out: frozenset[str] = frozenset()
     """The types of tools that the operator has left out of requests."""
+    denied: frozenset[str] = frozenset()
+    """The namespaces of the built-in tools that the client may not use."""
     own: frozenset[str] = frozenset()
     """The labels of hosts of the operator's own."""
     of_unknown: str = ADVICE
@@ -151,13 +161,23 @@ class ToolsetBuilder:
                 return mcp_server
             case _ if tool.type in CLIENT_TOOLS and not _is_sandboxed(tool):
                 return (CLIENT_TOOLS[tool.type],)
+            case _ if MISSING in self.left_out:
+                self.ignored[tool.type] = None
+                return None
             case _:
-                raise _missing(tool.type, path)
+                raise self._missing(tool, path)
 
     def _is_left_out(self, tool: params.ToolParam) -> bool:
         if unversioned(tool.type) not in self.left_out:
             return False
         return not isinstance(tool, params.ShellToolParam) or tool.runs_here
+
+    def _missing(self, tool: params.ToolParam, path: str) -> UnsupportedParameter:
+        if built_in(tool) in self.denied:
+            message = f"This API key may not use tools of type {shortened(tool.type)!r}."
+        else:
+            message = f"This server does not run tools of type {shortened(tool.type)!r}. {advice_on(tool.type)}"
+        return UnsupportedParameter(message, param=f"{path}.type")
 
     def _set_up(self, tool: params.ToolParam, kind: HostedKind, path: str) -> None:
         """Keep the options of a built-in tool; raises `InvalidRequest` for one that nothing here would obey."""
@@ -283,13 +303,6 @@ class ToolsetBuilder:
 
 def _is_sandboxed(tool: params.ToolParam) -> bool:
     return isinstance(tool, params.ShellToolParam) and tool.runs_here
-
-
-def _missing(tool_type: str, path: str) -> UnsupportedParameter:
-    message = f"This server does not run tools of type {shortened(tool_type)!r}."
-    if (name := unversioned(tool_type)) in LEAVABLE:
-        message += f" Its operator can have them left out of requests: --leave-out-tool {name}."
-    return UnsupportedParameter(message, param=f"{path}.type")
 
 
 def _web_options(tool: params.WebSearchToolParam, path: str) -> WebSearchOptions:

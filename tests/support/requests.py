@@ -20,7 +20,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.normalize.normalize import ModelTraits, Normalize
-from penstock.stages.normalize.tool_types import LEAVABLE
+from penstock.stages.normalize.tool_types import LEAVABLE, MISSING
 from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store, StoredResponse
 from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
@@ -114,7 +114,7 @@ Json: TypeAlias = Any
 MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
 ALL_HOSTED: frozenset[str] = frozenset({"python", "browser", "container"})
-ALL_LEFT_OUT = frozenset(LEAVABLE)
+ALL_LEFT_OUT = frozenset(LEAVABLE) - {MISSING}
 """All tools that an operator can leave out, as for Codex, which sends some by default."""
 
 

@@ -419,6 +419,47 @@ class WebSearchCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="web_sear
         return wire.WebSearchCall(item_id, self.call_status, action)
 
 
+# Calls of tools that only other servers have
+
+
+class FileSearchCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="file_search_call"):
+    queries: tuple[str, ...] = ()
+    results: tuple[dict[str, Any], ...] | None = None
+
+    def as_item(self, item_id: str) -> wire.FileSearchCall:
+        """Return the item of a conversation."""
+        return wire.FileSearchCall(item_id, self.queries, self.call_status, self.results)
+
+
+class ImageGenerationCallItem(_Item, frozen=True, kw_only=True, tag="image_generation_call"):
+    status: Literal["in_progress", "completed", "generating", "failed"] | None = None
+    result: str | None = None
+
+    def as_item(self, item_id: str) -> wire.ImageGenerationCall:
+        """Return the item of a conversation."""
+        return wire.ImageGenerationCall(item_id, self.status or "completed", self.result)
+
+
+class ProgramItem(_Item, frozen=True, kw_only=True, tag="program"):
+    call_id: _CallId
+    code: str
+    fingerprint: str
+
+    def as_item(self, item_id: str) -> wire.Program:
+        """Return the item of a conversation."""
+        return wire.Program(item_id, self.call_id, self.code, self.fingerprint)
+
+
+class ProgramOutputItem(_Item, frozen=True, kw_only=True, tag="program_output"):
+    call_id: _CallId
+    result: str
+    status: Literal["completed", "incomplete"] | None = None
+
+    def as_item(self, item_id: str) -> wire.ProgramOutput:
+        """Return the item of a conversation."""
+        return wire.ProgramOutput(item_id, self.call_id, self.result, self.status or "completed")
+
+
 # Other items
 
 
@@ -469,6 +510,10 @@ PlainItem: TypeAlias = (
     | McpApprovalResponseItem
     | CodeInterpreterCallItem
     | WebSearchCallItem
+    | FileSearchCallItem
+    | ImageGenerationCallItem
+    | ProgramItem
+    | ProgramOutputItem
     | AdditionalToolsItem
     | CompactionItem
 )

@@ -199,7 +199,7 @@ async def test_items_are_paginated(served: ScriptedServer) -> None:
         ("POST", "", {"metadata": {"a": 5}}, "metadata.a"),
         ("POST", "/items", {}, "items"),
         ("POST", "/items", {"items": [USER_MESSAGE] * 21}, "items"),
-        ("POST", "/items", {"items": [{"type": "image_generation_call", "id": "x"}]}, "items[0].type"),
+        ("POST", "/items", {"items": [{"type": "unheard_of", "id": "x"}]}, "items[0].type"),
         ("POST", "/items", {"items": [USER_MESSAGE, {"id": "msg_nowhere"}]}, "items[1].id"),
         ("POST", "/items", {"items": [{"id": "msg_mine"}] * 2}, "items[1].id"),
         ("POST", "/items", {"items": [USER_MESSAGE, {**CONVERSATION_ITEMS[4], "call_id": "e"}]}, "items[1].call_id"),

@@ -186,7 +186,7 @@ NOT_RUN = (
 
 ALLOWLIST = "ContainerNetworkPolicyAllowlistParam"
 
-NOT_HERE: Mapping[str, str] = {
+NOT_HERE: Mapping[str, str | None] = {
     "AccessPrograms": "access_programs",
     "Image": "image",
     "Moderation": "moderation",
@@ -199,14 +199,15 @@ NOT_HERE: Mapping[str, str] = {
     ALLOWLIST: "tools[0].container.network_policy.type",
     **dict.fromkeys(
         (
-            *("ResponseFileSearchToolCallParam", "ResponseComputerToolCallParam", "ComputerCallOutput"),
-            *("ToolSearchCall", "ResponseToolSearchOutputItemParamParam", "ImageGenerationCall"),
-            *("ResponseConfigurationUpdateItemParamParam", "Program", "ProgramOutput"),
+            *("ResponseComputerToolCallParam", "ComputerCallOutput"),
+            *("ToolSearchCall", "ResponseToolSearchOutputItemParamParam"),
+            "ResponseConfigurationUpdateItemParamParam",
         ),
         "input[0].type",
     ),
+    **dict.fromkeys(("ResponseFileSearchToolCallParam", "ImageGenerationCall", "Program", "ProgramOutput"), None),
 }
-"""The objects that are refused with all of their fields, by the path in ``param``."""
+"""The objects that are refused with all of their fields, by the path in ``param``; None for items passed over."""
 
 REFUSED: Mapping[str, str | None] = {
     "PromptCacheOptions.prewarm=true": "prompt_cache_options.prewarm",

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 from msgspec import UNSET
 from openai.types.responses import ResponseInputItemParam
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
+from penstock.stages.render.harmony.messages import harmony_conversation
 from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS
 from tests.support.requests import ALL_HOSTED, ALL_LEFT_OUT, normalize, output_of
@@ -126,10 +129,38 @@ async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
 
 
 UNSUPPORTED_ITEMS = [
-    *("configuration_update", "file_search_call", "computer_call"),
-    *("computer_call_output", "tool_search_call", "tool_search_output", "image_generation_call"),
-    *("program", "program_output"),
+    *("configuration_update", "computer_call", "computer_call_output", "tool_search_call", "tool_search_output"),
 ]
+
+PASSED_OVER: list[dict[str, Any]] = [
+    {"type": "file_search_call", "id": "fs_1", "queries": ["a"], "status": "completed", "results": [{"text": "b"}]},
+    {"type": "file_search_call", "id": "fs_2", "queries": ["a"], "status": "completed", "results": None},
+    {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "aGk="},
+    {"type": "program", "id": "p_1", "call_id": "c", "code": "f()", "fingerprint": "x"},
+    {"type": "program_output", "id": "po_1", "call_id": "c", "result": "2", "status": "completed"},
+]
+"""Items of tools that only other servers have."""
+
+
+@pytest.mark.parametrize("sent", PASSED_OVER, ids=lambda sent: str(sent["id"]))
+async def test_items_of_foreign_tools_are_kept_and_not_read(
+    store: Store, sent: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A conversation that began at another server goes on here."""
+    with caplog.at_level(logging.INFO):
+        resolved = await normalize(store, input=[sent, {"role": "user", "content": "Hi"}])
+    assert msgspec.json.decode(msgspec.json.encode(resolved.facts.input[0])) == sent
+    (record,) = caplog.records
+    assert sent["type"] in record.getMessage()
+    assert [message.author for message in harmony_conversation(resolved).messages] == ["user"]
+
+
+@pytest.mark.parametrize("sent", PASSED_OVER, ids=lambda sent: str(sent["id"]))
+async def test_items_of_foreign_tools_may_lack_ids_and_statuses(store: Store, sent: dict[str, Any]) -> None:
+    bare = {key: value for key, value in sent.items() if key not in ("id", "status")}
+    (item, _) = (await normalize(store, input=[bare, {"role": "user", "content": "Hi"}])).facts.input
+    completed = {"status": "completed"} if "status" in sent else {}
+    assert msgspec.json.decode(msgspec.json.encode(item)) == {**sent, "id": f"{item.id_prefix}_1i0000", **completed}
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED_ITEMS)
@@ -144,7 +175,7 @@ def test_every_sdk_item_type_is_covered() -> None:
     accepted |= {"custom_tool_call_output", "item_reference", "additional_tools", "compaction", "compaction_trigger"}
     accepted |= {item["type"] for name in ("server tools", "client shells") for item in CLIENTS[name]["input"][1:]}
     kinds = {kind for item in get_args(ResponseInputItemParam) for kind in sdk_types(item)}
-    assert kinds == accepted | set(UNSUPPORTED_ITEMS)
+    assert kinds == accepted | {item["type"] for item in PASSED_OVER} | set(UNSUPPORTED_ITEMS)
 
 
 def sdk_types(item: type) -> Iterator[str]:

@@ -4,13 +4,16 @@ import logging
 from typing import Any, TypeAlias
 
 import pytest
+from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
-from penstock.stages.normalize.tool_types import unversioned
+from penstock.stages.normalize.tool_types import MISSING, unversioned
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import ToolAccess
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
 from tests.support.requests import (
+    ALL_HOSTED,
     ALL_LEFT_OUT,
     USER,
     additional_tools,
@@ -85,9 +88,39 @@ async def test_unavailable_hosted_tools_are_refused_or_left_out(
     with caplog.at_level(logging.INFO):
         resolved = await normalize(store, input="Hi", tools=tools, left_out=frozenset({name}))
     assert resolved.facts.response.tools == (WEATHER,)
+    assert resolved.facts.response.left_out_tools == (kind,)
     assert resolved.facts.tools == Toolset((WEATHER_TOOL,))
     (record,) = caplog.records
     assert kind in record.getMessage()
+
+
+async def test_all_missing_tools_can_be_left_out(store: Store) -> None:
+    tools = [{"type": kind} for kind in ("web_search", "image_generation", "unheard_of", "code_interpreter")]
+    hosted: frozenset[str] = frozenset({"python"})
+    resolved = await normalize(store, input="Hi", tools=tools, hosted=hosted, left_out=frozenset({MISSING}))
+    assert resolved.facts.response.left_out_tools == ("web_search", "image_generation", "unheard_of")
+    assert resolved.facts.response.tools == ({"type": "code_interpreter"},)
+    assert (await normalize(store, input="Hi")).facts.response.left_out_tools is UNSET
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [("web_search_preview", "--web-search"), ("code_interpreter", "--sandbox"), ("image_generation", None)],
+)
+async def test_refusal_names_the_option_that_provides_the_tool(store: Store, kind: str, option: str | None) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        await normalize(store, input="Hi", tools=[{"type": kind}])
+    provided = f"provide it by {option}, or " if option else ""
+    left_out = f"Its operator can {provided}have it left out of requests: --leave-out-tool {unversioned(kind)}."
+    assert caught.value.message == f"This server does not run tools of type {kind!r}. {left_out}"
+
+
+async def test_refusal_of_a_denied_tool_names_the_key(store: Store) -> None:
+    access = ToolAccess(frozenset({"browser"}))
+    with pytest.raises(UnsupportedParameter, match="This API key may not use tools of type 'shell'") as caught:
+        tool = {"type": "shell", "environment": {"type": "container_auto"}}
+        await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED, access=access)
+    assert caught.value.param == "tools[0].type"
 
 
 async def test_unknown_tool_type_is_refused(store: Store) -> None:

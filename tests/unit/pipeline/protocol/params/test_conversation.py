@@ -41,7 +41,7 @@ PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
     [
         (CreateConversation, {"items": 5}, "valid array", "items"),
         (CreateConversation, {"items": [MESSAGE, 5]}, "an object", "items[1]"),
-        (CreateConversation, {"items": [{"type": "program"}]}, "'program'", "items[0].type"),
+        (CreateConversation, {"items": [{"type": "unheard_of"}]}, "'unheard_of'", "items[0].type"),
         (CreateConversation, {"metadata": {"a": 1}}, "valid string", "metadata.a"),
         (CreateConversation, {"metadata": PAIRS | {"a": "b"}}, "at most 16", "metadata"),
         (UpdateConversation, {}, "Field required", "metadata"),
