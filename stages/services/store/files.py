@@ -8,6 +8,7 @@ steps, so that no writer waits long; the sweep also deletes chunks that are left
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -31,8 +32,8 @@ _STEP = 16 << 20
 _COLUMNS = "id, filename, purpose, media_type, bytes, created_at, expires_at, sha256"
 
 _BEGIN = """
-    insert into files (id, owner, filename, purpose, media_type, bytes, created_at, expires_at, sha256, server_id)
-    values ($1, $2, $3, $4, $5, 0, $6, $7, '', $8)
+    insert into files (id, owner, filename, purpose, media_type, bytes, created_at, sha256, server_id)
+    values ($1, $2, '', '', '', 0, $3, '', $4)
 """
 
 _GROW = "update files set bytes = bytes + $2 where id = $1 and server_id = $3"
@@ -42,7 +43,10 @@ _APPEND = """
     select id, cast($2 as bigint), $3 from files where id = $1 and server_id = $4
 """
 
-_FINISH = "update files set sha256 = $2, server_id = null where id = $1 and server_id = $3"
+_FINISH = """
+    update files set filename = $2, purpose = $3, media_type = $4, expires_at = $5, sha256 = $6, server_id = null
+    where id = $1 and server_id = $7
+"""
 
 _FOUND = "owner = $1 and server_id is null and (expires_at is null or expires_at > cast($2 as double precision))"
 
@@ -94,12 +98,13 @@ class StoredFile(msgspec.Struct, frozen=True):
 class Upload:
     """A file on its way into the store."""
 
-    def __init__(self, context: StoreContext, file_id: str) -> None:
+    def __init__(self, context: StoreContext, created_at: float) -> None:
+        self.id = f"file-{secrets.token_hex(16)}"
         self.received = 0
         """The bytes so far."""
+        self.created_at = created_at
         self.is_finished = False
         self._context = context
-        self._id = file_id
         self._buffer = bytearray()
         self._digest = sha256()
 
@@ -112,22 +117,26 @@ class Upload:
             del self._buffer[:CHUNK]
             await self._append(chunk, self.received - len(self._buffer) - len(chunk))
 
-    async def finish(self) -> None:
-        """Make the file visible, durably; raises `StoreFailed`."""
+    async def finish(
+        self, filename: str, purpose: str, media_type: str = "application/octet-stream", expires_at: float | None = None
+    ) -> StoredFile:
+        """Make the file visible, durably, and return it; raises `StoreFailed`."""
         if self._buffer:
             await self._append(bytes(self._buffer), self.received - len(self._buffer))
-        end = (self._id, self._digest.hexdigest(), self._context.server_id)
+        digest = self._digest.hexdigest()
+        end = (self.id, filename, purpose, media_type, expires_at, digest, self._context.server_id)
         await self._write(Statement(_FINISH, end))
         self.is_finished = True
+        return StoredFile(self.id, filename, purpose, media_type, self.received, self.created_at, expires_at, digest)
 
     async def _append(self, chunk: bytes, start: int) -> None:
         await asyncio.to_thread(self._digest.update, chunk)
         own = self._context.server_id
-        grown = Statement(_GROW, (self._id, len(chunk), own))
-        await self._write(grown, Statement(_APPEND, (self._id, start, chunk, own)))
+        grown = Statement(_GROW, (self.id, len(chunk), own))
+        await self._write(grown, Statement(_APPEND, (self.id, start, chunk, own)))
 
     async def _write(self, *statements: Statement) -> None:
-        counts = await self._context.writer.carry_out(statements, self._id)
+        counts = await self._context.writer.carry_out(statements, self.id)
         if not counts[0]:  # this server has looked dead to another one
             raise StoreFailed("The upload was given up. Try again.")
 
@@ -140,19 +149,16 @@ class StoredFiles:
         self._clearing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def uploading(self, file: StoredFile, owner: str) -> AsyncGenerator[Upload, None]:
-        """Receive a new file for the length of a block; nothing is left of it unless the block finishes it.
-
-        The size and the SHA-256 of the file are those of what is written.
-        """
-        upload = Upload(self.context, file.id)
-        row = (file.id, owner, file.filename, file.purpose, file.media_type, file.created_at, file.expires_at)
+    async def uploading(self, owner: str, created_at: float | None = None) -> AsyncGenerator[Upload, None]:
+        """Receive a new file for the length of a block; nothing is left of it unless the block finishes it."""
+        upload = Upload(self.context, time.time() if created_at is None else created_at)
+        row = (upload.id, owner, upload.created_at, self.context.server_id)
         try:
-            await self.context.writer.carry_out([Statement(_BEGIN, (*row, self.context.server_id))], file.id)
+            await self.context.writer.carry_out([Statement(_BEGIN, row)], upload.id)
             yield upload
         finally:
             if not upload.is_finished:
-                self._withdraw(file.id)
+                self._withdraw(upload.id)
 
     def _withdraw(self, file_id: str) -> None:
         """Delete a file, also if the outcome of its last commit is unknown, without a wait for the store."""

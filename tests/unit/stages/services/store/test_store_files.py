@@ -26,20 +26,11 @@ LONG = 3600.0
 _numbers = count()
 
 
-def new_file(**fields: Any) -> StoredFile:
-    known = {"purpose": "user_data", "media_type": "text/plain", "bytes": 0, "expires_at": None, "sha256": ""}
-    return StoredFile(**{"id": f"file-{next(_numbers):08}", "filename": "a.txt", "created_at": 1e9, **known, **fields})
-
-
-async def stored(store: Store, *pieces: bytes, owner: str = "ann", **fields: Any) -> StoredFile:
-    new = new_file(**fields)
-    async with store.files.uploading(new, owner) as upload:
+async def stored(store: Store, *pieces: bytes, owner: str = "ann", at: float | None = None, **named: Any) -> StoredFile:
+    async with store.files.uploading(owner, at) as upload:
         for piece in pieces:
             await upload.write(piece)
-        await upload.finish()
-    found = await store.files.get(new.id, owner)
-    assert found is not None
-    return found
+        return await upload.finish(**{"filename": "a.txt", "purpose": "user_data", **named})
 
 
 async def rows(store: Store) -> tuple[int, int]:
@@ -66,7 +57,8 @@ async def test_what_was_written_is_read_from_any_place_to_any_other(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "CHUNK", 7)
-        file = await stored(store, *pieces)
+        file = await stored(store, *pieces, media_type="text/plain", expires_at=4e9)
+    assert await store.files.get(file.id, "ann") == file
     whole = b"".join(pieces)
     assert (file.bytes, file.sha256) == (len(whole), sha256(whole).hexdigest())
     assert await read(store, file) == whole
@@ -84,7 +76,7 @@ async def test_pages_list_each_file_once_in_order(
     store: Store, made: list[tuple[str, float]], limit: int, newest_first: bool, purpose: str | None
 ) -> None:
     owner = f"owner {next(_numbers)}"
-    new = [await stored(store, owner=owner, purpose=name, created_at=at) for name, at in made]
+    new = [await stored(store, owner=owner, purpose=name, at=at) for name, at in made]
     expected = sorted(
         (file for file in new if purpose in (None, file.purpose)), key=lambda file: (file.created_at, file.id)
     )
@@ -98,17 +90,16 @@ async def test_pages_list_each_file_once_in_order(
 
 
 async def test_file_is_not_found_before_its_upload_is_finished(store: Store, other: Store) -> None:
-    new = new_file()
-    async with store.files.uploading(new, "ann") as upload:
+    async with store.files.uploading("ann") as upload:
         await upload.write(bytes(files.CHUNK + 1))
         assert await rows(store) == (1, 1)
         assert await store.bytes_of("ann") == files.CHUNK
         for server in (store, other):
-            assert await server.files.get(new.id, "ann") is None
+            assert await server.files.get(upload.id, "ann") is None
             assert await server.files.page("ann", limit=10) == []
-            assert not await server.files.delete(new.id, "ann")
-        await upload.finish()
-    assert await other.files.get(new.id, "ann") == (await store.files.page("ann", limit=10))[0]
+            assert not await server.files.delete(upload.id, "ann")
+        file = await upload.finish("a.txt", "user_data")
+    assert await other.files.get(file.id, "ann") == file == (await store.files.page("ann", limit=10))[0]
     assert await store.bytes_of("ann") == files.CHUNK + 1
     assert await store.bytes_of(None) == files.CHUNK + 1
 
@@ -139,7 +130,7 @@ class Broken(Exception):
 @pytest.mark.parametrize("size", [0, 10, files.CHUNK + 1])
 async def test_upload_that_breaks_off_leaves_nothing(store: Store, size: int) -> None:
     with pytest.raises(Broken):
-        async with store.files.uploading(new_file(), "ann") as upload:
+        async with store.files.uploading("ann") as upload:
             await upload.write(bytes(size))
             raise Broken
     await wait_until_nothing_is_left(store)
@@ -148,7 +139,7 @@ async def test_upload_that_breaks_off_leaves_nothing(store: Store, size: int) ->
 
 async def test_upload_that_is_cancelled_in_a_commit_leaves_nothing(store: Store) -> None:
     async def receive() -> None:
-        async with store.files.uploading(new_file(), "ann") as upload:
+        async with store.files.uploading("ann") as upload:
             for _ in range(1_000):
                 await upload.write(bytes(files.CHUNK))
 
@@ -165,7 +156,7 @@ async def test_upload_that_meets_an_outage_leaves_nothing(store_at: str) -> None
     store = Store(faulty)
     await store.open()
     with pytest.raises(StoreFailed):
-        async with store.files.uploading(new_file(), "ann") as upload:
+        async with store.files.uploading("ann") as upload:
             await upload.write(bytes(files.CHUNK))
             faulty.is_down = True
             await upload.write(bytes(files.CHUNK))
@@ -178,7 +169,7 @@ async def test_uploads_of_a_dead_server_are_deleted(store: Store, other: Store) 
     await store.servers.join("http://a")
     await other.servers.join("http://b")
     kept = await stored(store, b"whole")
-    async with store.files.uploading(new_file(), "ann") as upload:
+    async with store.files.uploading("ann") as upload:
         await upload.write(bytes(files.CHUNK))
         await other.files.withdraw_abandoned()
         assert await rows(store) == (2, 2)
@@ -188,19 +179,16 @@ async def test_uploads_of_a_dead_server_are_deleted(store: Store, other: Store) 
         await other.files.withdraw_abandoned()
         assert await rows(store) == (1, 1)
         with pytest.raises(StoreFailed, match="given up"):
-            await upload.finish()
+            await upload.finish("a.txt", "user_data")
     assert await read(other, kept) == b"whole"
 
 
 async def test_expired_file_is_not_found_and_swept(store: Store) -> None:
     lasting = await stored(store, b"x", expires_at=time.time() + LONG)
-    new = new_file(expires_at=time.time() - 1)
-    async with store.files.uploading(new, "ann") as upload:
-        await upload.write(b"y")
-        await upload.finish()
-    assert await store.files.get(new.id, "ann") is None
+    expired = await stored(store, b"y", expires_at=time.time() - 1)
+    assert await store.files.get(expired.id, "ann") is None
     assert await store.files.page("ann", limit=10) == [lasting]
-    assert not await store.files.delete(new.id, "ann")
+    assert not await store.files.delete(expired.id, "ann")
     assert await rows(store) == (2, 2)
     await store.sweep(LONG, LONG)
     assert await rows(store) == (1, 1)
