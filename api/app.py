@@ -25,6 +25,8 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.http.openapi import Operation, describe, operation, takes_body
 from penstock.api.http.origins import Origins
 from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
+from penstock.api.http.proxied import ProxiedRequests
+from penstock.api.http.proxies import PROXIES, Proxies
 from penstock.api.http.request_body import HELD, release_bodies
 from penstock.api.http.trace import trace_requests
 from penstock.api.metrics.sampler import Sampler
@@ -56,20 +58,25 @@ class Api:
     embeddings: Upstream | None = None
     resources: tuple[web.RouteDef, ...] = ()
     """The routes of the resources."""
+    proxies: Proxies = field(default_factory=Proxies)
 
     def app(self, max_body_bytes: int) -> web.Application:
         """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
+        proxied = ProxiedRequests(self.proxies)
         # The outermost comes first: errors are logged too.
         shared = [
+            proxied.identify,
             trace_requests,
             log_requests,
             errors_as_json,
+            proxied.limit,
             self.origins.check,
             self.keys.authenticate,
             self.count,
             release_bodies,
         ]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
+        app[PROXIES] = self.proxies
         app[HELD] = self.held
         app[REFUSALS] = Seldom()
         app.cleanup_ctx.append(self.sampler.run)

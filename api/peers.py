@@ -23,7 +23,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, D
 from yarl import URL
 
 from penstock.api.http.conventions import conventions_of
-from penstock.api.http.prefix import prefix_of
+from penstock.api.http.prefix import mount_of
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
 from penstock.pipeline.protocol.params.json_body import NO_JSON
@@ -173,7 +173,7 @@ class Peers:
         headers = {
             name: request.headers[name] for name in conventions_of(request).key_headers if name in request.headers
         }
-        path = str(url).removeprefix(prefix_of(request))  # the URL of the other server has its own prefix
+        path = str(url).removeprefix(mount_of(request))  # the URL of the other server has its own
         return self._session.request(
             method or request.method,
             URL(server.url.rstrip("/") + path, encoded=True),

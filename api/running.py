@@ -21,6 +21,7 @@ from penstock.api.dialects.named import spoken
 from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
+from penstock.api.http.proxies import Proxies
 from penstock.api.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership, Peers
@@ -174,6 +175,7 @@ async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGener
                     dialects=loaded.dialects,
                     embeddings=_upstream(settings),
                     resources=resources,
+                    proxies=Proxies.parse(settings.trusted_proxy, settings.forwarded_header),
                 )
         finally:
             for task in housekeeping:

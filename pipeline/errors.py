@@ -276,7 +276,7 @@ class EngineOverloaded(StageError):
 
 
 class LimitReached(StageError):
-    """An API key has used up its requests per minute, or has too many responses at once.
+    """An API key has used up its requests per minute, or a key or an address has too many of something at once.
 
     The client may try again in ``seconds``.
     """

@@ -20,6 +20,7 @@ from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
 from penstock.api.http.prefix import is_probe
+from penstock.api.http.proxies import AS_SENT
 from penstock.pipeline import metrics
 from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
@@ -116,7 +117,7 @@ def _fields(request: web.Request, status: str, seconds: float, model: str | None
     """Return the fields of the line about a request, for a log in JSON; those that are None are left out."""
     return {
         "request_id": request[REQUEST_ID],
-        "client": request.remote,
+        "client": request[AS_SENT].address,
         "key": (request.get(OWNER) or "")[:8] or None,
         "method": request.method,
         "path": _path(request),
@@ -195,7 +196,7 @@ def _client(request: web.Request, model: str | None) -> str:
     owner = request.get(OWNER)
     key = (f"key {owner[:8]}",) if owner else ()
     named = (f"model {_visible(shortened(model))}",) if model else ()
-    return ", ".join((request.remote or "unknown address", *key, *named, request[REQUEST_ID]))
+    return ", ".join((request[AS_SENT].address or "unknown address", *key, *named, request[REQUEST_ID]))
 
 
 def _reason(problem: Problem) -> str:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from typing import Any, Self
 
 from aiohttp import web
@@ -22,6 +21,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.api.http.bodies import Problem
 from penstock.api.http.errors import INVALID, as_error
+from penstock.api.http.proxied import MOST_OF_CLIENT
+from penstock.api.http.proxies import PROXIES, Address, Proxies, client_of, parsed_address
 from penstock.pipeline.errors import CannotStart
 
 HEADER_SECONDS = 30.0
@@ -110,13 +111,17 @@ class ConnectionCounts:
 class ConnectionServer(web.Server):
     """The server of all connections; those that exceed its bounds are closed.
 
-    A client is an address or an IPv6 subnet.  If few descriptors are left, connections that have sent no request yet
+    A client is an address or an IPv6 subnet.  A trusted proxy is no client: its requests are counted by those that they
+    are for.  If few descriptors are left, connections that have sent no request yet
     make room for new ones.  Otherwise the event loop would close new ones without a word in the log.
     """
 
-    def __init__(self, handler: Any, *, bounds: ConnectionBounds, counts: ConnectionCounts, **options: Any) -> None:
+    def __init__(
+        self, handler: Any, *, bounds: ConnectionBounds, proxies: Proxies, counts: ConnectionCounts, **options: Any
+    ) -> None:
         super().__init__(handler, **options)
         self._bounds = bounds
+        self._proxies = proxies
         self._counts = counts
         self._clients = dict[web.RequestHandler, str]()
         self._maybe_silent = dict[ClientConnection, None]()
@@ -130,13 +135,14 @@ class ConnectionServer(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Count a connection, and close it if it exceeds a bound."""
         super().connection_made(handler, transport)
-        client = self._clients[handler] = client_of(transport)
+        peer = _peer(transport)
+        client = self._clients[handler] = client_of(peer)
         self._by_client[client] += 1
         assert isinstance(handler, ClientConnection)
         self._maybe_silent[handler] = None
         self._counts.open += 1
         most, in_use = self._bounds.per_client, max(self._counts.open, _descriptor(transport))
-        if self._by_client[client] > most:
+        if self._by_client[client] > most and not self._proxies.trusts(peer):
             transport.abort()
             self._counts.closed_of_client += 1
             message = "%s has %d connections, the most that one client may have: more are closed (%d so far)"
@@ -182,15 +188,9 @@ def _descriptor(transport: asyncio.BaseTransport) -> int:
     return connection.fileno() if connection else -1  # the client has left already
 
 
-def client_of(transport: asyncio.BaseTransport) -> str:
-    """Return the address of a client, or its /64 subnet with IPv6, all addresses of which one client may have."""
+def _peer(transport: asyncio.BaseTransport) -> Address | None:
     peer = transport.get_extra_info("peername")
-    if not peer:  # the client has left already
-        return ""
-    address = ip_address(peer[0].partition("%")[0])
-    if not isinstance(address, IPv6Address):
-        return str(address)
-    return str(address.ipv4_mapped or f"{IPv6Address(int(address) >> 64 << 64)}/64")
+    return parsed_address(peer[0]) if peer else None  # the client has left already
 
 
 class Runner(web.AppRunner):
@@ -211,6 +211,9 @@ class Runner(web.AppRunner):
             lingering_time=LINGERING_SECONDS,
         )
         self.counts = ConnectionCounts()
+        self._bounds = ConnectionBounds.within(raise_descriptor_limit())
+        self._proxies = app.get(PROXIES, Proxies())
+        app[MOST_OF_CLIENT] = self._bounds.per_client
 
     async def _make_server(self) -> ConnectionServer:
         made = await super()._make_server()
@@ -218,7 +221,8 @@ class Runner(web.AppRunner):
             made.request_handler,
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
-            bounds=ConnectionBounds.within(raise_descriptor_limit()),
+            bounds=self._bounds,
+            proxies=self._proxies,
             counts=self.counts,
             **made._kwargs,  # noqa: SLF001 - aiohttp has no public way to choose the class of its server
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode
@@ -45,6 +46,18 @@ class HttpSettings(BaseSettings):
         validate_default=True,
         description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
     )
+    trusted_proxy: Texts = Field(
+        [],
+        title="ADDRESS",
+        description="address or network of proxies, whose headers name the client and the host; those of others are "
+        "ignored; repeatable",
+        examples=["10.0.0.0/8"],
+    )
+    forwarded_header: Literal["X-Forwarded-For", "Forwarded"] = Field(
+        "X-Forwarded-For",
+        title="HEADER",
+        description="header to which those proxies append the address of their client: X-Forwarded-For or Forwarded",
+    )
     dialect: Texts = Field(
         [],
         title="DIALECT",
@@ -71,6 +84,13 @@ class HttpSettings(BaseSettings):
         validate_default=True,
         description="time that running responses get after SIGTERM; then they end as failed",
     )
+
+    @field_validator("trusted_proxy")
+    @classmethod
+    def _networks(cls, networks: list[str]) -> list[str]:
+        for network in networks:
+            ip_network(network)
+        return networks
 
     @field_validator("embeddings")
     @classmethod

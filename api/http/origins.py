@@ -18,6 +18,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.auth import is_open
 from penstock.api.http.errors import Handler
+from penstock.api.http.proxies import AS_SENT
 from penstock.pipeline.errors import ForeignHost, ForeignOrigin, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
 
@@ -70,13 +71,16 @@ class Origins:
         return origin is not None and (origin.lower() in self._allowed or ANY_ORIGIN in self._allowed)
 
     def _check_host(self, request: web.Request) -> None:
-        host = _host_name(_host(request))
-        if is_open(request) or host in self._hosts or _is_address_or_loopback(host):
-            return
-        if not host:
-            raise ForeignHost("Send the name of this server in the header Host.")
-        name = shortened(host)
-        raise ForeignHost(f"This server is not called {name!r}. Start it with --allow-host {name}, or with API keys.")
+        # A page can send the header of a proxy, too, if the proxy passes it on: neither name may be a foreign one.
+        for host in dict.fromkeys((_host_name(_host(request)), _host_name(_called(request)))):
+            if is_open(request) or host in self._hosts or _is_address_or_loopback(host):
+                continue
+            if not host:
+                raise ForeignHost("Send the name of this server in the header Host.")
+            name = shortened(host)
+            raise ForeignHost(
+                f"This server is not called {name!r}. Start it with --allow-host {name}, or with API keys."
+            )
 
     def _check_origin(self, request: web.Request) -> None:
         origin = request.headers.get(hdrs.ORIGIN)
@@ -86,7 +90,7 @@ class Origins:
             follows_link = is_open(request) and request.headers.get("Sec-Fetch-Mode", "").lower() == "navigate"
             if follows_link or request.headers.get("Sec-Fetch-Site", "").lower() != "cross-site":
                 return
-        elif origin.lower() in {f"{scheme}://{_host(request).lower()}" for scheme in ("http", "https")}:
+        elif origin.lower() in {f"{scheme}://{_called(request).lower()}" for scheme in ("http", "https")}:
             return
         site = shortened(origin or "another site")
         raise ForeignOrigin(f"Pages of {site} may not use this server. Start it with --allow-origin to allow it.")
@@ -102,6 +106,11 @@ def _check_content_type(request: web.Request) -> None:
 def _host(request: web.Request) -> str:
     # `web.Request.host` would look up the name of this machine, which may block the event loop.
     return request.headers.get(hdrs.HOST, "")
+
+
+def _called(request: web.Request) -> str:
+    """Return the host that the client named, also if a proxy has replaced the header ``Host``."""
+    return request[AS_SENT].host or _host(request)
 
 
 def _host_name(host: str) -> str:

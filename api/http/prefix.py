@@ -1,8 +1,10 @@
-"""The path of a request in this application, which another one may have mounted under a prefix."""
+"""The path of a request in this application: an application around it, or a proxy, may put it under a prefix."""
 
 from __future__ import annotations
 
 from aiohttp import web
+
+from penstock.api.http.proxies import AS_SENT
 
 DESCRIPTION = "/openapi.json"
 """The path of a route that every application of this server has."""
@@ -10,14 +12,19 @@ DESCRIPTION = "/openapi.json"
 DESCRIPTION_NAME = "openapi"
 
 
-def prefix_of(request: web.Request) -> str:
+def mount_of(request: web.Request) -> str:
     """Return the path under which the application is mounted, percent-encoded; empty if it is not mounted."""
     return request.app.router[DESCRIPTION_NAME].url_for().raw_path.removesuffix(DESCRIPTION)
 
 
+def prefix_of(request: web.Request) -> str:
+    """Return the path before each route as the client writes it, percent-encoded; empty if there is none."""
+    return request[AS_SENT].prefix + mount_of(request)
+
+
 def path_of(request: web.Request) -> str:
-    """Return the path of a request without the prefix, percent-encoded."""
-    return request.rel_url.raw_path.removeprefix(prefix_of(request))
+    """Return the path of a request without the mount, percent-encoded."""
+    return request.rel_url.raw_path.removeprefix(mount_of(request))
 
 
 PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready"})

@@ -21,6 +21,7 @@ from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import ConnectionCounts, Runner
 from penstock.api.http.origins import Origins
+from penstock.api.http.proxies import Proxies
 from penstock.api.peers import Membership, Peers
 from penstock.api.resources.resources import ServerParts, opened
 from penstock.api.runs.scheduler import Scheduler
@@ -101,6 +102,7 @@ async def running_server(
     limits: Limits = DEFAULT_LIMITS,
     recorded_if: Condition = ALWAYS,
     origins: Origins | None = None,
+    proxies: Proxies | None = None,
     dialects: tuple[Dialect, ...] = DIALECTS,
     embeddings: Upstream | None = None,
     aliases: Mapping[str, str] | None = None,
@@ -137,6 +139,7 @@ async def running_server(
             dialects=dialects,
             embeddings=embeddings,
             resources=await closing.enter_async_context(opened(parts, resources)),
+            proxies=proxies or Proxies(),
         )
         runner = Runner(api.app(max_body_bytes))
         await runner.setup()

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from penstock.api.http import connections, held_bytes, request_body
 from penstock.api.http.connections import ConnectionBounds
+from penstock.api.http.proxies import client_of, parsed_address
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.server import PacedEngine, PacedServer, ScriptedServer, running_server, script
@@ -173,8 +174,7 @@ async def test_clients_that_send_nothing_cannot_stop_a_server(tmp_path: Path) ->
     ],
 )
 def test_addresses_of_an_ipv6_subnet_are_one_client(address: str, client: str) -> None:
-    transport = asyncio.Transport({"peername": (address, 40000)})
-    assert connections.client_of(transport) == client
+    assert client_of(parsed_address(address)) == client
 
 
 async def test_request_without_host_is_refused_without_a_lookup(
