@@ -26,12 +26,13 @@ from penstock.stages.normalize.tool_types import leavable, named
 from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
-from penstock.stages.responses import ModelStages, aliasing, reading_files, responses_pipeline, sealing
+from penstock.stages.responses import ModelStages, aliasing, prompting, reading_files, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
 from penstock.stages.services.files.file_reader import FileLimits, FileReader
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.own_hosts import label_of
+from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.slots import Limit, sandbox_slots, unlimited
@@ -108,7 +109,7 @@ def assembled(
     runs: RunRegistry,
     tools: Toolbox,
     sealer: Sealer,
-    recording: Recorder | None = None,
+    prompts: Prompts,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline of these settings, with all stages that the operator inserts."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
@@ -116,7 +117,7 @@ def assembled(
     tools = replace(tools, left_out=leavable(settings.leave_out_tool))
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = aliasing(sealing(pipeline, sealer), settings.aliases)
-    pipeline = declared = reading_files(pipeline, _file_reader(settings))
+    pipeline = declared = prompting(reading_files(pipeline, _file_reader(settings)), prompts)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:
@@ -133,7 +134,7 @@ def assembled(
             logger.warning(
                 "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
             )
-    return recording.tapped(pipeline) if recording else pipeline
+    return pipeline
 
 
 def _file_reader(settings: Settings) -> FileReader:
@@ -172,7 +173,8 @@ def admitting(
 
 def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early."""
-    return assembled(settings, running, RunRegistry(Store(NullDatabase())), running.toolbox or Toolbox(), Sealer())
+    runs = RunRegistry(Store(NullDatabase()))
+    return assembled(settings, running, runs, running.toolbox or Toolbox(), Sealer(), Prompts())
 
 
 def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:

@@ -36,6 +36,7 @@ from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.recordings.recorder import make_folder
 from penstock.stages.services import tracing
+from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.store import Store
@@ -50,6 +51,7 @@ class Running:
     """The parts of a server that runs."""
 
     keys: Keys
+    prompts: Prompts
     scheduler: Scheduler
     api: Api
 
@@ -70,15 +72,14 @@ async def running(
     the engine and the tools run.
     """
     loaded = preloaded(settings)
-    keys = loaded.keys
     async with AsyncExitStack() as closing:
         with while_starting or nullcontext():
-            scheduler, tools = await closing.enter_async_context(_scheduler(settings, keys, start_engine, share))
-        parts = ServerParts(settings, scheduler, tools, Peers(siblings=siblings))
+            scheduler, tools = await closing.enter_async_context(_scheduler(settings, loaded, start_engine, share))
+        parts = ServerParts(settings, scheduler, tools, Peers(siblings=siblings), loaded.prompts)
         joining = _joined(parts, loaded, url or _unreachable())
         api = await closing.enter_async_context(joining)
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
-        yield Running(keys, scheduler, api)
+        yield Running(loaded.keys, loaded.prompts, scheduler, api)
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,12 @@ class Preloaded:
     """The parts of a server that it has before its model is loaded."""
 
     keys: Keys
+    prompts: Prompts
     dialects: tuple[Dialect, ...]
 
 
 def preloaded(settings: Settings) -> Preloaded:
-    """Return the keys and the dialects.
+    """Return the keys, the prompts and the dialects.
 
     Wrong ones, plug-ins and MCP servers end the start before the model is loaded.
     """
@@ -102,14 +104,15 @@ def preloaded(settings: Settings) -> Preloaded:
     for name in settings.tool:
         function_named(name, TOOL, HOSTS)
     Admission(settings.limits)
-    return Preloaded(keys_of(settings), dialects)
+    return Preloaded(keys_of(settings), Prompts(settings.prompts), dialects)
 
 
 @asynccontextmanager
 async def _scheduler(
-    settings: Settings, keys: Keys, start_engine: EngineStarter, share: Share
+    settings: Settings, loaded: Preloaded, start_engine: EngineStarter, share: Share
 ) -> AsyncGenerator[tuple[Scheduler, Toolbox], None]:
     """Run the store, the engine, the tools and the pipeline for the length of a block."""
+    keys = loaded.keys
     async with AsyncExitStack() as closing:
         if settings.record:
             make_folder(settings.record)
@@ -130,10 +133,11 @@ async def _scheduler(
         await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
         runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
         sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
+        tools = backend.toolbox or tools
+        pipeline = assembled(settings, backend, runs, tools, sealer, loaded.prompts)
         if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
-        tools = backend.toolbox or tools
-        pipeline = assembled(settings, backend, runs, tools, sealer, recording)
+            pipeline = recording.tapped(pipeline)
         scheduler = Scheduler(
             admitting(pipeline, settings, backend, admission.of, share),
             backend.engine,

@@ -32,7 +32,8 @@ async def serving_requests(
     async with serving(app, listening) as runner, serving_metrics(server.api.sampler, port_of_metrics):
         tune_gc()
         _switch_level_at_sigusr1()
-        _read_again_at_sighup({"API keys": server.keys.read, "limits": server.scheduler.admission.read})
+        limits = server.scheduler.admission
+        _read_again_at_sighup({"API keys": server.keys.read, "limits": limits.read, "prompts": server.prompts.read})
         yield runner
 
 

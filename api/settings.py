@@ -15,7 +15,7 @@ from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
 from penstock.api.recording_settings import RecordingSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
 from penstock.api.sources import FILE, PREFIX, keys, read_file, unknown_variables
-from penstock.api.tool_settings import CacheSettings, FileSettings, StageSettings, ToolSettings
+from penstock.api.tool_settings import CacheSettings, FileSettings, PromptSettings, StageSettings, ToolSettings
 
 OF_VLLM = {
     "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions",
@@ -30,6 +30,7 @@ class Settings(  # pydantic begins with the fields of the last class
     LogSettings,
     StageSettings,
     CacheSettings,
+    PromptSettings,
     FileSettings,
     ToolSettings,
     ServersSettings,

@@ -130,6 +130,20 @@ class FileSettings(BaseSettings):
     )
 
 
+class PromptSettings(BaseSettings):
+    """The prompts of the operator."""
+
+    SECTION: ClassVar[str] = "Prompts"
+
+    prompts: Path | None = Field(
+        None,
+        title="DIR",
+        description="a folder of prompts, one Markdown file each, which requests name by `prompt`; read again at "
+        "SIGHUP",
+        examples=["prompts"],
+    )
+
+
 class CacheSettings(BaseSettings):
     """The engine's prefix cache."""
 

@@ -115,6 +115,13 @@ class ModelNotFound(InvalidRequest):
     code = "model_not_found"
 
 
+class PromptNotFound(InvalidRequest):
+    """The request names no prompt of the operator, or no version of it."""
+
+    status = 404
+    code = "prompt_not_found"
+
+
 class ResponseNotFound(InvalidRequest):
     """The path names no stored response."""
 

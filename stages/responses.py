@@ -34,6 +34,7 @@ from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.model_names import in_words
+from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import NullDatabase
@@ -114,6 +115,13 @@ def reading_files(
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with another reader of files."""
     return pipeline.replace("normalize", replace(pipeline.stage("normalize"), files=files))
+
+
+def prompting(
+    pipeline: Pipeline[CreateResponse, ResponseEvent], prompts: Prompts
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with prompts of the operator."""
+    return pipeline.replace("normalize", replace(pipeline.stage("normalize"), prompts=prompts))
 
 
 MakeConverse: TypeAlias = Callable[

@@ -17,12 +17,13 @@ from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
 from penstock.pipeline.plugins import RESOURCES, function_named
+from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.tools import Toolbox
 
 BASE = "/v1"
 """The base URL of all resources."""
 
-SHIPPED: tuple[str, ...] = ()
+SHIPPED = ("prompts",)
 """The entry points of the resources that penstock brings along."""
 
 
@@ -34,6 +35,7 @@ class ServerParts:
     scheduler: Scheduler
     tools: Toolbox
     peers: Peers
+    prompts: Prompts
 
 
 Resource: TypeAlias = Callable[[ServerParts], AbstractAsyncContextManager[Sequence[web.RouteDef]]]

@@ -131,6 +131,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
     prompt_cache_retention: PromptCacheRetention | UnsetType = UNSET
     user: str | UnsetType = UNSET
+    prompt: dict[str, Any] | UnsetType = UNSET
+    """The template that gave parameters, with the version that was used; they are echoed as if the request had them."""
     input_messages: tuple[dict[str, Any], ...] | UnsetType | None = UNSET
     """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM); None until the end."""
     output_messages: tuple[dict[str, Any], ...] | UnsetType | None = UNSET

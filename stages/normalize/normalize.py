@@ -65,6 +65,7 @@ from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.model_names import in_words, served_name
+from penstock.stages.services.prompts import Applied, Prompts, applied, blamed
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import ADVICE, FULL_ACCESS, ToolAccess
@@ -173,6 +174,7 @@ class Normalize:
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
     files: FileReader = field(default_factory=FileReader)
+    prompts: Prompts = field(default_factory=Prompts)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names that a request may give, each with one of the ``models``."""
     draw: Callable[[], str] = draw_suffix
@@ -185,10 +187,15 @@ class Normalize:
         unknown model, response or conversation; raises `StoreFailed` if the history cannot be read.
         """
         async for request in source:
-            yield await self._resolve(request)
+            whole = applied(self.prompts, request)
+            try:
+                resolved = await self._resolve(whole)
+            except InvalidRequest as error:
+                raise blamed(error, whole) from error.__cause__
+            yield resolved
 
-    async def _resolve(self, request: CreateResponse) -> ResolvedRequest:
-        refuse_unsupported(request)
+    async def _resolve(self, whole: Applied) -> ResolvedRequest:
+        refuse_unsupported(request := whole.request)
         self._refuse_foreign(request)
         (model, served), envelope = self._model(request), request.envelope
         past, given = await self._past(request), request.input_items
@@ -202,7 +209,7 @@ class Normalize:
         files = await self._texts(read.files)
         summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
-            response=_response(request, read.offered, read.sampling, response_id, int(now), model),
+            response=_response(whole, read.offered, read.sampling, response_id, int(now), model),
             input=read.items,
             sampling=read.sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
@@ -522,13 +529,14 @@ def _template(request: CreateResponse) -> TemplateOptions:
 
 
 def _response(
-    request: CreateResponse,
+    whole: Applied,
     offered: ToolsetBuilder,
     sampling: Sampling,
     response_id: str,
     created_at: int,
     model: str,
 ) -> Response:
+    request, echoed = whole.request, whole.echo
     messages = None if request.enable_response_messages else UNSET
     shown: dict[str, Any] = {**echo_of(asdict(sampling)), "max_output_tokens": request.max_output_tokens}
     return Response(
@@ -556,6 +564,7 @@ def _response(
         prompt_cache_key=request.prompt_cache_key,
         prompt_cache_retention=request.prompt_cache_retention or UNSET,
         user=UNSET if request.user is None else request.user,
+        prompt=UNSET if echoed is None else echoed,
         input_messages=messages,
         output_messages=messages,
     )

@@ -25,6 +25,7 @@ from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.prompts import Prompts, Template
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store, StoredConversation
 from tests.support.event_streams import harmony_pipeline
@@ -77,7 +78,7 @@ PROBES: dict[str, list[Json]] = {
     "background": [True],
     "conversation": ["conv_1", {"id": "conv_1"}],
     "background_options": [{"completion_window": "soonest", "continuation_id": "a"}],
-    "prompt": [{"id": "pmpt_1"}],
+    "prompt": [{"id": "brief"}, {"id": "brief", "version": "1", "variables": {}}],
     "context_management": [[{"type": "compaction"}]],
     "moderation": [{"model": "omni-moderation-latest"}],
     "access_programs": [{"cyber": "standard"}],
@@ -141,6 +142,8 @@ BESIDE: dict[str, Json] = {
 }
 """The fields that a request needs for a parameter to have an effect."""
 
+PROMPTS = Prompts(None, {"brief": {1: Template("brief", 1, CreateResponse(instructions="Be brief."))}})
+
 EARLIER = stored_response("resp_0", Message("msg_0i0000", "completed", "user", (InputText("Hello"),)))
 
 
@@ -168,7 +171,7 @@ async def outcome(**body: Json) -> Outcome:
     request = read_request(json.dumps({"input": "Hi", **body}).encode())
     engine = ScriptedEngine(script(), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
-        stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
+        stage = Normalize(store, engine.models, prompts=PROMPTS, draw=lambda: "1", clock=lambda: 0.0)
         pipeline = harmony_pipeline(engine, store).replace("normalize", stage)
         async with pipeline.open(source_of([request])) as stream:
             events: list[Json] = [event async for event in stream]

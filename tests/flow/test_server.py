@@ -37,6 +37,7 @@ from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.builtin_tools import McpHost
+from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import NullDatabase
@@ -62,7 +63,7 @@ def chosen(**settings: Any) -> Settings:
 
 def pipeline_of(**settings: Any) -> Pipeline[Any, Any]:
     running = RunningEngine(ScriptedEngine(), HARMONY)
-    return assembled(chosen(**settings), running, RunRegistry(Store(NullDatabase())), Toolbox(), Sealer())
+    return assembled(chosen(**settings), running, RunRegistry(Store(NullDatabase())), Toolbox(), Sealer(), Prompts())
 
 
 @pytest.mark.parametrize(("option", "place"), [("log_prompts", "render"), ("log_outputs", "emit")])
@@ -282,7 +283,7 @@ def test_chat_model_has_its_own_stages() -> None:
     live = RunRegistry(Store(NullDatabase()))
     settings = chosen(allow_address=["10.0.0.0/8"])
     running = RunningEngine(ScriptedEngine(), stages(settings, load_model()))
-    pipeline = assembled(settings, running, live, Toolbox(), Sealer())
+    pipeline = assembled(settings, running, live, Toolbox(), Sealer(), Prompts())
     assert isinstance(render := pipeline.stage("render"), RenderChat)
     assert isinstance(pipeline.stage("parse"), ParseChat)
     assert render.images._allowed == AllowedNetworks.parse(["10.0.0.0/8"])

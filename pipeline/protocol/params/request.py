@@ -36,6 +36,7 @@ from penstock.pipeline.protocol.params.items import (
     RawMessages,
     SteeringMessages,
 )
+from penstock.pipeline.protocol.params.prompt import PromptParam
 from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary
@@ -293,7 +294,7 @@ class CreateResponse(Generating):
     background_options: BackgroundOptions | None = None
     context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=1)] | None = None
 
-    prompt: Refused = None
+    prompt: PromptParam | None = None
     access_programs: Refused = None
     image: Refused = None
 

@@ -1,4 +1,4 @@
-"""Lists of objects that msgspec reads, as fields of pydantic's models.
+"""Objects that msgspec reads, mostly in lists, as fields of pydantic's models.
 
 Pydantic takes twenty times as long for thousands of objects.  What msgspec refuses becomes one of pydantic's errors, so
 that every wrong value of a body is refused in the same words.
@@ -55,6 +55,13 @@ class ListOf:
                 raise _refusal(error, batch, self._types, start) from error
         return read
 
+    def _read_one(self, value: Any) -> Any:
+        """Return one struct, as an element of a list is read; errors name no index."""
+        try:
+            return msgspec.convert([self.prepare(value)], self._batch, dec_hook=_model)[0]
+        except msgspec.ValidationError as error:
+            raise _refusal(error, [value], self._types) from error
+
     @cached_property
     def _batch(self) -> Any:
         return list[self.kind]  # type: ignore[name-defined]
@@ -62,6 +69,20 @@ class ListOf:
     @cached_property
     def _types(self) -> inspect.Type:
         return inspect.type_info(self._batch)
+
+
+@dataclass(frozen=True)
+class TextOrObject(ListOf):
+    """Marks a field that is a text or one struct."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            lambda value: value if isinstance(value, str) else self._read_one(value)
+        )
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        (schema,), _ = schemas(self.kind)
+        return {"anyOf": [{"type": "string"}, schema]}
 
 
 def schemas(*kinds: Any) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
@@ -93,8 +114,10 @@ _KINDS = {"array": "list_type", "object": "dict_type", "str": "string_type", "bo
 """Pydantic's errors for a value that is none of the types that msgspec expects; the first of them is meant."""
 
 
-def _refusal(error: msgspec.ValidationError, batch: list[Any], types: inspect.Type, start: int) -> ValidationError:
-    """Return pydantic's error for one of msgspec's about a batch that begins at ``start``."""
+def _refusal(
+    error: msgspec.ValidationError, batch: list[Any], types: inspect.Type, start: int | None = None
+) -> ValidationError:
+    """Return pydantic's error for one of msgspec's about a batch that begins at ``start``, or about one value."""
     message, _, path = str(error).rpartition(" - at `")
     place: _Place = tuple(int(index) if index else name for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path))
     if path.endswith("[...]`"):  # a value of an object in which all are texts
@@ -106,7 +129,8 @@ def _refusal(error: msgspec.ValidationError, batch: list[Any], types: inspect.Ty
         context = dict[str, Any]()
     else:
         place, kind, context = _meaning(message, place, batch, types)
-    details = InitErrorDetails(type=kind, loc=(start + int(place[0]), *place[1:]), input=None, ctx=context)
+    index = () if start is None else (start + int(place[0]),)
+    details = InitErrorDetails(type=kind, loc=(*index, *place[1:]), input=None, ctx=context)
     return ValidationError.from_exception_data("list", [details], hide_input=True)
 
 
