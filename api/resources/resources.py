@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aiohttp import web
@@ -35,7 +35,7 @@ class ServerParts:
     scheduler: Scheduler
     tools: Toolbox
     peers: Peers
-    prompts: Prompts
+    prompts: Prompts = field(default_factory=Prompts)
 
 
 Resource: TypeAlias = Callable[[ServerParts], AbstractAsyncContextManager[Sequence[web.RouteDef]]]

@@ -42,11 +42,13 @@ from penstock.stages.responses import (
     aliasing,
     chat_stages,
     harmony_stages,
+    prompting,
     responses_pipeline,
     sealing,
 )
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
 from penstock.stages.services.store.database import Database
@@ -112,9 +114,9 @@ async def running_server(
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
 
-    Only ``resources`` know the ``settings``.  The model is gpt-oss unless a chat model is given.  ``edit`` may change
-    the pipeline, the caller closes ``toolbox``, and ``options`` go to `Scheduler`.  An earlier server with the same
-    ``url`` is declared dead.
+    Only ``resources`` and the prompts know the ``settings``.  The model is gpt-oss unless a chat model is given.
+    ``edit`` may change the pipeline, the caller closes ``toolbox``, and ``options`` go to `Scheduler`.  An earlier
+    server with the same ``url`` is declared dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
@@ -122,11 +124,13 @@ async def running_server(
     await store.open()
     runs = RunRegistry(store)
     stages = chat_stages(model, ImageCache()) if model else harmony_stages(load_encoding())
+    prompts = Prompts((settings or DEFAULTS).prompts)
     responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(aliasing(responses, aliases or {}))
+    responses = prompting(aliasing(responses, aliases or {}), prompts)
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     scheduler = Scheduler(pipeline, engine, runs, store, aliases=aliases or {}, **options)
     peers = peers or Peers()
-    parts = ServerParts(settings or DEFAULTS, scheduler, toolbox, peers)
+    parts = ServerParts(settings or DEFAULTS, scheduler, toolbox, peers, prompts)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
         api = Api(

@@ -11,9 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.stages.responses import prompting
+from penstock.api.cli.command_line import read_settings
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.prompts import Prompts
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.server import HELLO, ScriptedServer, running_server, script
 from tests.support.server_process import running_process
@@ -43,9 +42,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def served(folder: Path, tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    prompts = Prompts(folder)
     engine = ScriptedEngine(script(HELLO), models=("tiny",))
-    async with running_server(engine, tmp_path, edit=lambda pipeline: prompting(pipeline, prompts)) as served:
+    async with running_server(
+        engine, tmp_path, settings=read_settings(["--prompts", str(folder)]), resources=("prompts",)
+    ) as served:
         yield served
 
 
@@ -98,6 +98,37 @@ async def test_wrong_prompt_is_refused_by_its_place(
         await client.send(prompt=prompt)
         error = await client.error()
     assert (error["status"], error["error"]["param"]) == (status, param)
+
+
+async def test_prompts_are_listed(served: ScriptedServer, folder: Path) -> None:
+    weather: Json = {
+        "id": "weather",
+        "version": "1",
+        "versions": ["1"],
+        "variables": ["city", "tone"],
+        "model": None,
+        "instructions": "Answer in a {{tone}} tone.",
+        "object": "prompt",
+    }
+    _, listed = await served.get("/v1/prompts")
+    assert [prompt["id"] for prompt in listed["data"]] == ["elsewhere", "seen", "weather"]
+    assert listed["data"][-1] == weather
+    assert await served.get("/v1/prompts/weather") == (200, weather)
+    assert {**listed, "data": []} == {
+        "object": "list",
+        "data": [],
+        "first_id": "elsewhere",
+        "last_id": "weather",
+        "has_more": False,
+    }
+    (folder / "weather@12.md").write_text("Say {{city}}.")
+    served.scheduler.pipeline.stage("normalize").prompts.read()
+    _, latest = await served.get("/v1/prompts/weather")
+    assert (latest["version"], latest["versions"], latest["variables"]) == ("12", ["1", "12"], ["city"])
+    assert await served.get("/v1/prompts/weather?version=1") == (200, {**weather, "versions": ["1", "12"]})
+    for path in ("/v1/prompts/none", "/v1/prompts/weather?version=2"):
+        status, body = await served.get(path)
+        assert (status, body["error"]["code"]) == (404, "prompt_not_found")
 
 
 async def test_folder_is_read_at_the_start_and_at_sighup(folder: Path, tmp_path: Path) -> None:
