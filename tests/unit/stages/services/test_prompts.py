@@ -177,7 +177,7 @@ def test_unknown_prompt_or_version_is_not_found(tmp_path: Path) -> None:
         ("b", "+++\nseed = 1\nmodel = =\n+++\nx", "line 3"),
         ("b", "+++\nmodel = 'm'\nx", "a second line with +++ is missing"),
         ("b", "+++\ntemperature = 3\n+++\nx", "temperature"),
-        ("b", "+++\ntemperatur = 1\n+++\nx", "temperatur is no parameter"),
+        ("b", "+++\nwarmth = 1\n+++\nx", "warmth is no parameter"),
         ("b", "+++\nstream = true\n+++\nx", "stream is no parameter"),
         ("b", "+++\nmoderation = {model = 'm'}\n+++\nx", "moderation"),
         ("b", "+++\nuntil = 2026-01-01\n+++\nx", "until is no parameter"),
