@@ -506,6 +506,16 @@ class ShellOutputOpened(_Frame, frozen=True):
     """The shell of the sandbox runs the latest `ShellCallOpened`; its output is an item of its own."""
 
 
+class ToolSearchOpened(_Frame, frozen=True):
+    """The model begins to write the arguments of a search for deferred tools, which this server makes."""
+
+    tool: ClassVar[tuple[str, str]] = ("functions", "tool_search")
+
+
+class ToolSearchOutputOpened(_Frame, frozen=True):
+    """This server runs the latest `ToolSearchOpened`; what it finds is an item of its own."""
+
+
 class CompactionOpened(_Frame, frozen=True):
     """A compaction of the conversation: its text is the summary, which the client gets sealed."""
 
@@ -552,7 +562,14 @@ class McpError(_Frame, frozen=True):
     """The error as the item shows it."""
 
 
-CallData: TypeAlias = ListedTools | CodeOutputs | ShellOutput | BrowserAction | McpError
+class LoadedTools(_Frame, frozen=True):
+    """The tools that a search has found."""
+
+    tools: tuple[dict[str, Any], ...]
+    """Their wire forms, as the item shows them."""
+
+
+CallData: TypeAlias = ListedTools | CodeOutputs | ShellOutput | BrowserAction | McpError | LoadedTools
 """Content of an item beside the text of its call, by the kind of the item."""
 
 
@@ -675,19 +692,22 @@ HOSTED_CALLS: Mapping[str, Callable[[str], HostedCallOpened]] = {
 }
 """The frame that opens a call of a built-in tool, by its namespace; it is made from the tool's name."""
 
-ServerCallOpened: TypeAlias = McpCallOpened | HostedCallOpened
+ServerCallOpened: TypeAlias = McpCallOpened | HostedCallOpened | ToolSearchOpened
 """Calls that this server runs after the turn."""
 
 ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | ClientCallOpened | ServerCallOpened
 
 ParsedFrame: TypeAlias = GenerationStarted | ItemOpened | ItemDelta | AnnotationAdded | ItemClosed | TurnFinished
 
-ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ShellOutputOpened
+ServedOutputOpened: TypeAlias = ShellOutputOpened | ToolSearchOutputOpened
+"""Outputs of calls of this server that are items of their own."""
+
+ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ServedOutputOpened
 """Items for work of this server, requested by the model or not."""
 
 Opened: TypeAlias = ItemOpened | ServedOpened | CompactionOpened
 
-ToolFrame: TypeAlias = McpListToolsOpened | ShellOutputOpened | CallStarted | CallFinished
+ToolFrame: TypeAlias = McpListToolsOpened | ServedOutputOpened | CallStarted | CallFinished
 """The work of this server, besides the items that the model begins."""
 
 ConversedFrame: TypeAlias = ResponseStarted | ParsedFrame | ToolFrame | CompactionOpened
@@ -722,9 +742,9 @@ GRAMMAR: Mapping[str, str] = {
     """,
     "Text": """
         MessageOpened . (ItemDelta | AnnotationAdded)*
-        | (ReasoningOpened | RefusalOpened | ClientCallOpened | ShellCallOpened) . ItemDelta*
+        | (ReasoningOpened | RefusalOpened | ClientCallOpened | ShellCallOpened | ToolSearchOpened) . ItemDelta*
     """,
-    "OpenCall": "(ClientCallOpened | ShellCallOpened) . ItemDelta* | Call",
+    "OpenCall": "(ClientCallOpened | ShellCallOpened | ToolSearchOpened) . ItemDelta* | Call",
     "Call": "(McpCallOpened | CodeCallOpened | WebCallOpened) . ItemDelta*",
     "ConversedFrame": """
         (ResponseStarted . ((Run | ShellCallOpened . ItemDelta*) . ItemClosed[complete])*)?
@@ -733,7 +753,7 @@ GRAMMAR: Mapping[str, str] = {
     """,
     "Run": "Work . CallStarted . CallFinished",
     "Summary": "CompactionOpened . ItemDelta*",
-    "Work": "Call | McpListToolsOpened | ShellOutputOpened",
+    "Work": "Call | McpListToolsOpened | ServedOutputOpened",
     "EmittedFrame": "ResponseStarted . (ItemTokens | ItemResult | Event)+",
     "ResponseEvent": """
         ResponseCreated . ResponseQueued?

@@ -153,6 +153,8 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
     items.ShellCall: ItemLifecycle(added="closed", details=_commands),
     items.ApplyPatchCall: ItemLifecycle(added="closed"),
     items.ShellCallOutput: ItemLifecycle(details=_outputs, hides_result=True),
+    items.ToolSearchCall: ItemLifecycle(added="closed"),
+    items.ToolSearchOutput: ItemLifecycle(hides_result=True),
     items.McpListTools: ItemLifecycle(
         milestones=(
             _always("started", events.McpListToolsInProgress),

@@ -114,6 +114,8 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
     items.McpApprovalRequest: _NO_PROGRESS,
     items.Compaction: ItemRules({"encrypted_content": ""}, steps=(_always(events.CompactionCompacting),)),
     items.ShellCallOutput: ItemRules({"output": ()}),
+    items.ToolSearchCall: _NO_PROGRESS,
+    items.ToolSearchOutput: ItemRules({"tools": ()}),
     items.McpListTools: ItemRules(
         {"tools": (), "error": UNSET},
         steps=(

@@ -328,6 +328,35 @@ class ApplyPatchCallOutput(BaseItem, frozen=True, tag="apply_patch_call_output")
         return self.output or self.status
 
 
+class ToolSearchCall(BaseItem, frozen=True, tag="tool_search_call"):
+    """A search for deferred tools, by the client or by this server."""
+
+    id_prefix: ClassVar[str] = "tsc"
+    tool: ClassVar[tuple[str | None, str]] = (None, "tool_search")
+    call_id: str
+    arguments: Any
+    status: ItemStatus
+    execution: Literal["server", "client"]
+
+    @property
+    def text(self) -> str:
+        return _json(self.arguments)
+
+
+class ToolSearchOutput(BaseItem, frozen=True, tag="tool_search_output"):
+    """The tools that a search has found, in their wire form: the model can call them from here on."""
+
+    id_prefix: ClassVar[str] = "tso"
+    call_id: str
+    tools: tuple[dict[str, Any], ...]
+    status: ItemStatus
+    execution: Literal["server", "client"]
+
+    @property
+    def text(self) -> str:
+        return _json(self.tools)
+
+
 # Calls that this server runs
 
 
@@ -490,10 +519,10 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-FormCall: TypeAlias = LocalShellCall | ShellCall | ApplyPatchCall
+FormCall: TypeAlias = LocalShellCall | ShellCall | ApplyPatchCall | ToolSearchCall
 """Calls of tools that have an item type of their own; the model knows these tools as functions."""
 
-FormCallOutput: TypeAlias = LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput
+FormCallOutput: TypeAlias = LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput | ToolSearchOutput
 
 Call: TypeAlias = FunctionCall | CustomToolCall | FormCall
 CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput
@@ -517,7 +546,7 @@ UnreadItem: TypeAlias = FileSearchCall | ImageGenerationCall | Program | Program
 """Items of tools that only other servers have: the store keeps them for the client, and no model reads them."""
 
 Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | ContextItem | UnreadItem
-OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ServerItem | Compaction
+OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ToolSearchOutput | ServerItem | Compaction
 
 
 OneKind = TypeVar("OneKind", bound=Item)

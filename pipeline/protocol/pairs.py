@@ -15,6 +15,7 @@ CALLS_OF: Mapping[type[items.CallOutput], tuple[type[items.Call], ...]] = {
     items.LocalShellCallOutput: (items.LocalShellCall,),
     items.ShellCallOutput: (items.ShellCall,),
     items.ApplyPatchCallOutput: (items.ApplyPatchCall,),
+    items.ToolSearchOutput: (items.ToolSearchCall,),
 }
 """The kinds of calls that an output of each kind may belong to."""
 
@@ -93,7 +94,11 @@ def behind_calls(history: Sequence[items.Item]) -> tuple[items.Item, ...]:
 def may_lack_output(call: items.Call) -> bool:
     """Return True for a call that the model goes on without: cut, asynchronous, or run by this server."""
     match call:
-        case items.FunctionCall(is_async=True) | items.ShellCall(runs_here=True):
+        case (
+            items.FunctionCall(is_async=True)
+            | items.ShellCall(runs_here=True)
+            | items.ToolSearchCall(execution="server")
+        ):
             return True
         case _:
             return call.status == "incomplete"

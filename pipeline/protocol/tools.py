@@ -6,7 +6,7 @@ reads all of this once, into a `Toolset` that travels with the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.secret import Secret
 
-ClientForm: TypeAlias = Literal["function", "local_shell", "shell", "apply_patch"]
+ClientForm: TypeAlias = Literal["function", "local_shell", "shell", "apply_patch", "tool_search"]
 """The type of a function call's item on the wire."""
 
 HostedKind: TypeAlias = Literal["python", "browser", "container"]
@@ -25,9 +25,9 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
     """A function of the client, called with JSON.
 
     If ``strict`` is True, arguments are sure to match ``parameters``, a JSON schema.  ``namespace`` is the name of the
-    namespace tool around it, or None.  ``form`` is not ``function`` for the shells and patches that the API lets a
-    client run: the model sees them as functions.  If ``is_async`` is True, the model goes on after a call, without its
-    output.
+    namespace tool around it, or None.  ``form`` is not ``function`` for the shells, patches and searches that the API
+    lets a client run: the model sees them as functions.  If ``is_async`` is True, the model goes on after a call,
+    without its output.  If ``runs_here`` is True, this server runs it: it is the search for deferred tools.
     """
 
     name: str
@@ -37,6 +37,7 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
     namespace: str | None = None
     form: ClientForm = "function"
     is_async: bool | UnsetType = UNSET
+    runs_here: bool | UnsetType = UNSET
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -140,6 +141,8 @@ class McpServer(msgspec.Struct, frozen=True):
     approves_rest: bool = True
     """True if calls of the other tools need approval, which is the API's default."""
     connector: str | None = None
+    is_deferred: bool | UnsetType = UNSET
+    """True if its tools are not in the prompt until a search loads them."""
 
     @property
     def configured_as(self) -> str:
@@ -150,6 +153,18 @@ class McpServer(msgspec.Struct, frozen=True):
 def tool_key(tool: Tool) -> ToolKey:
     """Return the key of ``tool``."""
     return tool.namespace, tool.name
+
+
+def keys_of(declared: Iterable[Mapping[str, Any]]) -> Iterator[ToolKey]:
+    """Yield the keys of functions and custom tools in their wire form, also of those in namespaces."""
+    for tool in declared:
+        match tool:
+            case {"type": "namespace", "name": namespace}:
+                yield from ((namespace, inner["name"]) for inner in tool.get("tools") or ())
+            case {"type": "function" | "custom", "name": name}:
+                yield None, name
+            case _:
+                pass
 
 
 class Toolset(msgspec.Struct, frozen=True):
@@ -167,11 +182,28 @@ class Toolset(msgspec.Struct, frozen=True):
     """The client's description of each namespace."""
     servers: tuple[McpServer, ...] = ()
     """MCP servers whose tools are not known yet; ``converse`` lists them and adds them to ``tools``."""
+    deferred: tuple[Tool, ...] | UnsetType = UNSET
+    """The tools that the model does not see until a search loads them."""
+    loaded: tuple[ToolKey, ...] | UnsetType = UNSET
+    """The keys of the tools that items of the conversation have brought: they stand in the prompt where their item does
+    (see `placed`).  A key may name a tool of a server that is not listed yet.
+    """
 
     @property
     def runs_here(self) -> bool:
         """True if this server may have to run a call itself."""
-        return bool(self.servers) or any(isinstance(tool, McpTool | HostedTool) for tool in self.tools)
+        return bool(self.servers) or any(map(_runs_here, self.tools))
+
+    def loading(self, declared: Iterable[Mapping[str, Any]]) -> Toolset:
+        """Return the tools after a search has loaded deferred ones, which it shows in their wire form."""
+        keys = frozenset(keys_of(declared))
+        found = tuple(tool for tool in self.deferred or () if tool_key(tool) in keys)
+        return msgspec.structs.replace(
+            self,
+            tools=(*self.tools, *found),
+            deferred=tuple(tool for tool in self.deferred or () if tool_key(tool) not in keys),
+            loaded=(*(self.loaded or ()), *map(tool_key, found)),
+        )
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -184,3 +216,7 @@ class Toolset(msgspec.Struct, frozen=True):
         return tuple(
             tool for tool in self.tools if not allowed.isdisjoint((tool_key(tool), (tool.namespace, ANY_NAME)))
         )
+
+
+def _runs_here(tool: Tool) -> bool:
+    return isinstance(tool, McpTool | HostedTool) or (isinstance(tool, FunctionTool) and tool.runs_here is True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import CallFinished, ListedTools, ResolvedRequest, with_facts
@@ -48,9 +49,18 @@ def known_tools(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
 
 def with_mcp_tools(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
     """Return ``tools`` with those tools of its servers added that the request lets the model call."""
-    mcp_tools = (tool for server in tools.servers for tool in _tools(server, listed.get(server.label, ())))
+    shown, deferred, loaded = list[McpTool](), list[McpTool](), frozenset(tools.loaded or ())
+    for server in tools.servers:
+        for tool in _tools(server, listed.get(server.label, ())):
+            is_shown = not server.is_deferred or tool_key(tool) in loaded
+            (shown if is_shown else deferred).append(tool)
     descriptions = {server.label: server.description for server in tools.servers if server.description}
-    return replace(tools, tools=(*tools.tools, *mcp_tools), descriptions={**tools.descriptions, **descriptions})
+    return replace(
+        tools,
+        tools=(*tools.tools, *shown),
+        deferred=(*(tools.deferred or ()), *deferred) or UNSET,
+        descriptions={**tools.descriptions, **descriptions},
+    )
 
 
 async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host], seconds: float) -> ResolvedRequest:

@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline import frames, metrics
 from penstock.pipeline.protocol.params.request import OUTPUTS, SOURCES
+from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.own_hosts import OwnSession
+from penstock.stages.services.tool_search import SEARCH_NAMESPACE, ToolSearch
 from penstock.stages.services.tools import Acting, Citable, Session, Source, Toolbox, ToolResult, bounded
 from penstock.stages.services.tracing import fail, tool_span
 
@@ -25,7 +27,12 @@ logger = logging.getLogger(__name__)
 GRACE = 15.0
 """Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
 
-_BUILT_IN = {"browser": "web_search", "container": "shell", "python": "code_interpreter"}
+_BUILT_IN = {
+    "browser": "web_search",
+    "container": "shell",
+    "python": "code_interpreter",
+    SEARCH_NAMESPACE: "tool_search",
+}
 """The names in the metrics of the built-in tools, by namespace."""
 
 Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
@@ -42,9 +49,9 @@ class RunningCall:
 
     def frames(self, closed: frames.ItemClosed) -> Iterator[Step]:
         """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item."""
-        if self.call.has_output_item:
+        if self.call.output is not None:
             yield closed
-            yield frames.ShellOutputOpened()
+            yield self.call.output
             yield frames.CallStarted()
             yield self.outcome
             yield frames.ItemClosed(complete=True)
@@ -57,11 +64,18 @@ class RunningCall:
 class Sessions:
     """The open sessions of one response; a call may take ``seconds``, and its result ``longest`` characters.
 
-    ``has_browsed`` is True if the conversation has used the browser.
+    ``has_browsed`` is True if the conversation has used the browser.  ``tools`` returns the tools of the next turn.
     """
 
     def __init__(
-        self, toolbox: Toolbox, request: frames.ResolvedRequest, seconds: float, longest: int, *, has_browsed: bool
+        self,
+        toolbox: Toolbox,
+        request: frames.ResolvedRequest,
+        seconds: float,
+        longest: int,
+        *,
+        has_browsed: bool,
+        tools: Callable[[], Toolset],
     ) -> None:
         self._toolbox = toolbox
         self._request = request
@@ -69,7 +83,7 @@ class Sessions:
         self._longest = longest
         self._servers = {server.label: server for server in request.facts.tools.servers}
         self._has_browsed = has_browsed
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, Session] = {SEARCH_NAMESPACE: ToolSearch(tools)}
         self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
 
     @property
@@ -180,6 +194,6 @@ class Sessions:
 
 
 def _refused(call: ToolCall, refusal: str) -> frames.CallFinished:
-    if call.namespace == "container":  # the output of the shell shows why; its call is complete
+    if call.output is not None:  # the output shows why; its call is complete
         return frames.CallFinished(refusal, refusal)
     return frames.CallFinished(refusal, ran=False)

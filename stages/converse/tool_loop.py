@@ -81,7 +81,12 @@ class ToolLoop:
         items = request.items
         has_browsed = any(type(item) is WebSearchCall for item in items)
         self._sessions = Sessions(
-            toolbox, request, limits.call_seconds, limits.result_characters, has_browsed=has_browsed
+            toolbox,
+            request,
+            limits.call_seconds,
+            limits.result_characters,
+            has_browsed=has_browsed,
+            tools=lambda: self.request.facts.tools,
         )
         self._known = known_tools(items)
         makes_calls = request.facts.generates and not self._compacts_only
@@ -100,6 +105,9 @@ class ToolLoop:
         """Record a frame that is about to be yielded, and return it."""
         self.has_begun = True
         self._transcript.feed(frame)
+        if isinstance(frame, frames.CallFinished) and isinstance(frame.data, frames.LoadedTools):
+            tools = self.request.facts.tools.loading(frame.data.tools)
+            self.request = frames.with_facts(self.request, tools=tools)
         return frame
 
     @property

@@ -23,8 +23,12 @@ from penstock.pipeline.frames import (
     ItemOpened,
     ParsedFrame,
     ReasoningOpened,
+    ServedOutputOpened,
     ServerCallOpened,
     ShellCallOpened,
+    ShellOutputOpened,
+    ToolSearchOpened,
+    ToolSearchOutputOpened,
     TurnFinished,
 )
 from penstock.stages.converse.citations import Citations
@@ -36,13 +40,13 @@ from penstock.stages.services.tools import Source
 class ToolCall:
     """A call that the server has to run; ``name`` is the function within its ``namespace``.
 
-    ``has_output_item`` is True if the output is an item of its own.
+    ``output`` opens the item of the output, if that is an item of its own.
     """
 
     namespace: str
     name: str
     text: str
-    has_output_item: bool = False
+    output: ServedOutputOpened | None = None
 
 
 @dataclass(slots=True)
@@ -101,8 +105,7 @@ class ModelTurn:
                     self.ends_refused = complete and bool(problem_of(opening.form, "".join(self._texts)))
                     self.waits_for_client |= not self.ends_refused
                 elif opening is not None and complete:
-                    is_shell = isinstance(opening, ShellCallOpened)
-                    self.calls.append(ToolCall(*opening.tool, "".join(self._texts), is_shell))
+                    self.calls.append(ToolCall(*opening.tool, "".join(self._texts), _output_of(opening)))
             case TurnFinished():
                 self.finished = frame
             case GenerationStarted() | AnnotationAdded():
@@ -123,6 +126,16 @@ class ModelTurn:
                 self._opening, self._texts = frame, []
             case _:
                 self.waits_for_client |= isinstance(frame, ClientCallOpened)
+
+
+def _output_of(opening: ServerCallOpened) -> ServedOutputOpened | None:
+    match opening:
+        case ShellCallOpened():
+            return ShellOutputOpened()
+        case ToolSearchOpened():
+            return ToolSearchOutputOpened()
+        case _:
+            return None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Actions: what the client shall do for a call of a shell or of ``apply_patch``, read from the model's arguments.
+"""Actions: what the client shall do for a call of a tool with a form of its own, read from the model's arguments.
 
 The model calls these tools as functions, and a grammar holds it to their form where there is one.  Near forms are read
 as well.  All other arguments are no action: nothing but what the model wrote as a command may become one.
@@ -80,8 +80,16 @@ def _patch(arguments: str) -> Json:
     return fields
 
 
+def _search(arguments: str) -> Json:
+    try:
+        return msgspec.json.decode(arguments, type=Json)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ArgumentsInvalid(f"The arguments are no JSON object: {error}") from None
+
+
 _READERS: Mapping[ClientForm, Callable[[str], Json]] = {
     "local_shell": _local_shell,
     "shell": _shell,
     "apply_patch": _patch,
+    "tool_search": _search,
 }

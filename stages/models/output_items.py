@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES, NO_ACTION, NOT_LISTED, ItemLifecycle, Part
@@ -34,8 +35,8 @@ class Draft:
     """The suffix of its ids."""
     container_id: str
     """The id of the response's sandbox container."""
-    shell_call_id: str | None = None
-    """The id of the latest shell call before it."""
+    answered_id: str | None = None
+    """The id of the latest call before it whose output is an item of its own."""
     is_shown: bool = True
     """True if the client sees the item; False if it is only for the model, which reads the result of a call instead."""
     is_summarised: bool = False
@@ -132,17 +133,17 @@ class Drafts:
         self._is_shown = is_shown
         self._is_summarised = is_shown and response.reasoning.summary is not None
         self._count = 0
-        self._shell_call_id: str | None = None
+        self._answered_id: str | None = None
 
     def begin(self, opening: frames.Opened) -> Draft:
         """Return the draft of the next item."""
         key = item_key(self._response_id, self._count)
         container_id = f"cntr_{self._response_id.removeprefix('resp_')}"
-        draft = Draft(opening, key, container_id, self._shell_call_id, self._is_shown, self._is_summarised)
+        draft = Draft(opening, key, container_id, self._answered_id, self._is_shown, self._is_summarised)
         self._count += 1
         is_shell = isinstance(opening, frames.FunctionCallOpened) and opening.form == "shell"
-        if is_shell or isinstance(opening, frames.ShellCallOpened):
-            self._shell_call_id = draft.call_id
+        if is_shell or isinstance(opening, frames.ShellCallOpened | frames.ToolSearchOpened):
+            self._answered_id = draft.call_id
         return draft
 
 
@@ -164,6 +165,7 @@ _CLIENT_CALLS: dict[ClientForm, Any] = {
     "local_shell": items.LocalShellCall,
     "shell": items.ShellCall,
     "apply_patch": items.ApplyPatchCall,
+    "tool_search": partial(items.ToolSearchCall, execution="client"),
 }
 
 
@@ -172,12 +174,37 @@ def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: Ite
         namespace = UNSET if opening.namespace is None else opening.namespace
         item_id, is_async = items.FunctionCall.new_id(draft.key), True if opening.is_async else UNSET
         return items.FunctionCall(item_id, draft.call_id, opening.name, draft.text, status, namespace, is_async)
-    kind = _CLIENT_CALLS[opening.form]
-    action: dict[str, Any] = {}
-    with suppress(ArgumentsInvalid):  # the text may not be whole yet: the client sees the item only once it is settled
-        action = client_actions.action_of(opening.form, draft.text)
-    call: OutputItem = kind(kind.new_id(draft.key), draft.call_id, action, status)
-    return call
+    build = _CLIENT_CALLS[opening.form]
+    call: items.FormCall = build("", draft.call_id, _action(opening.form, draft), status)
+    return replace(call, id=call.new_id(draft.key))
+
+
+def _action(form: ClientForm, draft: Draft) -> dict[str, Any]:
+    """Return the action of a call; empty while its text is not whole: the client sees it only once it is settled."""
+    try:
+        return client_actions.action_of(form, draft.text)
+    except ArgumentsInvalid:
+        return {}
+
+
+def _tool_search(opening: frames.ToolSearchOpened, draft: Draft, status: ItemStatus) -> items.ToolSearchCall:
+    item_id = items.ToolSearchCall.new_id(draft.key)
+    return items.ToolSearchCall(item_id, draft.call_id, _action("tool_search", draft), status, "server")
+
+
+def _tool_search_output(
+    opening: frames.ToolSearchOutputOpened, draft: Draft, status: ItemStatus
+) -> items.ToolSearchOutput:
+    data = draft.finished.data if draft.finished else None
+    tools = data.tools if isinstance(data, frames.LoadedTools) else ()
+    return items.ToolSearchOutput(items.ToolSearchOutput.new_id(draft.key), _answered(draft), tools, status, "server")
+
+
+def _answered(draft: Draft) -> str:
+    """Return the id of the call that an item has the output of."""
+    if draft.answered_id is None:
+        raise RuntimeError("an output has no call")
+    return draft.answered_id
 
 
 def _custom_call(opening: frames.CustomToolCallOpened, draft: Draft, status: ItemStatus) -> items.CustomToolCall:
@@ -240,14 +267,12 @@ def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatu
 
 
 def _shell_output(opening: frames.ShellOutputOpened, draft: Draft, status: ItemStatus) -> items.ShellCallOutput:
-    if draft.shell_call_id is None:
-        raise RuntimeError("the output of a shell has no call")
     finished = draft.finished
     outputs = finished.data.outputs if finished and isinstance(finished.data, frames.ShellOutput) else ()
     if finished and finished.error is not None and not outputs and draft.is_shown:  # no shell could run any command
         error = finished.error
         outputs = ({"stdout": "", "stderr": error, "outcome": {"type": "exit", "exit_code": _NOT_EXECUTED}},)
-    return items.ShellCallOutput(items.ShellCallOutput.new_id(draft.key), draft.shell_call_id, outputs, status)
+    return items.ShellCallOutput(items.ShellCallOutput.new_id(draft.key), _answered(draft), outputs, status)
 
 
 def _compaction(opening: frames.CompactionOpened, draft: Draft, status: ItemStatus) -> items.Compaction:
@@ -268,6 +293,8 @@ BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
     frames.WebCallOpened: _web_call,
     frames.ShellCallOpened: _shell_call,
     frames.ShellOutputOpened: _shell_output,
+    frames.ToolSearchOpened: _tool_search,
+    frames.ToolSearchOutputOpened: _tool_search_output,
     frames.CompactionOpened: _compaction,
 }
 """The builder of the item for each opening frame: it takes the frame, the draft and the status."""

@@ -96,7 +96,7 @@ class InputReader:
             raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
         if wire.images_of(item) and not self.sees_images:
             raise unreadable("input_image", path, sees_images=False)
-        if isinstance(item, wire.AdditionalTools):
+        if isinstance(item, wire.AdditionalTools | wire.ToolSearchOutput):
             self.toolset.add_stored(item, path)
         return item
 
@@ -113,10 +113,10 @@ class InputReader:
                 return wire.CustomToolCallOutput(item_id, item.call_id, output, item.status or "completed")
             case params.ItemReference() | params.CompactionTriggerItem():
                 raise AssertionError("these are read by now")
-            case params.AdditionalToolsItem(tools=tools):
-                for position, tool in enumerate(tools):
-                    self.toolset.add_from_item(tool.root, f"{path}.tools[{position}]")
-                return item.as_item(item_id)
+            case params.AdditionalToolsItem() | params.ToolSearchOutputItem():
+                brought = item.as_item(item_id)
+                self.toolset.add_items([tool.root for tool in item.tools], brought, path)
+                return brought
             case _:
                 return item.as_item(item_id)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
@@ -36,6 +38,7 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_u
         never,
         approves_rest,
         tool.connector_id,
+        True if tool.defer_loading else UNSET,
     )
 
 

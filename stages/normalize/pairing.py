@@ -15,6 +15,7 @@ _NAMES: dict[type[wire.Call], str] = {
     wire.LocalShellCall: "local shell call",
     wire.ShellCall: "shell call",
     wire.ApplyPatchCall: "patch call",
+    wire.ToolSearchCall: "tool search call",
 }
 """The names of calls in error messages."""
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET
+from msgspec.structs import replace
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import tools as wire
-from penstock.pipeline.protocol.items import AdditionalTools, Item, of_type
+from penstock.pipeline.protocol.items import AdditionalTools, Item, ToolSearchOutput, of_type
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -38,12 +39,18 @@ from penstock.stages.normalize.tool_types import (
     kinds_of,
     unversioned,
 )
+from penstock.stages.services.tool_search import search_tool
 from penstock.stages.services.tools import ADVICE
 
 logger = logging.getLogger(__name__)
 
 MOST_SERVERS = 64
 """MCP servers of a request: each is listed before the first turn, over a connection of its own."""
+
+_Bringing: TypeAlias = AdditionalTools | ToolSearchOutput
+"""Items that bring tools."""
+
+_SEARCH = f"{FUNCTIONS}.tool_search"
 
 _Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
 """Tool keys by kind and name, by kind and None, and by "namespace" and the name of the namespace."""
@@ -85,6 +92,14 @@ class ToolsetBuilder:
     """The options of the web search, or None if there is no web search."""
     ignored: dict[str, None] = field(default_factory=dict)
     """The types of tools in the request that were left out."""
+    deferred: dict[str, Tool] = field(default_factory=dict)
+    """The tools that are not in the prompt until a search loads them, by the model's names for them."""
+    loaded: dict[ToolKey, None] = field(default_factory=dict)
+    """The keys of the tools that items have brought."""
+    _listed: dict[str, Tool] = field(default_factory=dict)
+    """The tools that were deferred, loaded by now or not, in the order in which they came."""
+    _deferred_at: str = ""
+    """The path of the first deferred tool."""
     _owners: dict[str, str] = field(default_factory=dict)
     """The owner of each namespace: ``client``, ``server`` or ``built-in``."""
 
@@ -100,41 +115,79 @@ class ToolsetBuilder:
                 raise InvalidRequest(f"A request may name at most {MOST_SERVERS} MCP servers.", param=path)
         else:
             self._refuse_namesakes(tool, offered, path)
-        self._take(offered)
+        self._take(offered, _deferred(tool), path)
         self.echo.append(_echo(tool))
 
-    def add_from_item(self, tool: params.ToolParam, path: str) -> None:
-        """Offer a tool that an item at ``path`` brings; it replaces tools of the same name."""
-        if isinstance(tool, params.McpToolParam):
-            refuse_own_server(tool, path)
-        self._take(self._offered(tool, path))
+    def add_items(self, tools: Iterable[params.ToolParam], item: _Bringing, path: str) -> None:
+        """Offer the tools that an item at ``path`` brings; they replace tools of the same name.
 
-    def add_stored(self, item: AdditionalTools, path: str) -> None:
+        What this server has found are deferred tools of the request, which are loaded now.
+        """
+        if isinstance(item, ToolSearchOutput) and item.execution == "server":
+            self._load(item)
+            return
+        for position, tool in enumerate(tools):
+            at = f"{path}.tools[{position}]"
+            if isinstance(tool, params.McpToolParam):
+                refuse_own_server(tool, at)
+            offered = self._offered(tool, at)
+            deferred = frozenset[str]() if isinstance(item, ToolSearchOutput) else _deferred(tool)
+            self._take(offered, deferred, at, is_loaded=True)
+
+    def add_stored(self, item: _Bringing, path: str) -> None:
         """Offer the tools of a stored item, which has them as the client sent them."""
-        for position, tool in enumerate(item.tools):
-            self.add_from_item(_tool_param.validate_python(tool), f"{path}.tools[{position}]")
+        self.add_items([_tool_param.validate_python(tool) for tool in item.tools], item, path)
 
-    def inherit(self, history: Iterable[Item]) -> None:
+    def inherit(self, history: Sequence[Item]) -> None:
         """Offer the tools that items of the history bring; the request's own tools replace those of the same name.
 
         The request's own tools stay first.  The earlier prompt had them in this order too, and the prefix cache needs
         the same beginning.  Tools that were accepted once are never refused: a tool is left out if the operator has
         removed its server, or if its namespace has another owner in this request.
         """
-        own = self.tools.copy(), self.servers.copy(), self.descriptions.copy()
-        for item in of_type(history, AdditionalTools):
+        own = self.tools | self.deferred, self.servers.copy(), self.descriptions.copy()
+        bringing: list[_Bringing] = [*of_type(history, AdditionalTools), *of_type(history, ToolSearchOutput)]
+        for item in bringing:
             for tool in item.tools:
                 with suppress(InvalidRequest, ValidationError):
-                    self.add_from_item(_tool_param.validate_python(tool), "previous_response_id")
-        self.tools |= own[0]
+                    self.add_stored(replace(item, tools=(tool,)), "previous_response_id")
+        self.tools |= {name: tool for name, tool in own[0].items() if name in self.tools}
         self.servers |= own[1]
         self.descriptions |= own[2]
 
-    def _take(self, offered: McpServer | Sequence[Tool] | None) -> None:
+    def _take(
+        self,
+        offered: McpServer | Sequence[Tool] | None,
+        deferred: Collection[str],
+        path: str,
+        *,
+        is_loaded: bool = False,
+    ) -> None:
+        """Take a server or tools.  Those whose names are ``deferred`` stay out of the prompt.
+
+        If ``is_loaded`` is True, an item brings them, and the others stand in the prompt where it does.
+        """
         if isinstance(offered, McpServer):
             self.servers[offered.label] = offered
-        else:
-            self.tools |= {recipient_of(tool): tool for tool in offered or ()}
+            self._deferred_at = self._deferred_at or (path if offered.is_deferred else "")
+            return
+        for tool in offered or ():
+            name = recipient_of(tool)
+            if tool.name in deferred:
+                self.deferred[name] = self._listed[name] = tool
+                self._deferred_at = self._deferred_at or path
+                continue
+            if is_loaded and name not in self.tools:
+                self.loaded[tool_key(tool)] = None
+            self.tools[name] = tool
+            self.deferred.pop(name, None)
+
+    def _load(self, output: ToolSearchOutput) -> None:
+        """Load the deferred tools that this server has found."""
+        self.loaded |= dict.fromkeys(wire.keys_of(output.tools))
+        for name, tool in list(self.deferred.items()):
+            if tool_key(tool) in self.loaded:
+                self.tools[name] = self.deferred.pop(name)
 
     def _offered(self, tool: params.ToolParam, path: str) -> McpServer | tuple[Tool, ...] | None:
         """Return the server or tools that the tool at ``path`` adds, or None if it is left out.
@@ -153,6 +206,8 @@ class ToolsetBuilder:
                 return (_tool(tool, None),)
             case params.NamespaceToolParam():
                 return self._namespace(tool, path)
+            case params.ToolSearchToolParam():
+                return (_search(tool),)
             case params.McpToolParam():
                 mcp_server = server_of(tool, path, self.labels, self.of_unknown)
                 if mcp_server.url is None and mcp_server.configured_as in self.own:
@@ -210,7 +265,7 @@ class ToolsetBuilder:
         names = dict[str, Tool]()
         for position, offered_tool in enumerate(offered):
             name = recipient_of(offered_tool)
-            namesake = self.tools.get(name) or names.get(name)
+            namesake = self.tools.get(name) or self.deferred.get(name) or names.get(name)
             names[name] = offered_tool
             if namesake is not None and (namesake != offered_tool or _kind(offered_tool) in ("function", "custom")):
                 place = f"{path}.tools[{position}]" if isinstance(tool, params.NamespaceToolParam) else path
@@ -221,9 +276,13 @@ class ToolsetBuilder:
         """Return all tools, restricted by ``tool_choice``; raises `InvalidRequest` if the choice cannot be met."""
         if self.ignored:
             logger.info("Left out tools: %s", shortened(", ".join(self.ignored)))
+        self._settle_search()
         mode, allowed = self._choice(request.tool_choice or "auto")
         if mode == "required" and not (self.tools or self.servers if allowed is None else allowed):
             raise _bad_choice("There is no tool that this choice lets the model call.")
+        waiting = {tool_key(tool) for tool in self.deferred.values()}
+        if mode == "required" and allowed and waiting.issuperset(allowed):
+            raise _bad_choice("This choice names only deferred tools, which no search has loaded yet.")
         if allowed == ():  # the choice names only tools that were left out
             mode, allowed = "none", None
         return wire.Toolset(
@@ -233,7 +292,26 @@ class ToolsetBuilder:
             request.parallel_tool_calls is not False,
             self.descriptions,
             tuple(self.servers.values()),
+            tuple(self.deferred.values()) or UNSET,
+            tuple(self.loaded) or UNSET,
         )
+
+    def _settle_search(self) -> None:
+        """Describe the search; raises `InvalidRequest` if tools are deferred that nothing can load.
+
+        They are not deferred if the operator has the search left out.
+        """
+        search = self.tools.get(_SEARCH)
+        if isinstance(search, wire.FunctionTool) and search.form == "tool_search":
+            servers = [server for server in self.servers.values() if server.is_deferred]
+            self.tools[_SEARCH] = _described(search, search_tool(self._listed.values(), self.descriptions, servers))
+        elif "tool_search" in self.ignored:
+            self.tools |= self.deferred
+            self.deferred.clear()
+            self.servers = {label: replace(server, is_deferred=UNSET) for label, server in self.servers.items()}
+        elif self._deferred_at:
+            message = "A deferred tool needs a search that loads it: a tool of the type tool_search."
+            raise InvalidRequest(message, param=f"{self._deferred_at}.defer_loading")
 
     def _choice(self, choice: params.ToolChoice) -> tuple[Mode, tuple[ToolKey, ...] | None]:
         match choice:
@@ -247,7 +325,7 @@ class ToolsetBuilder:
     def _allowed(self, choices: Sequence[params.AllowedTool]) -> tuple[ToolKey, ...]:
         """Return the keys of the chosen tools, each once."""
         groups = defaultdict[tuple[str, str | None], list[ToolKey]](list)
-        for tool in self.tools.values():
+        for tool in (*self.tools.values(), *self.deferred.values()):
             groups[_kind(tool), tool.name].append(tool_key(tool))
             groups[_kind(tool), None].append(tool_key(tool))
             groups["namespace", tool.namespace].append(tool_key(tool))
@@ -295,10 +373,36 @@ class ToolsetBuilder:
         raise _bad_choice(f"There is no such tool of an MCP server labelled {shortened(label)!r}.")
 
     def _named(self, choice: params.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:
-        tool = self.tools.get(f"{choice.namespace or FUNCTIONS}.{choice.name}")
+        name = f"{choice.namespace or FUNCTIONS}.{choice.name}"
+        tool = self.tools.get(name) or self.deferred.get(name)
         if tool is not None and _kind(tool) == choice.type:
             return (tool_key(tool),)
         return groups.get((choice.type, choice.name), ()) if choice.namespace is None else ()
+
+
+def _deferred(tool: params.ToolParam) -> frozenset[str]:
+    """Return the names of those functions of a tool that are not in the prompt until a search loads them."""
+    match tool:
+        case params.NamespaceToolParam():
+            return frozenset(inner.name for inner in tool.tools if inner.defer_loading)
+        case params.FunctionToolParam(defer_loading=True) | params.CustomToolParam(defer_loading=True):
+            return frozenset((tool.name,))
+        case _:
+            return frozenset()
+
+
+def _search(tool: params.ToolSearchToolParam) -> wire.FunctionTool:
+    runs_here = UNSET if tool.execution == "client" else True
+    return wire.FunctionTool("tool_search", tool.description, tool.parameters, form="tool_search", runs_here=runs_here)
+
+
+def _described(search: wire.FunctionTool, standard: wire.FunctionTool) -> wire.FunctionTool:
+    """Return the search with its standard description and parameters, where the client gives none."""
+    if search.runs_here:
+        about = "\n\n".join(filter(None, (search.description, standard.description)))
+        return replace(standard, description=about, runs_here=True)
+    description = search.description or standard.description
+    return replace(standard if search.parameters is None else search, description=description)
 
 
 def _is_sandboxed(tool: params.ToolParam) -> bool:
@@ -333,9 +437,8 @@ def _echo(tool: params.ToolParam) -> dict[str, Any]:
             return tool.sent | {"description": tool.description or ""}
         case params.FunctionToolParam():
             required = {key: getattr(tool, key) for key in ("type", "name", "description", "parameters", "strict")}
-            return required | {
-                key: tool.sent[key] for key in ("output_schema", "async") if tool.sent.get(key) is not None
-            }
+            optional = {key: tool.sent.get(key) for key in ("output_schema", "async", "defer_loading")}
+            return required | {key: value for key, value in optional.items() if value not in (None, False)}
         case _:
             return tool.without_secrets
 

@@ -184,6 +184,8 @@ def grammar_broken() -> EngineFailed:
 def call_of(tool: Tool) -> CallOpened:
     """Return the frame that opens a call of ``tool``."""
     match tool:
+        case FunctionTool(runs_here=True):
+            return frames.ToolSearchOpened()
         case FunctionTool():
             return frames.FunctionCallOpened(tool.name, tool.namespace, tool.form, tool.is_async is True)
         case CustomTool():

@@ -8,14 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.tools import Tool, ToolKey, keys_of, tool_key
 
 _FORGOTTEN = "The result of this call is no longer known."
 PENDING = "The function is running. Its output comes later."
 """The text that the model reads at once as the output of an asynchronous call."""
+
+OneTool = TypeVar("OneTool", bound=Tool)
+
+NOTHING_FOUND = "No tool was found."
+"""The text that the model reads as the output of a search for tools that has found none."""
 
 _NOT_APPROVED = "The user did not approve of this call"
 
@@ -72,6 +78,24 @@ def is_continuation(item: items.Item, before: items.Item) -> bool:
             return is_cut(before)
         case _:
             return False
+
+
+def placed(request: ResolvedRequest) -> frozenset[ToolKey]:
+    """Return the keys of the tools that stand in the prompt where an item brings them, not in its head.
+
+    So the beginning of the prompt stays the same.  What a compaction has superseded is in the head again.
+    """
+    tools = request.facts.tools
+    if not tools.loaded:
+        return frozenset()
+    brought = (item for item in split(request)[1] if isinstance(item, items.AdditionalTools | items.ToolSearchOutput))
+    return frozenset(tools.loaded).intersection(key for item in brought for key in keys_of(item.tools))
+
+
+def brought_by(item: items.AdditionalTools | items.ToolSearchOutput, tools: Iterable[OneTool]) -> list[OneTool]:
+    """Return those of the ``tools`` that an item brings."""
+    keys = frozenset(keys_of(item.tools))
+    return [tool for tool in tools if tool_key(tool) in keys]
 
 
 def _is_leading(item: items.Item) -> bool:

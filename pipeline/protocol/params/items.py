@@ -308,6 +308,44 @@ class ApplyPatchCallOutputItem(_ClientCallItem, frozen=True, kw_only=True, tag="
         return wire.ApplyPatchCallOutput(item_id, self.call_id, outcome, self.output)
 
 
+class _ToolSearchItem(_TypedCallItem, frozen=True, kw_only=True):
+    """A search for tools, or what it has found; those of OpenAI's own searches have no ``call_id``."""
+
+    call_id: _CallId | None = None
+    execution: Literal["server", "client"] | None = None
+
+    @property
+    def _found_by(self) -> tuple[str, Literal["server", "client"]]:
+        """The id of the call, and who makes the search."""
+        if self.call_id is None:
+            return "call_tool_search", self.execution or "server"
+        return self.call_id, self.execution or "client"
+
+    @property
+    def _item_status(self) -> ItemStatus:
+        return "completed" if (status := self.call_status) == "failed" else status
+
+
+class ToolSearchCallItem(_ToolSearchItem, frozen=True, kw_only=True, tag="tool_search_call"):
+    arguments: Any = None
+
+    def as_item(self, item_id: str) -> wire.ToolSearchCall:
+        """Return the item of a conversation."""
+        call_id, execution = self._found_by
+        arguments = {} if self.arguments is None else self.arguments
+        return wire.ToolSearchCall(item_id, call_id, arguments, self._item_status, execution)
+
+
+class ToolSearchOutputItem(_ToolSearchItem, frozen=True, kw_only=True, tag="tool_search_output"):
+    tools: tuple[AnyTool, ...]
+
+    def as_item(self, item_id: str) -> wire.ToolSearchOutput:
+        """Return the item of a conversation."""
+        call_id, execution = self._found_by
+        tools = tuple(tool.root.without_secrets for tool in self.tools)
+        return wire.ToolSearchOutput(item_id, call_id, tools, self._item_status, execution)
+
+
 # Calls that a server runs
 
 
@@ -504,6 +542,8 @@ PlainItem: TypeAlias = (
     | ShellCallOutputItem
     | ApplyPatchCallItem
     | ApplyPatchCallOutputItem
+    | ToolSearchCallItem
+    | ToolSearchOutputItem
     | McpListToolsItem
     | McpCallItem
     | McpApprovalRequestItem

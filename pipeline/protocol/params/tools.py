@@ -54,13 +54,13 @@ class _ModelTool(Echoed):
     allowed_callers: Annotated[list[Literal["direct", "programmatic"]], AfterValidator(_direct)] | None = None
 
 
-class _LoadedTool(_ModelTool):
-    """A tool that is in the prompt from the beginning: there is no search for tools."""
+class _DeferrableTool(_ModelTool):
+    """A tool that may be kept out of the prompt until a search loads it."""
 
-    defer_loading: Refused = None
+    defer_loading: bool | None = None
 
 
-class FunctionToolParam(_LoadedTool):
+class FunctionToolParam(_DeferrableTool):
     type: Literal["function"]
     name: Name
     description: str | None = None
@@ -80,7 +80,7 @@ class GrammarFormat(Body):
     definition: str
 
 
-class CustomToolParam(_LoadedTool):
+class CustomToolParam(_DeferrableTool):
     type: Literal["custom"]
     name: Name
     description: str | None = None
@@ -212,6 +212,22 @@ class WebSearchToolParam(Echoed):
     search_content_types: Annotated[list[Literal["text", "image"]], AfterValidator(_with_text)] | None = None
 
 
+class ToolSearchToolParam(Echoed):
+    """The search for deferred tools: by this server, or by the client, which then describes it."""
+
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _is_of_the_client(cls, parameters: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        if parameters is not None and info.data.get("execution") != "client":
+            raise PydanticCustomError(UNSUPPORTED, "Only a search that the client executes has parameters of its own")
+        return parameters
+
+
 # MCP servers
 
 RESERVED = frozenset({"functions", "assistant", "user", "system", "developer", "tool", "all"})
@@ -285,7 +301,7 @@ class Approval(Body):
     never: ToolFilterParam | None = None
 
 
-class McpToolParam(_LoadedTool):
+class McpToolParam(_DeferrableTool):
     """An MCP server: one with a URL, or one in the operator's configuration, by its label."""
 
     type: Literal["mcp"]
@@ -367,7 +383,9 @@ def is_web_search(tool_type: str) -> bool:
 
 
 _known_tag = one_of(
-    *("function", "custom", "namespace", "mcp", "code_interpreter", "shell", "apply_patch", "local_shell"), tag="other"
+    *("function", "custom", "namespace", "mcp", "code_interpreter", "shell", "apply_patch", "local_shell"),
+    "tool_search",
+    tag="other",
 )
 
 ToolParam: TypeAlias = Annotated[
@@ -380,6 +398,7 @@ ToolParam: TypeAlias = Annotated[
     | Annotated[ApplyPatchToolParam, Tag("apply_patch")]
     | Annotated[LocalShellToolParam, Tag("local_shell")]
     | Annotated[WebSearchToolParam, Tag("web_search")]
+    | Annotated[ToolSearchToolParam, Tag("tool_search")]
     | Annotated[OtherToolParam, Tag("other")],
     Discriminator(_tool_tag),
 ]

@@ -6,10 +6,19 @@ the description of its first function.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
+from penstock.pipeline.protocol.tools import (
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    McpTool,
+    Tool,
+    ToolKey,
+    Toolset,
+    tool_key,
+)
 from penstock.stages.models.chat.model import Function
 from penstock.stages.models.chat.names import CODE_ARGUMENT, CUSTOM_ARGUMENT, ToolNames
 from penstock.stages.models.harmony.hosted import description_of, function_of
@@ -18,20 +27,25 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _KINDS = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
-def functions(toolset: Toolset, names: ToolNames) -> list[Function]:
+def functions(toolset: Toolset, names: ToolNames, elsewhere: Container[ToolKey] = ()) -> list[Function]:
     """Return the functions to show the model: all tools of the request, including those it may not call now.
 
-    Showing all of them keeps the prompt the same between requests, for the prefix cache.  Empty if ``tool_choice`` is
-    ``none``.
+    Showing all of them keeps the prompt the same between requests, for the prefix cache.  Those with keys in
+    ``elsewhere`` stand in another place.  Empty if ``tool_choice`` is ``none``.
     """
     if toolset.choice == "none":
         return []
+    return described((tool for tool in toolset.tools if tool_key(tool) not in elsewhere), toolset.descriptions, names)
+
+
+def described(tools: Iterable[Tool], descriptions: Mapping[str, str], names: ToolNames) -> list[Function]:
+    """Return tools as functions."""
     introduced: set[str | None] = set()
     shown = []
-    for tool in toolset.tools:
+    for tool in tools:
         is_first = tool.namespace not in introduced
         introduced.add(tool.namespace)
-        shown.append(_function(tool, names.of(tool), _about(tool, toolset.descriptions) if is_first else ""))
+        shown.append(_function(tool, names.of(tool), _about(tool, descriptions) if is_first else ""))
     return shown
 
 

@@ -16,12 +16,16 @@ from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.params.json_body import DEEPEST
+from penstock.pipeline.protocol.tools import ToolKey, tool_key
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
+from penstock.stages.models.chat.functions import described
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.render.item_texts import (
+    NOTHING_FOUND,
     PENDING,
     arguments_of,
+    brought_by,
     is_continuation,
     is_cut,
     json_text,
@@ -127,6 +131,9 @@ def _is_deep(value: Any, most: int) -> bool:
 _UNKNOWN = "unknown"
 """The name of a call that is gone, because the store no longer has its response.  The model still reads the output."""
 
+_SERVED = (items.ShellCallOutput, items.ToolSearchOutput)
+"""The outputs that may be this server's."""
+
 _Content: TypeAlias = str | list[dict[str, Any]]
 
 
@@ -151,7 +158,7 @@ class MessageContext:
     """The context that turns items into messages.
 
     ``images`` maps the URLs of images to data URLs.  ``stops`` are the tokens that end a turn.  ``call_id`` makes the
-    ids of calls.
+    ids of calls.  ``placed`` are the keys of the tools that stand where an item brings them.
     """
 
     request: ResolvedRequest
@@ -159,6 +166,7 @@ class MessageContext:
     images: Mapping[str, str]
     stops: Collection[int]
     call_id: CallId = id_of_client
+    placed: frozenset[ToolKey] = frozenset()
 
 
 def chat_conversation(instructions: str, history: Sequence[items.Item], context: MessageContext) -> ChatConversation:
@@ -219,19 +227,32 @@ class _Messages:
                 self.add({"role": "user" if item.role == "user" else "system", "content": self._content(item.content)})
             case items.Reasoning():
                 self._think(item, at)
+            case items.Compaction():
+                self.add({"role": "user", "content": summary_of(item, self._results)})
+            case items.AdditionalTools() if declared := self._declared(item):
+                self.add({"role": "system", "content": f"More tools can be called from now on:\n{declared}"})
+            case _:
+                self._read_call(item, at)
+
+    def _read_call(self, item: items.Item, at: int) -> None:
+        """Read an item that belongs to a call; items without a message are left out."""
+        match item:
             case _ if isinstance(item, items.Call):
                 self._call(item, self._outputs.get(at))
             case _ if isinstance(item, items.CallOutput):
                 self._return(item, self._history[self._callers[at]] if at in self._callers else None)
             case _ if isinstance(item, items.ServedCall):
                 self._run(item)
-            case items.Compaction():
-                self.add({"role": "user", "content": summary_of(item, self._results)})
-            case items.McpApprovalRequest():  # an approved request becomes a call of its own
-                if refusal := self._refusals.get(item.id):
-                    self._add_call(self._written(item), item, item.id, refusal)
+            case items.McpApprovalRequest() if refusal := self._refusals.get(item.id):
+                self._add_call(self._written(item), item, item.id, refusal)  # an approved request becomes a call
             case _:
-                pass  # no message: all tools are declared before the conversation
+                pass
+
+    def _declared(self, item: items.AdditionalTools | items.ToolSearchOutput) -> str:
+        """Return the tools that an item brings as lines of JSON; empty if the head of the prompt declares them."""
+        tools, names = self._context.request.facts.tools, self._context.names
+        brought = brought_by(item, (tool for tool in tools.tools if tool_key(tool) in self._context.placed))
+        return "\n".join(map(json_text, described(brought, tools.descriptions, names)))
 
     def _written(self, item: items.Item) -> Turn:
         """Return the turn in which the model wrote ``item``, and add the item's tokens to it."""
@@ -292,8 +313,8 @@ class _Messages:
             name, arguments = (self._context.names.of_call(again), again.arguments) if again else (_UNKNOWN, "")
             self._turn = Turn(is_whole=False, returned=True)
             self._pair(self._turn, name, arguments, output.call_id, self._output(output, again))
-        elif self._turn and not (isinstance(output, items.ShellCallOutput) and self._turn.is_over is False):
-            self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn
+        elif self._turn and not (isinstance(output, _SERVED) and self._turn.is_over is False):
+            self._turn.returned = True  # not for an output of this server's if its call did not end the turn
 
     def _add_call(self, turn: Turn, call: items.CallItem, call_id: str, result: _Content | None) -> None:
         name, argument, text = self._context.names.of_call(call), text_argument(call), arguments_of(call)
@@ -314,6 +335,8 @@ class _Messages:
         match output:
             case items.FunctionCallOutput(output=tuple(parts)) | items.CustomToolCallOutput(output=tuple(parts)):
                 return self._content(parts)
+            case items.ToolSearchOutput():
+                return self._declared(output) or NOTHING_FOUND
             case _:
                 return output_of(output, call)
 

@@ -19,7 +19,7 @@ from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.chat.guard import Guard, unused_in
 from penstock.stages.render.chat.messages import Arguments, ChatConversation, MessageContext, chat_conversation
 from penstock.stages.render.chat.verbatim import spelled
-from penstock.stages.render.item_texts import split
+from penstock.stages.render.item_texts import placed, split
 from penstock.stages.render.truncation import refuse_excess
 
 logger = logging.getLogger(__name__)
@@ -39,12 +39,14 @@ class Rendering:
     ) -> None:
         names = ToolNames(request.facts.tools)
         self._instructions, self.items = split(request)
-        self.functions = functions(request.facts.tools, names)
+        elsewhere = placed(request)
+        self.functions = functions(request.facts.tools, names, elsewhere)
         self.variables = variables(chat, request)
         self._chat = chat
         self._context_length = context_length
         self._source = request.facts.template.source
-        self._context = MessageContext(request, names, images, frozenset(chat.stop_token_ids), chat.parsers.call_id)
+        stops = frozenset(chat.stop_token_ids)
+        self._context = MessageContext(request, names, images, stops, chat.parsers.call_id, elsewhere)
 
     def prompt(self, items: Sequence[Item]) -> tuple[ChatConversation, Sequence[int]]:
         """Return the prompt with these items.

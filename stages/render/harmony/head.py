@@ -16,10 +16,11 @@ from cachetools import LRUCache, cached
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.response import Effort
-from penstock.pipeline.protocol.tools import HostedTool
+from penstock.pipeline.protocol.tools import HostedTool, tool_key
 from penstock.stages.models.harmony.hosted import hosted_section
 from penstock.stages.models.harmony.typescript import NamedTool, by_namespace, comment, tools_section
 from penstock.stages.render.harmony.message import HarmonyMessage
+from penstock.stages.render.item_texts import placed
 
 _IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 _CUTOFF = "Knowledge cutoff: 2024-06"
@@ -45,14 +46,16 @@ def head(request: ResolvedRequest, instructions: str, *, in_system: bool) -> Ite
     """Yield the system message and, if it has any content, the developer message; one of them has ``instructions``."""
     spoken, instructions = (instructions, "") if in_system else ("", instructions)
     # all tools are declared, callable or not, so that the prefix cache still matches
-    shown = () if request.facts.tools.choice == "none" else request.facts.tools.tools
+    elsewhere = placed(request)
+    offered = () if request.facts.tools.choice == "none" else request.facts.tools.tools
+    shown = [tool for tool in offered if tool_key(tool) not in elsewhere] if elsewhere else offered
     hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
     tools = [tool for tool in shown if not isinstance(tool, HostedTool)]
     yield HarmonyMessage("system", (_system_text(request, spoken, hosted, tools),))
     text_format: dict[str, Any] = request.facts.response.text.get("format") or {}
     sections = [
         f"# Instructions\n\n{instructions}" if instructions else "",
-        _tools_section(tools, request.facts.tools.descriptions) if tools else "",
+        declared_tools(tools, request.facts.tools.descriptions) if tools else "",
         formats_section(text_format),
     ]
     if filled := [section for section in sections if section]:
@@ -66,7 +69,7 @@ def _key(tools: Sequence[NamedTool], descriptions: Mapping[str, str]) -> bytes:
 
 
 _sections: LRUCache[bytes, str] = LRUCache(_KEPT_CHARACTERS, len)
-_tools_section = cached(_sections, _key, Lock())(tools_section)
+declared_tools = cached(_sections, _key, Lock())(tools_section)
 
 
 def _system_text(

@@ -11,16 +11,19 @@ from msgspec import UNSET
 from penstock.pipeline.frames import Channel, ResolvedRequest
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import behind_calls, callers_of
-from penstock.pipeline.protocol.tools import HostedTool
+from penstock.pipeline.protocol.tools import HostedTool, ToolKey, Toolset, tool_key
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
-from penstock.stages.render.harmony.head import head
+from penstock.stages.render.harmony.head import declared_tools, head
 from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.item_texts import (
+    NOTHING_FOUND,
     PENDING,
     arguments_of,
+    brought_by,
     is_continuation,
     is_cut,
     output_of,
+    placed,
     refusals_in,
     result_of,
     split,
@@ -61,7 +64,7 @@ def harmony_conversation(request: ResolvedRequest, *, system_instructions: bool 
     rest = behind_calls(given)  # a message has no ``call_id``: the model tells by the order what an output belongs to
     built_in = frozenset(tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool))
     first = head(request, instructions, in_system=system_instructions)
-    spoken = [*_Items(rest, request.results, built_in).spoken()]
+    spoken = [*_Items(rest, request.results, built_in, request.facts.tools, placed(request)).spoken()]
     for at, (before, item) in enumerate(pairwise(rest)):
         if is_continuation(item, before) and item.id not in request.tokens:  # else it has a header of its own
             spoken[at : at + 2] = _joined(*spoken[at : at + 2])
@@ -82,8 +85,18 @@ def _joined(
 class _Items:
     """The items after the head.  The messages of each item depend on the other items."""
 
-    def __init__(self, history: tuple[items.Item, ...], results: Mapping[str, str], built_in: frozenset[str]) -> None:
+    def __init__(
+        self,
+        history: tuple[items.Item, ...],
+        results: Mapping[str, str],
+        built_in: frozenset[str],
+        tools: Toolset,
+        placed: frozenset[ToolKey],
+    ) -> None:
         self._items = history
+        self._placed = [tool for tool in tools.tools if tool_key(tool) in placed and not isinstance(tool, HostedTool)]
+        """The tools that stand where an item brings them."""
+        self._descriptions = tools.descriptions
         self._built_in = built_in
         """The namespaces of the request's built-in tools; operators' servers may offer more functions in them."""
         self._results = results
@@ -118,12 +131,22 @@ class _Items:
             return () if refusal is None else (self._called(item), self._returned(item, refusal))
         if isinstance(item, items.Compaction):
             return (HarmonyMessage("user", (summary_of(item, self._results),)),)
-        return ()  # the head declares the tools of other items with all others, as in training
+        if isinstance(item, items.AdditionalTools) and (declared := self._declared(item)):
+            return (HarmonyMessage("developer", (declared,)),)
+        return ()
+
+    def _declared(self, item: items.AdditionalTools | items.ToolSearchOutput) -> str:
+        """Return the declaration of the tools that an item brings; empty if the head declares them."""
+        tools = brought_by(item, self._placed)
+        return declared_tools(tools, self._descriptions) if tools else ""
 
     def _output(self, output: items.CallOutput, at: int) -> HarmonyMessage:
         caller = self._items[self._callers[at]] if at in self._callers else None
         call = caller if isinstance(caller, items.Call) else None
-        return self._returned(call, self._results.get(output.id) or output_of(output, call))
+        text = self._results.get(output.id)
+        if not text and isinstance(output, items.ToolSearchOutput):
+            text = self._declared(output) or NOTHING_FOUND
+        return self._returned(call, text or output_of(output, call))
 
     def _run_here(self, call: items.ServedCall) -> Sequence[HarmonyMessage]:
         result = self._results.get(call.id)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import AdditionalTools
 from penstock.pipeline.protocol.params.tools import McpToolParam
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
@@ -259,5 +260,6 @@ async def test_secrets_are_in_no_error(store: Store, tool: Json, blank: int) -> 
 def test_any_label_is_accepted_in_added_items() -> None:
     """It is checked when a response uses the conversation."""
     builder = ToolsetBuilder()
-    builder.add_from_item(McpToolParam(type="mcp", server_label="home"), "items[0].tools[0]")
+    home = McpToolParam(type="mcp", server_label="home")
+    builder.add_items([home], AdditionalTools("at_1", "developer", ()), "items[0]")
     assert list(builder.servers) == ["home"]
