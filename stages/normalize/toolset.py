@@ -171,11 +171,12 @@ class ToolsetBuilder:
             self.servers[offered.label] = offered
             self._deferred_at = self._deferred_at or (path if offered.is_deferred else "")
             return
-        for tool in offered or ():
+        for position, tool in enumerate(offered or ()):
             name = recipient_of(tool)
             if tool.name in deferred:
                 self.deferred[name] = self._listed[name] = tool
-                self._deferred_at = self._deferred_at or path
+                at = path if tool.namespace is None else f"{path}.tools[{position}]"
+                self._deferred_at = self._deferred_at or at
                 continue
             if is_loaded and name not in self.tools:
                 self.loaded[tool_key(tool)] = None
@@ -238,6 +239,8 @@ class ToolsetBuilder:
         """Keep the options of a built-in tool; raises `InvalidRequest` for one that nothing here would obey."""
         options = NO_OPTIONS
         if isinstance(tool, params.McpToolParam):
+            if tool.defer_loading:
+                raise UnsupportedParameter("A built-in tool cannot be deferred.", param=f"{path}.defer_loading")
             self.settings[kind] = settings_of(tool, kind)
         elif isinstance(tool, params.WebSearchToolParam):
             options = _web_options(tool, path)

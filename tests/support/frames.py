@@ -37,6 +37,7 @@ FORMS: dict[ClientForm, str] = {
     "local_shell": '{"command": ["ls", "-l"], "timeout_ms": 5}',
     "shell": '{"commands": ["ls", "cd a", "pwd"], "max_output_length": 9}',
     "apply_patch": '{"type": "create_file", "path": "a.txt", "diff": "+a"}',
+    "tool_search": '{"query": "weather"}',
 }
 """Arguments of each form."""
 

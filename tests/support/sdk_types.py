@@ -48,6 +48,9 @@ BESIDE: Mapping[str, Json] = {
     "Mcp": {"server_url": "https://mcp.invalid"},
     "ContextManagement": {"type": "compaction"},
     "FunctionCallOutput": {"call_id": "call_1"},
+    "ToolSearchCall": {"call_id": "call_1"},
+    "ResponseToolSearchOutputItemParamParam": {"call_id": "call_1"},
+    "ToolSearchToolParam": {"execution": "client"},
     **{of_sdk: {"file_data": "YQ=="} for of_sdk in ("ResponseInputFileParam", "ResponseInputFileContentParam")},
     **{of_sdk: {"image_url": IMAGE} for of_sdk in ("ResponseInputImageParam", "ResponseInputImageContentParam")},
 }

@@ -104,6 +104,11 @@ class MessageTool(Body):
         return self.type is not None and is_web_search(self.type)
 
     @property
+    def is_deferred(self) -> bool:
+        """True for a function that is not in the prompt until a result refers to it."""
+        return self.is_custom and self.defer_loading is True
+
+    @property
     def executes(self) -> bool:
         """True for the tool that runs programs, of any version."""
         return self.type is not None and self.type.startswith("code_execution_")
@@ -117,6 +122,10 @@ class MessageTool(Body):
             return CodeInterpreterToolParam.model_validate({"type": "code_interpreter", "container": {"type": "auto"}})
         if not self.is_custom:
             return OtherToolParam.model_validate({"type": self.type})
+        return self.function(path)
+
+    def function(self, path: str) -> FunctionToolParam:
+        """Return the function as the Responses API has it; raises `InvalidRequest` if it lacks something."""
         for key in ("name", "input_schema"):
             if getattr(self, key) is None:
                 param = f"{path}.{key}"
@@ -125,13 +134,8 @@ class MessageTool(Body):
         if schema["type"] != "object":
             param = f"{path}.input_schema.type"
             raise InvalidRequest(f"Input should be 'object' (at {param})", param=param, code="invalid_value")
-        return FunctionToolParam.model_construct(
-            type="function",
-            name=self.name,
-            description=self._described,
-            parameters=schema,
-            strict=self.strict,
-        )
+        fields = {"name": self.name, "description": self._described, "parameters": schema, "strict": self.strict}
+        return FunctionToolParam.built(type="function", **fields)
 
     @property
     def _described(self) -> str | None:
@@ -267,19 +271,17 @@ class CountTokens(Body):
     def _conversation(self) -> Conversation:
         edits = (self.context_management and self.context_management.edits) or ()
         kept = [edit.thinking_turns for edit in edits if edit.thinking_turns is not None]
-        return Conversation(self.messages, min(kept, default=None))
+        deferred = {
+            tool.name or "": tool.function(f"tools[{position}]")
+            for position, tool in enumerate(self.tools or ())
+            if tool.is_deferred
+        }
+        return Conversation(self.messages, min(kept, default=None), deferred)
 
     @cached_property
     def _tools(self) -> list[tuple[int, MessageTool]]:
-        """The tools with their positions.
-
-        A deferred one is left out until a result refers to it.  Then it is the last, so that the prompt has the same
-        beginning.
-        """
-        tools = list(enumerate(self.tools or ()))
-        deferred = {tool.name: (position, tool) for position, tool in tools if tool.defer_loading}
-        loaded = [deferred[name] for name in self._conversation.loaded if name in deferred]
-        return [each for each in tools if not each[1].defer_loading] + loaded
+        """The tools with their positions, without those that are deferred."""
+        return [(position, tool) for position, tool in enumerate(self.tools or ()) if not tool.is_deferred]
 
     @property
     def _effort(self) -> Effort | None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -16,6 +17,7 @@ from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.structs import ListOf
+from penstock.pipeline.protocol.params.tools import AnyTool, FunctionToolParam
 
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
@@ -226,18 +228,26 @@ def _called(block: ToolUseBlock) -> params.FunctionCallItem:
 
 
 class Conversation:
-    """The items of a list of messages, where each came from, and the deferred tools that they load.
+    """The items of a list of messages, and where each came from.
 
-    If the last message is the assistant's, the model continues its text.  The model reads only the thoughts of the
-    last ``thinking_turns`` of its messages that have some; None stands for all.
+    A result that refers to ``deferred`` tools loads them: they are an item behind it.  If the last message is the
+    assistant's, the model continues its text.  The model reads only the thoughts of the last ``thinking_turns`` of its
+    messages that have some; None stands for all.
     """
 
-    def __init__(self, messages: Sequence[Turn], thinking_turns: int | None = None) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Turn],
+        thinking_turns: int | None = None,
+        deferred: Mapping[str, FunctionToolParam] = MappingProxyType({}),
+    ) -> None:
         self.items: list[params.InputItem] = []
         self.places: list[int] = []
         """The position of the message of each item."""
-        self.loaded: dict[str, None] = {}
-        """The names of the deferred tools that a result refers to, in order."""
+        self._deferred = dict(deferred)
+        """The deferred tools that no result has loaded yet."""
+        self._loaded: list[FunctionToolParam] = []
+        """The tools that the results of the latest message have loaded."""
         self._open_calls: dict[str, str] = {}
         """The places of the messages with calls that have no result yet, by the ids of the calls."""
         cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
@@ -290,6 +300,10 @@ class Conversation:
         for block in blocks:
             if isinstance(block, ToolResultBlock):
                 yield params.FunctionCallOutputItem(call_id=block.tool_use_id, output=self._result(block))
+        if self._loaded:
+            tools = tuple(AnyTool.model_construct(root=tool) for tool in self._loaded)
+            yield params.AdditionalToolsItem(role="developer", tools=tools)
+            self._loaded = []
         if others := tuple(part for block in blocks for part in _parts(block)):
             yield params.MessageItem(role="user", content=others)
 
@@ -308,7 +322,8 @@ class Conversation:
             case wire.InputText():
                 yield block
             case ToolReferenceBlock(tool_name=name):
-                self.loaded[name] = None
+                if tool := self._deferred.pop(name, None):
+                    self._loaded.append(tool)
                 yield wire.InputText(f"The tool {name} is available from now on.\n")
             case _:
                 yield from _parts(block)

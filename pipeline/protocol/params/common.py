@@ -51,6 +51,13 @@ class Echoed(Body):
         """The object as the client sent it, without possible secrets, to be stored or echoed."""
         return self._sent
 
+    @classmethod
+    def built(cls, **fields: Any) -> Self:
+        """Return the object with these fields, which another API has validated."""
+        echoed: Self = cls.model_construct(**fields)
+        echoed._sent = fields
+        return echoed
+
     @model_validator(mode="wrap")
     @classmethod
     def _keep(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Self:

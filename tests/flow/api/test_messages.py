@@ -257,8 +257,11 @@ async def test_deferred_tools_are_loaded_by_their_references(served: ScriptedSer
     }
     messages = [ASKED, {"role": "assistant", "content": [call]}, {"role": "user", "content": [found]}]
     assert (await served.post({**ASKING, "messages": messages, "tools": [*tools, search]}, PATH))[0] == 200
-    assert served.prompt_text().startswith(before.partition("} // namespace")[0])
-    assert "type far =" in served.prompt_text()
+    begun = before.removesuffix("<|start|>assistant")
+    assert served.prompt_text().startswith(begun)
+    loaded = served.prompt_text().removeprefix(begun).partition("far is available from now on.")[2]
+    assert "<|start|>developer<|message|># Tools" in loaded
+    assert "type far =" in loaded
 
 
 async def test_system_messages_stay_in_their_place(served: ScriptedServer) -> None:

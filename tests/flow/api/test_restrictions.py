@@ -19,7 +19,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "Hi", "max_tokens": 5}, "max_tokens"),
     ({"input": "Hi", "tools": [WEATHER, SEARCH]}, "tools[1].type"),
     ({"input": [USER, additional_tools(SEARCH)]}, "input[1].tools[0].type"),
-    ({"input": [USER, additional_tools(WEATHER | {"defer_loading": True})]}, "input[1].tools[0].defer_loading"),
 ]
 
 

@@ -95,6 +95,8 @@ TAKEN: Mapping[str, str] = {
     "FunctionCallOutput": "call_id id name namespace output status type",
     "ResponseCustomToolCallParam": "async call_id id input name namespace type",
     "ResponseCustomToolCallOutputParam": "call_id id output type",
+    "ToolSearchToolParam": "description execution parameters type",
+    "ToolSearchCall": "arguments call_id execution id status type",
     "LocalShellCall": "action call_id id status type",
     "LocalShellCallAction": "command env timeout_ms type user working_directory",
     "LocalShellCallOutput": "id output status type",
@@ -179,7 +181,7 @@ IDLE: Mapping[str, str] = {
 """The fields that are accepted and have no effect, with the reason: none of them restricts or changes an answer."""
 
 NOT_RUN = (
-    *("FileSearchToolParam", "ComputerToolParam", "ComputerUsePreviewToolParam", "ToolSearchToolParam"),
+    *("FileSearchToolParam", "ComputerToolParam", "ComputerUsePreviewToolParam"),
     *("ProgrammaticToolCalling", "ImageGeneration"),
 )
 """The tools that this server does not run."""
@@ -200,14 +202,17 @@ NOT_HERE: Mapping[str, str | None] = {
     **dict.fromkeys(
         (
             *("ResponseComputerToolCallParam", "ComputerCallOutput"),
-            *("ToolSearchCall", "ResponseToolSearchOutputItemParamParam"),
             "ResponseConfigurationUpdateItemParamParam",
         ),
         "input[0].type",
     ),
     **dict.fromkeys(("ResponseFileSearchToolCallParam", "ImageGenerationCall", "Program", "ProgramOutput"), None),
+    "ResponseToolSearchOutputItemParamParam": None,
 }
-"""The objects that are refused with all of their fields, by the path in ``param``; None for items passed over."""
+"""The objects that are refused with all of their fields, by the path in ``param``.
+
+None stands for items that are passed over, and for one that repeats the tools of a request.
+"""
 
 REFUSED: Mapping[str, str | None] = {
     "PromptCacheOptions.prewarm=true": "prompt_cache_options.prewarm",
@@ -271,6 +276,7 @@ REFUSED: Mapping[str, str | None] = {
 CALLS: Mapping[str, Json] = {
     "function_call_output": {"type": "function_call", "call_id": "call_1", "name": "x", "arguments": "{}"},
     "custom_tool_call_output": {"type": "custom_tool_call", "call_id": "call_1", "name": "x", "input": "x"},
+    "tool_search_output": {"type": "tool_search_call", "call_id": "call_1", "arguments": {}},
     "local_shell_call_output": {
         "type": "local_shell_call",
         "id": "lsh_1",
@@ -298,6 +304,7 @@ CALLS: Mapping[str, Json] = {
 OUTPUTS: Mapping[str, Json] = {
     "function_call": {"type": "function_call_output", "call_id": "call_1", "output": "x"},
     "custom_tool_call": {"type": "custom_tool_call_output", "call_id": "call_1", "output": "x"},
+    "tool_search_call": {"type": "tool_search_output", "call_id": "call_1", "tools": []},
     "local_shell_call": {"type": "local_shell_call_output", "id": "call_1", "output": "x"},
     "shell_call": {"type": "shell_call_output", "call_id": "call_1", "output": []},
     "apply_patch_call": {"type": "apply_patch_call_output", "call_id": "call_1", "status": "completed"},

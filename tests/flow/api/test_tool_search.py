@@ -212,7 +212,7 @@ async def test_client_describes_its_search(tmp_path: Path) -> None:
     ("body", "param"),
     [
         ({"tools": [WEATHER]}, "tools[0].defer_loading"),
-        ({"tools": [function("f", "", deferred=False), CRM]}, "tools[1].defer_loading"),
+        ({"tools": [function("f", "", deferred=False), CRM]}, "tools[1].tools[0].defer_loading"),
         ({"tools": [mcp_tool(url="https://mcp.invalid", defer_loading=True)]}, "tools[0].defer_loading"),
         ({"tools": [{**SEARCH, "parameters": {"type": "object"}}]}, "tools[0].parameters"),
         ({"tools": [SEARCH, WEATHER, WEATHER]}, "tools[2].name"),

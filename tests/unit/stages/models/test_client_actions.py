@@ -24,6 +24,7 @@ from penstock.pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
     ShellCall,
+    ToolSearchCall,
 )
 from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.models.shell_calls import shown
@@ -105,6 +106,7 @@ NO_ACTIONS: dict[ClientForm, list[str]] = {
         *('{"type": "update_file", "path": "a"}', '{"type": "delete_file", "path": " "}'),
         json.dumps({"input": "*** Begin Patch"}),
     ],
+    "tool_search": ["weather", '"weather"', "[]", '{"query": "wea', DEEP],
 }
 
 
@@ -190,6 +192,8 @@ def test_any_arguments_are_an_action_or_no_call(form: ClientForm, text: str, com
             _SDK[form].validate_python(operation)
             assert operation.items() <= arguments.items()
             assert operation["path"].strip()
+        case ToolSearchCall(arguments=found):
+            assert found == arguments
         case _:
             raise AssertionError(item)
 

@@ -70,7 +70,7 @@ async def test_tools_are_echoed(store: Store) -> None:
     "kind",
     [
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"),
-        *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
+        *("computer", "computer_use_preview", "programmatic_tool_calling"),
     ],
 )
 async def test_unavailable_hosted_tools_are_refused_or_left_out(
