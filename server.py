@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
 from penstock.api.backends import EngineStarter, start
+from penstock.api.dialects.responses.form import last_response
 from penstock.api.metrics.scrape import bound_for_metrics, serving_metrics
 from penstock.api.running import running
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.response import Response
 
 
 @asynccontextmanager
@@ -23,6 +25,11 @@ async def pipeline(
     """Run the pipeline of these settings without HTTP, for the length of a block."""
     async with running(settings, start_engine) as server:
         yield server.scheduler.pipeline
+
+
+async def collect(events: AsyncIterator[ResponseEvent]) -> Response:
+    """Return the response that a stream of events ends with; its ``output_text`` is the text of the answer."""
+    return await last_response(events)
 
 
 async def application(settings: Settings, start_engine: EngineStarter = start) -> web.Application:

@@ -25,19 +25,20 @@ OPTIONS = {
     "trusted-host": "--allow-insecure-host",
 }
 """The options of uv for settings of pip that have values."""
+SECTIONS = ("global", "install", ":env:")
+"""The sections of pip's settings, each of which overrides those before it."""
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
 def settings_of_pip() -> dict[str, str]:
     """Return pip's settings: those of its files, and over them those of the environment."""
     listed = subprocess.run((*PIP, "config", "list"), capture_output=True, text=True, check=True).stdout
-    found = dict[str, str]()
+    found: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
     for line in listed.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        if section in ("global", "install", ":env:"):
-            found[name] = str(ast.literal_eval(value))
-    return found
+        found.get(section, {})[name] = str(ast.literal_eval(value))
+    return {name: value for section in SECTIONS for name, value in found[section].items()}
 
 
 def options_of_uv(settings: Mapping[str, str]) -> Iterator[str]:

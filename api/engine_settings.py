@@ -36,27 +36,27 @@ class EngineSettings(BaseSettings):
 
     # The titles stand for the values in the help; the examples in mistakes, and without a default in `penstock config`.
     model: CliPositionalArg[str | None] = Field(
-        None,
+        default=None,
         title="MODEL",
         description=f"a Hugging Face id or a folder; by default {DEFAULT_MODEL}, or the model of --engine",
         examples=[DEFAULT_MODEL],
     )
     engine: Texts = Field(
-        [],
+        default=[],
         title="URL",
         description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings; "
         "or file.py:function or module:function, for an engine of your own",
         examples=["http://127.0.0.1:8001"],
     )
     model_alias: Texts = Field(
-        [],
+        default=[],
         title="PATTERN=NAME",
         description="other names for a served model: a request for a name that fits the pattern (as in a shell) is "
         "for the model NAME, and its answer has the name of the request; repeatable, the first that fits counts",
         examples=["claude-*=openai/gpt-oss-20b"],
     )
     replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
-        "max",
+        default="max",
         validate_default=True,
         gt=0,
         allow_inf_nan=False,
@@ -65,20 +65,20 @@ class EngineSettings(BaseSettings):
         examples=["2x"],
     )
     engine_places: int | None = Field(
-        None,
+        default=None,
         gt=0,
         description="turns of the model that generate at once; others wait, and the API keys get places in turn; "
         "by default --max-num-seqs of vLLM in this process, and any number with --engine",
         examples=[64],
     )
     engine_wait: Duration | None = Field(
-        None,
+        default=None,
         gt=0,
         title="TIME",
         description="time that a new response may wait for a place before it is refused with a 503; by default any",
         examples=["30s"],
     )
-    engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    engine_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     vllm: CliSuppress[Table] = {}
     engine_arguments: CliUnknownArgs = []
 
@@ -164,49 +164,50 @@ class ChatSettings(BaseSettings):
     SECTION: ClassVar[str] = "Models with a chat template, and gpt-oss"
 
     reasoning_parser: str | None = Field(
-        None,
+        default=None,
         title="NAME",
         description="vLLM's parser of reasoning, or none; by default chosen by the chat template. Or file.py:name, "
         "module:name or an entry point, for a parser of your own",
         examples=["qwen3"],
     )
     tool_call_parser: str | None = Field(
-        None,
+        default=None,
         title="NAME",
         description="vLLM's parser of calls, or none; by default chosen by the chat template. Or file.py:name, "
         "module:name or an entry point, for a parser of your own",
         examples=["hermes"],
     )
     reasoning_parser_plugin: str | None = Field(
-        None,
+        default=None,
         title="FILE",
         description="a file or module that registers a parser of reasoning with vLLM",
         examples=["reasoning.py"],
     )
     tool_parser_plugin: str | None = Field(
-        None,
+        default=None,
         title="FILE",
         description="a file or module that registers a parser of calls with vLLM",
         examples=["calls.py"],
     )
     chat_template: str | None = Field(
-        None,
+        default=None,
         title="FILE",
         description="a file with a chat template, or the template itself, instead of the model's own",
         examples=["template.jinja"],
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = Field(
-        "auto",
+        default="auto",
         description="format in which the template takes the content of messages: string, or openai for a list of parts",
     )
     default_chat_template_kwargs: Table = Field(
-        {},
+        default={},
         description='variables of the chat template; as JSON, {"enable_thinking": false}, except in penstock.toml',
         examples=[{"enable_thinking": False}],
     )
-    trust_request_chat_template: bool = Field(False, description="accept the chat_template of a request")
+    trust_request_chat_template: bool = Field(default=False, description="accept the chat_template of a request")
     harmony_system_instructions: bool = Field(
-        False, description="give gpt-oss the instructions in its system message, instead of the developer message"
+        default=False,
+        description="give gpt-oss the instructions in its system message, instead of the developer message",
     )
 
     @property

@@ -19,18 +19,24 @@ class RecordingSettings(BaseSettings):
     SECTION: ClassVar[str] = "Recordings"
 
     record: Path | None = Field(
-        None, title="FOLDER", description="a folder that gets one recording per response", examples=["recordings"]
+        default=None,
+        title="FOLDER",
+        description="a folder that gets one recording per response",
+        examples=["recordings"],
     )
     record_after: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed)] = Field(
-        ",".join(FILES), validate_default=True, title="STAGES", description="the stages whose output is recorded"
+        default=",".join(FILES),
+        validate_default=True,
+        title="STAGES",
+        description="the stages whose output is recorded",
     )
     record_if: str | None = Field(
-        None,
+        default=None,
         title="CONDITION",
         description="record a fraction of responses (0.01), or those with a request header (x-record, x-record=yes)",
         examples=["0.01"],
     )
-    record_texts: bool = Field(True, description="record texts; without them only their shape")
+    record_texts: bool = Field(default=True, description="record texts; without them only their shape")
 
     @field_validator("record", mode="before")
     @classmethod

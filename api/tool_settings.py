@@ -21,52 +21,52 @@ class ToolSettings(BaseSettings):
     SECTION: ClassVar[str] = "Tools"
 
     mcp_config: Path | None = Field(
-        None,
+        default=None,
         title="FILE",
         description="a JSON file of MCP servers, in the format of most MCP clients",
         examples=["mcp.json"],
     )
     sandbox: bool = Field(
-        True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
+        default=True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
     )
     tool: Texts = Field(
-        [],
+        default=[],
         title="HOST",
         description="a tool of your own, by the function that returns its host: file.py:function, module:function or "
         "the name of an entry point; the function's name is that of the tool; repeatable",
         examples=["warehouse.py:warehouse"],
     )
     allow_tool: Texts = Field(
-        [],
+        default=[],
         title="TOOL",
         description="a tool that clients may use: code_interpreter, shell, web_search, the name of a --tool, or none; "
         "by default all; repeatable",
         examples=["web_search"],
     )
     leave_out_tool: Texts = Field(
-        [],
+        default=[],
         title="TOOL",
         description=f"a tool to leave out of requests that have it: {', '.join(LEAVABLE)} (all that the server does "
         "not run); otherwise a request with a tool that the server does not run is a 400; repeatable",
         examples=["web_search"],
     )
     web_search: str | None = Field(
-        None,
+        default=None,
         title="ENGINE",
         description="search engine: brave, tavily, exa or searxng=URL; PENSTOCK_WEB_SEARCH_KEY holds its key",
         examples=["searxng=http://127.0.0.1:8888"],
     )
-    web_search_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    web_search_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     allow_address: Texts = Field(
-        [],
+        default=[],
         title="ADDRESS",
         description="a network, address or host that URLs may reach although it is not public; repeatable",
         examples=["10.0.0.0/8"],
     )
     tool_timeout: Duration = Field(
-        "2m", validate_default=True, gt=0, description="time that one call of a tool may take"
+        default="2m", validate_default=True, gt=0, description="time that one call of a tool may take"
     )
-    max_turns: int = Field(100, gt=0, description="turns of the model in one response")
+    max_turns: int = Field(default=100, gt=0, description="turns of the model in one response")
 
     @field_validator("leave_out_tool")
     @classmethod
@@ -117,16 +117,21 @@ class FileSettings(BaseSettings):
 
     SECTION: ClassVar[str] = "Files"
 
-    max_file_bytes: Size = Field("32MiB", validate_default=True, description="largest file that a request may have")
-    max_file_inflated: Size = Field(
-        "256MiB", validate_default=True, description="bytes to which a docx, xlsx or pptx may inflate"
+    max_file_bytes: Size = Field(
+        default="32MiB", validate_default=True, description="largest file that a request may have"
     )
-    max_file_pages: int = Field(2_000, gt=0, description="pages that a PDF may have")
+    max_file_inflated: Size = Field(
+        default="256MiB", validate_default=True, description="bytes to which a docx, xlsx or pptx may inflate"
+    )
+    max_file_pages: int = Field(default=2_000, gt=0, description="pages that a PDF may have")
     max_file_memory: Size = Field(
-        "1GiB", validate_default=True, ge=2**28, description="memory that the process may take that reads a file"
+        default="1GiB",
+        validate_default=True,
+        ge=2**28,
+        description="memory that the process may take that reads a file",
     )
     file_timeout: Duration = Field(
-        "20s", validate_default=True, gt=0, description="time that the process may take that reads a file"
+        default="20s", validate_default=True, gt=0, description="time that the process may take that reads a file"
     )
 
 
@@ -136,7 +141,7 @@ class PromptSettings(BaseSettings):
     SECTION: ClassVar[str] = "Prompts"
 
     prompts: Path | None = Field(
-        None,
+        default=None,
         title="DIR",
         description="a folder of prompts, one Markdown file each, which requests name by `prompt`; read again at "
         "SIGHUP",
@@ -150,11 +155,11 @@ class CacheSettings(BaseSettings):
     SECTION: ClassVar[str] = "Prefix cache"
 
     share_caches: bool = Field(
-        False,
+        default=False,
         description="share the engine's prefix cache among API keys: a client can then confirm guesses of prompts",
     )
     salt_caches: bool = Field(
-        False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
+        default=False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
     )
 
 
@@ -164,10 +169,10 @@ class StageSettings(BaseSettings):
     SECTION: ClassVar[str] = "Stages"
 
     with_: Texts = Field(
-        [],
+        default=[],
         alias="with",
         title="STAGE",
         description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
         examples=["shout.py:install"],
     )
-    print_pipeline: bool = Field(False, description="draw the pipeline of the model, and exit")
+    print_pipeline: bool = Field(default=False, description="draw the pipeline of the model, and exit")

@@ -32,55 +32,55 @@ class HttpSettings(BaseSettings):
 
     SECTION: ClassVar[str] = "HTTP"
 
-    host: str = Field("127.0.0.1", title="HOST", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    host: str = Field(default="127.0.0.1", title="HOST", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on")
     frontends: Annotated[int, BeforeValidator(frontend_count)] = Field(
-        1,
+        default=1,
         gt=0,
         title="N",
         description="server processes on one engine and one port; auto means one for every two cores, 8 at most",
         examples=["auto"],
     )
     max_body_bytes: Size = Field(
-        "32MiB",
+        default="32MiB",
         validate_default=True,
         description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
     )
     trusted_proxy: Texts = Field(
-        [],
+        default=[],
         title="ADDRESS",
         description="address or network of proxies, whose headers name the client and the host; those of others are "
         "ignored; repeatable",
         examples=["10.0.0.0/8"],
     )
     forwarded_header: Literal["X-Forwarded-For", "Forwarded"] = Field(
-        "X-Forwarded-For",
+        default="X-Forwarded-For",
         title="HEADER",
         description="header to which those proxies append the address of their client: X-Forwarded-For or Forwarded",
     )
     dialect: Texts = Field(
-        [],
+        default=[],
         title="DIALECT",
         description="a dialect of your own, beside those of penstock: file.py:NAME, module:NAME or the name of an "
         "entry point; repeatable",
         examples=["toy.py:TOY"],
     )
     embeddings: str | None = Field(
-        None,
+        default=None,
         title="URL",
         description="URL of a server that answers embeddings, scores and rankings in place of this one; "
         "PENSTOCK_EMBEDDINGS_KEY holds its key",
         examples=["http://127.0.0.1:8001"],
     )
-    embeddings_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    embeddings_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     keep_alive: Duration = Field(
-        "15s",
+        default="15s",
         validate_default=True,
         gt=0,
         description="time of silence after which a stream gets a comment, so that no proxy closes it",
     )
     drain_timeout: Duration = Field(
-        "20s",
+        default="20s",
         validate_default=True,
         description="time that running responses get after SIGTERM; then they end as failed",
     )
@@ -113,36 +113,36 @@ class ClientSettings(BaseSettings):
     SECTION: ClassVar[str] = "Clients"
 
     api_key_file: Path | None = Field(
-        None,
+        default=None,
         title="FILE",
         description="a file of API keys, one per line; PENSTOCK_API_KEYS holds keys as well",
         examples=["/etc/penstock/keys"],
     )
-    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
-    store_keys: bool = Field(False, description="read API keys from the store, too; penstock keys makes them")
+    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(default=None, repr=False)
+    store_keys: bool = Field(default=False, description="read API keys from the store, too; penstock keys makes them")
     limits: Path | None = Field(
-        None,
+        default=None,
         title="FILE",
         description="a TOML file of limits for API keys: requests, tokens, responses at once, weights; read again at "
         "SIGHUP",
         examples=["/etc/penstock/limits.toml"],
     )
     seal_key_file: Path | None = Field(
-        None,
+        default=None,
         title="FILE",
         description="a file of keys, one per line, that seal what clients keep: the first seals, all open; "
         "PENSTOCK_SEAL_KEYS holds keys as well; by default a key in the store",
         examples=["/etc/penstock/seal-keys"],
     )
-    seal_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    seal_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(default=None, repr=False)
     allow_host: Texts = Field(
-        [],
+        default=[],
         title="NAME",
         description="a name of this server besides addresses, localhost and --host, if it has no keys; repeatable",
         examples=["gpubox"],
     )
     allow_origin: Texts = Field(
-        [],
+        default=[],
         title="ORIGIN",
         description="an origin whose web pages may use this server, or * for all; repeatable",
         examples=["https://chat.example"],

@@ -21,21 +21,28 @@ class LogSettings(BaseSettings):
     SECTION: ClassVar[str] = "Log"
 
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(in_capitals)] = Field(
-        "INFO", description="least level of log lines"
+        default="INFO", description="least level of log lines"
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="lines for people, or one JSON object per line; SIGUSR1 switches DEBUG on and off"
+        default="text", description="lines for people, or one JSON object per line; SIGUSR1 switches DEBUG on and off"
     )
-    verbose: bool = Field(False, description="show the lines of vLLM, also those that are only about its progress")
+    verbose: bool = Field(
+        default=False, description="show the lines of vLLM, also those that are only about its progress"
+    )
     slow_callback: Duration = Field(
-        "0.25s",
+        default="0.25s",
         validate_default=True,
         description="time for which code may hold the event loop before the log names it; 0: never",
     )
-    log_prompts: bool = Field(False, description="log the prompt of each turn, with its sampling parameters")
-    log_outputs: bool = Field(False, description="log the output of the model, item by item; reasoning is marked")
+    log_prompts: bool = Field(default=False, description="log the prompt of each turn, with its sampling parameters")
+    log_outputs: bool = Field(
+        default=False, description="log the output of the model, item by item; reasoning is marked"
+    )
     max_log_len: int | None = Field(
-        None, gt=0, description="most characters of one prompt or item in the log; by default all", examples=[1000]
+        default=None,
+        gt=0,
+        description="most characters of one prompt or item in the log; by default all",
+        examples=[1000],
     )
 
 
@@ -45,14 +52,14 @@ class MetricsSettings(BaseSettings):
     SECTION: ClassVar[str] = "Metrics"
 
     metrics_port: int | None = Field(
-        None,
+        default=None,
         ge=0,
         le=65535,
         description="a port for /metrics alone, without a key; by default it is on --port, where a server with keys "
         "wants PENSTOCK_METRICS_KEY",
         examples=[9090],
     )
-    metrics_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    metrics_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     metrics_by_key: bool = Field(
-        False, description="count responses and tokens of each API key, named by the start of its digest"
+        default=False, description="count responses and tokens of each API key, named by the start of its digest"
     )

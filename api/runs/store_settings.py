@@ -52,16 +52,18 @@ class StoreSettings(BaseSettings):
         description="the SQLite file that stores responses, a PostgreSQL database (postgresql://...), none, or "
         "file.py:function or module:function, for a store of your own",
     )
-    store_ttl: Duration = Field("30d", validate_default=True, description="time for which responses are stored")
+    store_ttl: Duration = Field(default="30d", validate_default=True, description="time for which responses are stored")
     stream_ttl: Duration = Field(
-        "1d", validate_default=True, description="time for which the events of their streams are stored"
+        default="1d", validate_default=True, description="time for which the events of their streams are stored"
     )
-    max_background: int = Field(64, gt=0, description="background responses that run at once; the others wait in order")
+    max_background: int = Field(
+        default=64, gt=0, description="background responses that run at once; the others wait in order"
+    )
     resume_interrupted: bool = Field(
-        False,
+        default=False,
         description="run interrupted background responses of a dead server again, instead of ending them as failed",
     )
-    detach: bool = Field(False, description="let a stored response go on if its client disconnects")
+    detach: bool = Field(default=False, description="let a stored response go on if its client disconnects")
 
     @field_validator("store")
     @classmethod
@@ -75,17 +77,20 @@ class ServersSettings(BaseSettings):
     SECTION: ClassVar[str] = "Several servers"
 
     peer_url: str | None = Field(
-        None,
+        default=None,
         validate_default=True,
         title="URL",
         description="URL at which the other servers of the store reach this one; by default http://HOST:PORT",
         examples=["http://10.0.0.2:8000"],
     )
     heartbeat: Duration = Field(
-        "2s", validate_default=True, gt=0, description="time between two heartbeats in the store"
+        default="2s", validate_default=True, gt=0, description="time between two heartbeats in the store"
     )
     stale_after: Duration = Field(
-        "15s", validate_default=True, gt=0, description="time without a heartbeat after which a server counts as dead"
+        default="15s",
+        validate_default=True,
+        gt=0,
+        description="time without a heartbeat after which a server counts as dead",
     )
 
     @field_validator("peer_url")

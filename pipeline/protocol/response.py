@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.pipeline.protocol.items import OutputItem
+from penstock.pipeline.protocol.items import Message, OutputItem
 
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "max_tool_calls", "max_turns", "steered"]
@@ -139,6 +139,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The model's output, under the same condition."""
     stop_reason: str | int | UnsetType = UNSET
     """The text of ``stop``, or the token of ``stop_token_ids``, that ended the response (vLLM's name)."""
+
+    @property
+    def output_text(self) -> str:
+        """The text of all messages of the output, as OpenAI's SDKs name it."""
+        return "".join(item.text for item in self.output if isinstance(item, Message))
 
 
 ANSWERING: Mapping[str, Any] = {

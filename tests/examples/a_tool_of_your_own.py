@@ -40,10 +40,10 @@ class Caller:
     async def answer(self, source: AsyncIterator[frames.ResolvedRequest]) -> AsyncGenerator[frames.ParsedFrame, None]:
         async for request in source:
             last = request.items[-1]
-            is_done = isinstance(last, McpCall)
+            said = f"It said: {last.output or last.error}" if isinstance(last, McpCall) else None
             yield frames.GenerationStarted(request.facts, prompt_tokens=0)
-            yield frames.MessageOpened() if is_done else frames.McpCallOpened("warehouse", "pieces_left")
-            yield frames.ItemDelta(f"It said: {last.output or last.error}" if is_done else '{"article": "lamp"}')
+            yield frames.MessageOpened() if said else frames.McpCallOpened("warehouse", "pieces_left")
+            yield frames.ItemDelta(said or '{"article": "lamp"}')
             yield frames.ItemClosed(complete=True)
             yield frames.TurnFinished("stop", cached_tokens=0, output_tokens=1, reasoning_tokens=0, duration=0.1)
 

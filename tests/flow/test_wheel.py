@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -19,7 +20,7 @@ from tests.support.paths import HARMONY, ROOT
 
 pytestmark = pytest.mark.io
 
-SOURCES = ("LICENSE", "README.md", "pyproject.toml", "server.py", "testing.py")
+SOURCES = ("LICENSE", "README.md", "py.typed", "pyproject.toml", "server.py", "testing.py")
 PACKAGES = ("api", "pipeline", "stages")
 PLUGIN = """
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -37,6 +38,12 @@ def install(pipeline):
     return pipeline.insert_after("parse", "counted", counted)
 """
 
+WHOLE = ("README.md", "api/EMBEDDING.md")
+"""The pages whose blocks of Python are all programs; elsewhere those are that begin with the name of their file."""
+PAGES = (*WHOLE, "stages/README.md", "stages/RECIPES.md", "stages/ENGINES.md", "stages/PARSERS.md")
+UNTYPED = ("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls")
+"""Options of mypy: short programs may leave out types of their own."""
+
 PAGE = (ROOT / "api" / "INSTALL.md").read_text()
 
 Run: TypeAlias = Callable[..., str]
@@ -46,7 +53,7 @@ def listed(folder: Path) -> set[str]:
     """The files of the product below a folder, by their paths in the wheel."""
     files = {path for package in PACKAGES for path in (folder / package).rglob("*.*") if path.suffix != ".md"}
     paths = {f"penstock/{path.relative_to(folder)}" for path in files if "__pycache__" not in path.parts}
-    return paths | {"penstock/server.py", "penstock/testing.py"}
+    return paths | {"penstock/py.typed", "penstock/server.py", "penstock/testing.py"}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +119,7 @@ def test_page_on_installing_names_the_wheel_and_what_is_in_it(wheel: Path) -> No
     assert {word for word in words if word.startswith("dist/")} == wheels
     named = [word.removeprefix("replay:") for word in words]
     of_clone = [ROOT / name for name in named if name.startswith((".locks/", "fixtures/"))]
-    assert len(of_clone) == 4
+    assert len(of_clone) == 5
     assert all(path.exists() for path in of_clone)
 
 
@@ -124,3 +131,32 @@ def test_commands_import_no_modules_of_the_user(penstock: Run, command: str) -> 
 def test_package_of_the_user_may_be_called_stages(penstock: Run, tmp_path: Path) -> None:
     output = penstock("replay", HARMONY / "weather", "--with", "stages.counted:install")
     assert f"frames of {tmp_path}/site/penstock/pipeline/frames.py" in output
+
+
+@pytest.fixture
+def project(wheel: Path, tmp_path: Path) -> Path:
+    """A folder with the programs of the pages, and an environment in which the wheel is installed."""
+    folder, site = (
+        tmp_path / "project",
+        tmp_path / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages",
+    )
+    output_of([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], tmp_path)
+    output_of([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel], tmp_path)
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    folder.mkdir()
+    for page in PAGES:
+        blocks: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        for number, block in enumerate(blocks):
+            named = re.match(r"# (\w+\.py)\n", block)
+            if named or page in WHOLE:
+                name = named[1] if named else f"{Path(page).stem.lower()}_{number}.py"
+                (folder / name).write_text(block)
+    return folder
+
+
+def test_programs_of_the_pages_have_types_in_a_project_of_their_own(project: Path) -> None:
+    (project / "wrong.py").write_text('from penstock.api.settings import Settings\n\nSettings(max_turns="many")\n')
+    python = project.parent / "venv" / "bin" / "python"
+    command: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", *UNTYPED, "--python-executable", python, "."]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert re.findall(r"^([\w.]+):\d+: error", done.stdout, re.MULTILINE) == ["wrong.py"], done.stdout

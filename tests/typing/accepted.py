@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar, assert_type
 
+from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest, ResponseStarted, TokenFrame, with_facts
 from penstock.pipeline.lifecycle.checker import check
@@ -41,6 +42,10 @@ def in_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
 
 def with_the_facts_of_any(frame: ResponseStarted | GenerationStarted) -> None:
     assert_type(with_facts(frame, date="2026-11-22"), ResponseStarted | GenerationStarted)
+
+
+def settings() -> Settings:
+    return Settings(engine=["replay:recordings"], store="none", store_ttl=3600.0, max_turns=3)
 
 
 async def consuming(pipeline: Pipeline[CreateResponse, ResponseEvent], source: AsyncGenerator[CreateResponse]) -> None:

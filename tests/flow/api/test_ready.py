@@ -154,7 +154,7 @@ async def test_address_is_answered_at_every_moment_of_the_start(tmp_path: Path) 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = Settings(port=port, store=str(tmp_path / "store.sqlite3"), sandbox=False, drain_timeout="0s")  # type: ignore[arg-type, call-arg]
+    settings = Settings(port=port, store=str(tmp_path / "store.sqlite3"), sandbox=False, drain_timeout="0s")  # type: ignore[arg-type]
     serving = asyncio.create_task(serve(settings, start))
     async with aiohttp.ClientSession() as client:
         while not seen or seen[-1][0] != 200:
