@@ -24,6 +24,7 @@ NODE_CLIENTS := tests/live/clients/node
 AGENTS := codex claude opencode
 PAGE := tests/live/page/node
 IMAGE_TOOLS := .cache/image
+DEPLOY_TOOLS := .cache/deploy
 # The browser that pages are tested in: the machine's own, or the one that npm brings.
 BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 # Node as pyright's wheel brings it: the machine's own may be missing, or too old for the clients.
@@ -39,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough oracles entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough oracles entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -124,6 +125,11 @@ $(IMAGE_TOOLS)/.installed: tests/live/image/tools.sh | $(DONE)/test
 	@echo "Unpacking what builds images: half a minute, and 400 MB."
 	@tests/live/image/tools.sh install $(IMAGE_TOOLS) || rm -rf $(IMAGE_TOOLS)
 
+# Programs that run the files for deploying; what cannot be had is left out.
+$(DEPLOY_TOOLS)/.installed: tests/live/deploy/tools.sh | $(DONE)/test
+	@echo "Unpacking nginx, Caddy, Envoy and Helm: a quarter of a minute, and 400 MB."
+	@! tests/live/deploy/tools.sh $(DEPLOY_TOOLS) $(BIN)/python || touch $@
+
 # Checking
 
 # One suite of tests, with lines of progress and a summary line that `test` repeats at its end.
@@ -183,9 +189,9 @@ test: $(DONE)/test ## Everything: check, then live; 16 minutes on two cores
 	@rm -rf .cache/suites
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
-	    $(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); exit $$status
+	    $(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); $(DEPLOY_LEFT_OUT); exit $$status
 
-live: engine clients clients-chat clients-http test-page test-image ## The tests with real engines, real clients and a browser, two at a time
+live: engine clients clients-chat clients-http test-page test-image test-deploy ## The tests with real engines, real clients and a browser, two at a time
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
@@ -234,6 +240,9 @@ PAGE_LEFT_OUT = test -e $(PAGE)/.installed || \
 IMAGE_LEFT_OUT = test -e $(IMAGE_TOOLS)/.installed || \
     echo "IMAGES WERE NOT TESTED: tests/live/image/tools.sh, WHICH NEEDS ROOT AND DEBIAN 12, COULD NOT UNPACK ITS TOOLS."
 
+DEPLOY_LEFT_OUT = for tool in nginx caddy envoy helm; do test -d $(DEPLOY_TOOLS)/$$tool || \
+    echo "THE FILES FOR $$tool WERE NOT TESTED: tests/live/deploy/tools.sh COULD NOT UNPACK IT."; done
+
 # Codex sends tools that no server of ours runs, and the prompts of agents need more room than those of others.
 FOR_AGENTS := --max-model-len 16384 --leave-out-tool tool_search
 clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(AGENTS:%=tests/live/%/node/.installed) ## Real clients, coding agents among them, against the real server; OPTIONS go to the server, ARGS to pytest
@@ -272,6 +281,10 @@ test-image: $(DONE)/test $(IMAGE_TOOLS)/.installed ## The image without an engin
 	@test ! -e $(IMAGE_TOOLS)/.installed || tests/live/image/tools.sh in $(IMAGE_TOOLS) \
 	    $(SUITE) image tests/live/image --confcutdir tests/live/image $(ARGS)
 	@$(IMAGE_LEFT_OUT)
+
+test-deploy: $(DONE)/test $(DEPLOY_TOOLS)/.installed ## Penstock behind nginx, Caddy and Envoy, and its Helm chart; ARGS go to pytest
+	@$(SUITE) deploy tests/live/deploy $(ARGS)
+	@$(DEPLOY_LEFT_OUT)
 
 picture: ## The picture of a page for the README
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"

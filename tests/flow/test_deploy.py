@@ -16,6 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import CliApp
 
 from penstock.api.app import Api
+from penstock.api.http.connections import IDLE_SECONDS
 from penstock.api.settings import Settings
 from penstock.api.socket.connection import LIFETIME
 from penstock.pipeline import metrics
@@ -247,9 +248,23 @@ def test_page_links_to_files_that_exist() -> None:
     assert [link for link in links if not (DEPLOY / link).exists()] == []
 
 
-def test_proxies_let_the_longest_socket_and_the_largest_body_pass() -> None:
-    sizes = re.findall(r"(?:client_max_body_size|max_size) (\d+)(?:m;|MiB)", PAGE)
-    assert {int(size) << 20 for size in sizes} == {CliApp.run(Settings, []).max_body_bytes}
-    minutes = re.findall(r"proxy_(?:read|send)_timeout (\d+)m;", PAGE)
-    assert minutes
-    assert all(int(each) * 60 > LIFETIME for each in minutes)
+TIMEOUTS = {
+    "nginx.conf": r"^    proxy_(?:read|send)_timeout (\d+)m;$",
+    "envoy.yaml": r"^ +stream_idle_timeout: (\d+)s ",
+}
+
+
+@pytest.mark.parametrize(("file", "pattern"), TIMEOUTS.items())
+def test_proxies_let_the_longest_socket_and_the_longest_silence_pass(file: str, pattern: str) -> None:
+    """Caddy has no such limit by default."""
+    text = (DEPLOY / "proxies" / file).read_text()
+    found = [int(each) * (60 if file == "nginx.conf" else 1) for each in re.findall(pattern, text, re.MULTILINE)]
+    assert found
+    assert all(each > LIFETIME for each in found)
+
+
+def test_proxies_close_idle_connections_before_the_server() -> None:
+    """A request that a proxy sends on a connection that the server closes would fail."""
+    (idle,) = re.findall(r"idle_timeout: (\d+)s\}", (DEPLOY / "proxies/envoy.yaml").read_text())
+    assert int(idle) < IDLE_SECONDS
+    assert "keepalive_timeout" not in (DEPLOY / "proxies/nginx.conf").read_text()  # 60 seconds by default
