@@ -45,13 +45,14 @@ class Conventions:
     The first one of them that a request has counts.  ``request_id_header`` carries the id of a request in
     its answer, beside ``X-Request-Id``.
     ``error`` returns the status and the body for a `RequestError`: an object that msgspec encodes, of the type
-    ``error_body``.
+    ``error_body``.  Only clients of the dialect send the header ``mark``, which tells them on routes of no dialect.
     """
 
     key_headers: tuple[str, ...] = ("Authorization", "x-api-key")
     request_id_header: str = REQUEST_ID_HEADER
     error: Callable[[RequestError], tuple[int, Any]] = openai_error
     error_body: Any = ErrorBody
+    mark: str = ""
 
 
 OPENAI = Conventions()
@@ -85,8 +86,13 @@ class SpokenByRoute:
     def of(self, request: web.Request) -> Spoken | None:
         """Return the dialect that a request speaks, if any: without a route, the one with the most similar routes."""
         if resource := request.match_info.route.resource:
-            return self.of_resources.get(resource)
+            return self.of_resources.get(resource) or self._marked(request)
         return self.nearest(path_of(request))
+
+    def _marked(self, request: web.Request) -> Spoken | None:
+        """Return the dialect whose mark is in the headers of a request."""
+        marks = ((spoken.conventions.mark, spoken) for below in self.of_bases.values() for spoken in below)
+        return next((spoken for mark, spoken in marks if mark and mark in request.headers), None)
 
     def nearest(self, path: str) -> Spoken | None:
         """Return the dialect with the routes that are most similar to a path."""

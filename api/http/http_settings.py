@@ -58,6 +58,11 @@ class HttpSettings(BaseSettings):
         title="HEADER",
         description="header to which those proxies append the address of their client: X-Forwarded-For or Forwarded",
     )
+    max_upload_bytes: Size = Field(
+        "512MiB",
+        validate_default=True,
+        description="largest file that the Files API takes; --max-file-bytes limits those that a model reads",
+    )
     dialect: Texts = Field(
         default=[],
         title="DIALECT",

@@ -33,6 +33,8 @@ from penstock.pipeline.protocol.params.structs import ListOf, schemas
 Schema: TypeAlias = dict[str, Any]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
+JSON = "application/json"
+
 _REF = "#/components/schemas/"
 
 
@@ -43,7 +45,7 @@ class Operation:
     ``answer`` is the type of its JSON answer, or None if it only answers with errors, and ``statuses`` are the
     statuses of that answer.  ``body`` is the model that validates the body of a request.  ``refusals`` are the errors
     that it may answer with, besides an internal one and those of the body.  With ``streams``, it answers with events on
-    request.
+    request.  ``body_type`` and ``answer_type`` are the media types.
     """
 
     answer: Any
@@ -52,6 +54,8 @@ class Operation:
     refusals: tuple[type[StageError], ...] = ()
     streams: bool = False
     statuses: tuple[int, ...] = (200,)
+    body_type: str = JSON
+    answer_type: str = JSON
 
 
 def operation(described: Operation) -> Callable[[AnyHandler], AnyHandler]:
@@ -68,6 +72,12 @@ def takes_body(request: web.Request) -> bool:
     """Return True if a request calls an operation that reads a body."""
     described: Operation | None = getattr(request.match_info.handler, "operation", None)
     return described is not None and described.body is not None
+
+
+def body_type(request: web.Request) -> str:
+    """Return the media type of the body that a request is to have."""
+    described: Operation | None = getattr(request.match_info.handler, "operation", None)
+    return described.body_type if described else JSON
 
 
 Spoken: TypeAlias = Mapping[str, tuple[Wire, Conventions]]
@@ -183,12 +193,15 @@ def _described(
         "responses": {},
     }
     if operation.body:
-        operation_object["requestBody"] = {"required": True, "content": _json(schemas.bodies[operation.body])}
+        operation_object["requestBody"] = {
+            "required": True,
+            "content": {operation.body_type: {"schema": schemas.bodies[operation.body]}},
+        }
     if operation.answer:
         operation_object["responses"] = {
             str(status): {
                 "description": "OK" if status == 200 else "Not OK",
-                "content": _json(schemas.answers[operation.answer]),
+                "content": {operation.answer_type: {"schema": schemas.answers[operation.answer]}},
             }
             for status in operation.statuses
         }
@@ -204,13 +217,9 @@ def _described(
     for status, reasons in sorted(_meanings(refusals).items()):
         operation_object["responses"][str(status)] = {
             "description": reasons,
-            "content": _json(schemas.answers[conventions.error_body]),
+            "content": {JSON: {"schema": schemas.answers[conventions.error_body]}},
         }
     return operation_object
-
-
-def _json(schema: Schema) -> Schema:
-    return {"application/json": {"schema": schema}}
 
 
 def _parameters(path: str, operation: Operation) -> Iterator[Schema]:

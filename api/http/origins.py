@@ -3,7 +3,8 @@
 A browser sends requests of any page to any address, also to ``127.0.0.1``.  A server without API keys therefore checks
 three headers.  ``Host`` must be an address, a loopback name or an allowed name: a page whose own name resolves to this
 machine (DNS rebinding) sends that name.  ``Origin`` must be this server or an allowed origin.  A body must be
-declared as JSON, because a page may send other types to foreign servers without a preflight.
+declared as JSON, because a page may send other types to foreign servers without a preflight; only where files are
+uploaded, it is a form.
 
 An allowed origin gets the headers of CORS (https://fetch.spec.whatwg.org/#http-cors-protocol), with and without keys.
 """
@@ -18,6 +19,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.auth import is_open
 from penstock.api.http.errors import Handler
+from penstock.api.http.openapi import JSON, body_type
 from penstock.api.http.proxies import AS_SENT
 from penstock.pipeline.errors import ForeignHost, ForeignOrigin, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -99,8 +101,9 @@ class Origins:
 def _check_content_type(request: web.Request) -> None:
     if not request.can_read_body or request.match_info.http_exception:
         return  # the second is the answer to a URL that has no route
-    if request.content_type != "application/json" and not request.content_type.endswith("+json"):
-        raise UnsupportedMediaType("Send the body with the header 'Content-Type: application/json'.")
+    kind = body_type(request)
+    if request.content_type != kind and not (kind == JSON and request.content_type.endswith("+json")):
+        raise UnsupportedMediaType(f"Send the body with the header 'Content-Type: {kind}'.")
 
 
 def _host(request: web.Request) -> str:

@@ -114,15 +114,21 @@ class Admission:
                         raise _too_many(payer, BACKGROUND, most)
             yield
 
-    async def storing(self, owner: str, store: Store) -> None:
-        """Raise `StorageFull` if an owner, or all owners together, store as much as they may."""
+    async def storing(self, owner: str, store: Store, size: int = 1) -> None:
+        """Raise `StorageFull` if an owner, or all owners together, may not store so many bytes more."""
         for payer, limits in self._payers(owner):
             if (most := limits.stored_bytes) is not None:
                 known = self._stored.setdefault(payer, StoredBytes(None if payer == EVERYBODY else payer))
-                if (now := await known.read(store, most)) >= most:
+                if (now := await known.read(store, most)) + size > most:
                     has = "All API keys together have" if payer == EVERYBODY else "This API key has"
-                    remedy = 'Delete responses or conversations, or send "store": false.'
+                    remedy = 'Delete files, responses or conversations, or send "store": false.'
                     raise StorageFull(f"{has} stored {now} bytes, of at most {most}. {remedy}")
+
+    def stored(self, owner: str, size: int) -> None:
+        """Count bytes that were stored since those of an owner were read."""
+        for payer in (owner, EVERYBODY):
+            if known := self._stored.get(payer):
+                known.add(size)
 
     def close(self) -> None:
         """Give nothing back any more: a server that has left its store holds nothing."""
@@ -231,6 +237,10 @@ class StoredBytes:
     def is_idle(self) -> bool:
         """True if the bytes would be read again, and were below the limit: an owner that has reached it stays known."""
         return not self._is_full and time.monotonic() - self._read_at > FRESH and not self._turn.locked()
+
+    def add(self, size: int) -> None:
+        """Count bytes until all are read again."""
+        self._bytes += size
 
     async def read(self, store: Store, most: int) -> int:
         """Return the bytes of some seconds ago, or of the time before an outage of the store."""

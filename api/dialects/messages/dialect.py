@@ -185,6 +185,6 @@ MESSAGES = Dialect(
     read,
     FORMS["shown"],
     _routes,
-    Conventions(("x-api-key", "Authorization"), "request-id", error, MessageError),
+    Conventions(("x-api-key", "Authorization"), "request-id", error, MessageError, "anthropic-version"),
 )
 """The dialect of the Messages API."""

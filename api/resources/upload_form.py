@@ -1,0 +1,130 @@
+"""The form of an upload, received part by part: the file in it is passed on as it arrives, and never held whole."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from aiohttp import BodyPartReader, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from penstock.api.http.request_body import SECONDS
+from penstock.pipeline.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
+from penstock.pipeline.protocol.params.json_body import shortened
+
+SLOWEST = 16 << 10
+"""Bytes that an upload must bring each second, on average, after the first `SECONDS`."""
+
+MOST_PARTS = 20
+"""The most parts of a form."""
+
+LONGEST_FIELD = 4_096
+"""The most bytes of a field that is no file."""
+
+AROUND = 1 << 20
+"""Bytes that a form may have besides its file, as far as its declared length tells."""
+
+FILE = "file"
+"""The name of the field with the file."""
+
+ANY_TYPE = "application/octet-stream"
+
+_PIECE = 1 << 16
+_TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}(; ?charset=[\w.:-]{1,40})?", re.ASCII)
+_NESTED = re.compile(r"(\w{1,64})\[(\w{1,64})\]")
+
+Result = TypeVar("Result")
+
+
+class UploadForm:
+    """The form of a request with a file of at most ``most`` bytes.
+
+    Raises `UnsupportedMediaType` or `InvalidRequest` if it is no form, and `BodyTooLarge` for a declared length.
+    """
+
+    def __init__(self, request: web.Request, most: int) -> None:
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
+        if encoding != "identity":
+            raise UnsupportedMediaType(f"Send the form without Content-Encoding: {shortened(encoding)}.")
+        if request.content_type != "multipart/form-data":
+            raise UnsupportedMediaType("Send the file with the header 'Content-Type: multipart/form-data'.")
+        if (request.content_length or 0) > most + AROUND:
+            raise _too_large(most)
+        self.fields: dict[str, Any] = {}
+        """The fields, those in brackets within the field before these; that of the file has its declared name."""
+        self.media_type = ANY_TYPE
+        """The declared type of the file."""
+        self._request = request
+        self._most = most
+        self._received = 0
+        self._began = asyncio.get_running_loop().time()
+
+    async def receive(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Receive the form, and pass its file on.
+
+        Raises `InvalidRequest` if the form breaks off or cannot be read, `BodyTooLarge`, or `RequestTimeout`.
+        """
+        reader = await self._step(self._request.multipart)
+        for _ in range(MOST_PARTS):
+            part = await self._step(reader.next)
+            if part is None:
+                return
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequest("A part of the form is a form itself.")
+            if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").lower() not in ("binary", "8bit", "7bit"):
+                raise InvalidRequest("A part of the form has a Content-Transfer-Encoding: send its bytes as they are.")
+            if not (name := part.name):
+                raise InvalidRequest("Each part of the form needs a name.")
+            is_file = name == FILE
+            value = part.filename or "" if is_file else await self._text(part)
+            self._add(name, value)
+            if is_file:
+                declared = part.headers.get(hdrs.CONTENT_TYPE, "")
+                self.media_type = declared if _TYPE.fullmatch(declared) else ANY_TYPE
+                async for piece in self._pieces(part, self._most):
+                    await write(piece)
+        raise InvalidRequest(f"The form has more than {MOST_PARTS} parts.")
+
+    def _add(self, name: str, value: str) -> None:
+        fields: Any = self.fields
+        key = name
+        if nested := _NESTED.fullmatch(name):
+            fields, key = self.fields.setdefault(nested[1], {}), nested[2]
+        if not isinstance(fields, dict) or key in fields:
+            raise InvalidRequest(f"The form has {shortened(name)!r} twice.", param=shortened(name))
+        fields[key] = value
+
+    async def _text(self, part: BodyPartReader) -> str:
+        try:
+            return b"".join([piece async for piece in self._pieces(part, LONGEST_FIELD)]).decode()
+        except UnicodeDecodeError:
+            name = shortened(part.name or "")
+            raise InvalidRequest(f"The field {name!r} of the form is not UTF-8.", param=name) from None
+
+    async def _pieces(self, part: BodyPartReader, most: int) -> AsyncIterator[bytes]:
+        size = 0
+        while not part.at_eof():
+            piece = await self._step(part.read_chunk, _PIECE)
+            size += len(piece)
+            self._received += len(piece)
+            if size > most:
+                raise _too_large(most)
+            yield piece
+
+    async def _step(self, read: Callable[..., Awaitable[Result]], *arguments: int) -> Result:
+        """Read on in the form; the errors of aiohttp for what is no form have no class of their own."""
+        try:
+            async with asyncio.timeout_at(self._began + SECONDS + self._received / SLOWEST):
+                return await read(*arguments)
+        except TimeoutError:
+            raise RequestTimeout("The form arrives too slowly.") from None
+        except web.RequestPayloadError as error:
+            raise InvalidRequest(f"The form breaks off: {error}") from error
+        except (AssertionError, RuntimeError, ValueError, HttpProcessingError) as error:
+            raise InvalidRequest(f"The form cannot be read: {shortened(str(error))}") from error
+
+
+def _too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The file, or another part of the form, is over this server's limit of {most} bytes.")
