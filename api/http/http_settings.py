@@ -46,6 +46,11 @@ class HttpSettings(BaseSettings):
         validate_default=True,
         description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
     )
+    max_upload_bytes: Size = Field(
+        default="512MiB",
+        validate_default=True,
+        description="largest file that the Files API takes; --max-file-bytes limits those that a model reads",
+    )
     trusted_proxy: Texts = Field(
         default=[],
         title="ADDRESS",
@@ -57,11 +62,6 @@ class HttpSettings(BaseSettings):
         default="X-Forwarded-For",
         title="HEADER",
         description="header to which those proxies append the address of their client: X-Forwarded-For or Forwarded",
-    )
-    max_upload_bytes: Size = Field(
-        "512MiB",
-        validate_default=True,
-        description="largest file that the Files API takes; --max-file-bytes limits those that a model reads",
     )
     dialect: Texts = Field(
         default=[],

@@ -25,6 +25,7 @@ from msgspec import UNSET
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import InputFile
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.services.files.names import plain_name
 from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
@@ -48,8 +49,7 @@ _PROGRAM = "penstock.stages.services.files.extraction"
 _HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "*/*"}
 _PIECE = 1 << 16  # a multiple of four characters, so that each piece of base64 can be decoded alone
 _HEAD = re.compile(r"data:(?P<type>[^,]{0,200}?)(?P<base64>;base64)?,", re.IGNORECASE)
-_UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff<>"]')
-_LONGEST_NAME = 200
+_MARKS = re.compile(r'[<>"]')
 
 _threads = ThreadPoolExecutor(MOST_AT_ONCE, "files")
 """Other threads must stay free for requests without files."""
@@ -232,8 +232,7 @@ def name_of(file: InputFile) -> str:
     given = file.filename if file.filename is not UNSET else ""
     if not given and isinstance(file.file_url, str):
         given = unquote(urlsplit(file.file_url).path)
-    last = re.split(r"[/\\]", given.rstrip("/\\"))[-1]
-    return _UNSAFE.sub("_", last)[:_LONGEST_NAME].strip() or "file"
+    return _MARKS.sub("_", plain_name(given))
 
 
 def _decoded(text: str, start: int) -> Iterator[bytes]:

@@ -1,0 +1,39 @@
+"""Names of files: what is left of any name can be shown, saved in a folder, and stored."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.stages.services.files.names import LONGEST_NAME, plain_name
+
+
+@given(st.text(st.characters() | st.sampled_from("/\\.\0\n\u202e\ud800 "), max_size=400))
+def test_any_name_becomes_one_of_a_file(given_name: str) -> None:
+    name = plain_name(given_name)
+    assert 0 < len(name) <= LONGEST_NAME
+    assert not {"/", "\\"} & set(name)
+    assert name.strip(". ")
+    assert not any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in name)
+    assert name.encode()
+    assert plain_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("given_name", "name"),
+    [
+        ("report.pdf", "report.pdf"),
+        ("/srv/../etc/passwd", "passwd"),
+        ("C:\\cv.docx", "cv.docx"),
+        ("folder/", "folder"),
+        ("", "file"),
+        ("../..", "file"),
+        ("x" * 500 + ".pdf", "x" * 196 + ".pdf"),
+        ("x" * 500 + "." + "y" * 100, "x" * 200),
+    ],
+)
+def test_name_keeps_its_last_part_and_its_ending(given_name: str, name: str) -> None:
+    assert plain_name(given_name) == name
