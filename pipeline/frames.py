@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase, with_files
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
-from penstock.pipeline.protocol.response import ECHOED, Response
+from penstock.pipeline.protocol.response import ECHOED, Effort, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, McpServer, Toolset, WebSearchOptions
 from penstock.pipeline.tasks import MANY
@@ -171,6 +171,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The request's ``structured_outputs``, vLLM's constraints on the answer beside ``text.format``."""
     hides_reasoning: bool = False
     """True if the response shall have no reasoning items."""
+    updates: Mapping[str, Any] = {}
+    """The ``effort`` and the ``format`` that items of the conversation have set, if any has."""
 
     compacting: Compacting | None = None
     """Set if the conversation may be compacted."""
@@ -199,6 +201,17 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     def model(self) -> str:
         """The name of the model that answers, as the engine serves it; the response has the name of the request."""
         return self.origin.model or self.response.model
+
+    @property
+    def effort(self) -> Effort | None:
+        """The effort of the answer: that of the latest update, or else that of the request, which the response has."""
+        effort: Effort | None = self.updates.get("effort", self.response.reasoning.effort)
+        return effort
+
+    @property
+    def text_format(self) -> Mapping[str, Any]:
+        """The format of the answer: that of the latest update, or else that of the request; empty for none."""
+        return self.updates.get("format") or self.response.text.get("format") or {}
 
     @property
     def engine_id(self) -> str:

@@ -74,6 +74,7 @@ class Summarize:
             tools=Toolset(),
             hosted=(),
             structured={},
+            updates={},
             include=(),
             wants_raw_messages=False,
         )

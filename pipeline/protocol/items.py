@@ -515,6 +515,14 @@ class ProgramOutput(BaseItem, frozen=True, tag="program_output"):
     status: Literal["completed", "incomplete"]
 
 
+class ConfigurationUpdate(BaseItem, frozen=True, tag="configuration_update"):
+    """Parameters that the client changes in the middle of a conversation, until a later update replaces them."""
+
+    id_prefix: ClassVar[str] = "cu"
+    reasoning: dict[str, Any] | UnsetType = UNSET
+    text: dict[str, Any] | UnsetType = UNSET
+
+
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -539,7 +547,7 @@ CallItem: TypeAlias = Call | ServedCall | McpApprovalRequest
 ServerItem: TypeAlias = McpListTools | McpApprovalRequest | ServedCall
 """Items for work that this server does itself or needs approval for; a `ShellCall` for the sandbox is another."""
 
-ContextItem: TypeAlias = AdditionalTools | Compaction
+ContextItem: TypeAlias = AdditionalTools | ConfigurationUpdate | Compaction
 """Items that change the context of what follows."""
 
 UnreadItem: TypeAlias = FileSearchCall | ImageGenerationCall | Program | ProgramOutput

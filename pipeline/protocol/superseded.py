@@ -10,6 +10,7 @@ from penstock.pipeline.protocol.items import (
     Call,
     CallOutput,
     Compaction,
+    ConfigurationUpdate,
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
@@ -60,7 +61,7 @@ def _stays(item: Item, open_calls: frozenset[str]) -> bool:
     match item:
         case Message():
             return item.role != "assistant"
-        case AdditionalTools() | McpListTools():
+        case AdditionalTools() | ConfigurationUpdate() | McpListTools():
             return True
         case _:
             return item.id in open_calls

@@ -289,7 +289,7 @@ def _incomplete(response: Response, reason: IncompleteReason) -> Response:
 def _promises_json(begun: frames.GenerationStarted) -> bool:
     """Return True if a complete answer must be valid JSON; a stop string may cut it anywhere."""
     facts = begun.facts
-    kind = (facts.response.text.get("format") or {}).get("type")
+    kind = facts.text_format.get("type")
     return begun.held_to_grammar and not facts.sampling.stops_anywhere and kind in {"json_object", "json_schema"}
 
 

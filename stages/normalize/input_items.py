@@ -113,6 +113,9 @@ class InputReader:
                 return wire.CustomToolCallOutput(item_id, item.call_id, output, item.status or "completed")
             case params.ItemReference() | params.CompactionTriggerItem():
                 raise AssertionError("these are read by now")
+            case params.ConfigurationUpdateItem(reasoning=None, text=None):
+                message = "An update of the configuration needs a reasoning or a text."
+                raise InvalidRequest(message, param=path, code="missing_required_parameter")
             case params.AdditionalToolsItem() | params.ToolSearchOutputItem():
                 brought = item.as_item(item_id)
                 self.toolset.add_items([tool.root for tool in item.tools], brought, path)

@@ -36,6 +36,7 @@ from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import (
     Compaction,
+    ConfigurationUpdate,
     Item,
     McpApprovalResponse,
     McpCall,
@@ -146,6 +147,8 @@ class _Read:
     """The latest compaction."""
     files: Sequence[PlacedFile]
     """The files that the model reads."""
+    updates: Mapping[str, Any]
+    """The ``effort`` and the ``format`` that items have set."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,7 @@ class Normalize:
             generates=envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
             hides_reasoning=request.include_reasoning is False,
+            updates=read.updates,
             raw=request.raw_prompt,
             results={**read.raw.results, **summary},
         )
@@ -309,6 +313,7 @@ class Normalize:
             granted=_granted(items),
             run_here=[item.id for item in items if type(item) in _RUN_HERE],
             files=files_of(unsuperseded(history, items), _paths(sent), _continued_by(request)),
+            updates=_updates(request, (*history, *items)),
             latest=next((item for item in reversed((*history, *items)) if type(item) is Compaction), None),
         )
 
@@ -465,15 +470,30 @@ def _refuse_contradictions(request: CreateResponse) -> None:
         raise _exclusive(*continued, param=continued[-1])
     if request.background and request.store is False:
         raise InvalidRequest("Background responses are stored: store cannot be false.", param="background")
-    has_format = request.text is not None and request.text.format is not None and request.text.format.type != "text"
+
+
+def _updates(request: CreateResponse, items: Sequence[Item]) -> Mapping[str, Any]:
+    """Return what the items of a conversation set in place of the request.
+
+    Raises `InvalidRequest` for a format beside what excludes one.
+    """
+    updates: dict[str, Any] = {}
+    for update in of_type(items, ConfigurationUpdate):
+        if update.reasoning is not UNSET and "effort" in update.reasoning:
+            updates["effort"] = update.reasoning["effort"]
+        if update.text is not UNSET:
+            updates["format"] = update.text["format"]
+    of_request = request.text.format.type if request.text and request.text.format else "text"
+    has_format = updates.get("format", {"type": of_request})["type"] != "text"
     if _continues_a_text(request) and (has_format or request.structured_outputs):
         raise InvalidRequest(
             "A text that is continued cannot be held to a format, because its beginning is not.",
-            param="text.format" if has_format else "structured_outputs",
+            param=("input" if "format" in updates else "text.format") if has_format else "structured_outputs",
             code="mutually_exclusive_parameters",
         )
-    if request.structured_outputs and request.text and request.text.format and request.text.format.type != "text":
+    if request.structured_outputs and has_format:
         raise _exclusive("text.format", "structured_outputs", param="structured_outputs")
+    return updates
 
 
 def _continues_a_text(request: CreateResponse) -> bool:

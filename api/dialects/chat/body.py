@@ -21,11 +21,11 @@ from penstock.pipeline.protocol.params.request import (
     CreateResponse,
     Generating,
     JsonObjectFormat,
-    JsonSchemaFormat,
     ReasoningOptionsParam,
     TextOptions,
 )
 from penstock.pipeline.protocol.params.tools import (
+    JsonSchemaFormat,
     TextFormat,
     ToolChoice,
     ToolParam,

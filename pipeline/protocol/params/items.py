@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+from pydantic import ConfigDict, Field
 
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.items import (
@@ -22,9 +23,10 @@ from penstock.pipeline.protocol.items import (
     Refusal,
     Role,
 )
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Echoed
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed
 from penstock.pipeline.protocol.params.structs import ListOf, schemas
-from penstock.pipeline.protocol.params.tools import AnyTool
+from penstock.pipeline.protocol.params.tools import AnyTool, JsonSchemaFormat, TextFormat
+from penstock.pipeline.protocol.response import Effort
 
 Value = TypeVar("Value")
 
@@ -518,6 +520,37 @@ class AdditionalToolsItem(_Item, frozen=True, kw_only=True, tag="additional_tool
         return wire.AdditionalTools(item_id, self.role, tuple(tool.root.without_secrets for tool in self.tools))
 
 
+class _Update(Body):
+    """What a configuration_update changes: other keys than the declared ones are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class EffortUpdate(_Update):
+    """A new effort; null is that of the model."""
+
+    effort: Effort | None = None
+
+
+class FormatUpdate(_Update):
+    """A new format of the answer."""
+
+    format: Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class ConfigurationUpdateItem(_Item, frozen=True, kw_only=True, tag="configuration_update", forbid_unknown_fields=True):
+    """New values of parameters, from this point of the conversation on."""
+
+    reasoning: EffortUpdate | None = None
+    text: FormatUpdate | None = None
+
+    def as_item(self, item_id: str) -> wire.ConfigurationUpdate:
+        """Return the item of a conversation."""
+        effort = self.reasoning.model_dump(exclude_unset=True) if self.reasoning else UNSET
+        text = self.text.model_dump(by_alias=True, exclude_unset=True) if self.text else UNSET
+        return wire.ConfigurationUpdate(item_id, effort, text)
+
+
 class CompactionItem(_Item, frozen=True, kw_only=True, tag="compaction"):
     """The summary of what came before it, as this server sealed it."""
 
@@ -555,6 +588,7 @@ PlainItem: TypeAlias = (
     | ProgramItem
     | ProgramOutputItem
     | AdditionalToolsItem
+    | ConfigurationUpdateItem
     | CompactionItem
 )
 """Items that become the same item of a conversation at any server."""
@@ -637,7 +671,7 @@ RawMessages: TypeAlias = Annotated[list[RawMessage], ListOf(RawMessage)]
 
 # JSON schemas
 
-MODELS = (AnyTool, WebAction)
+MODELS = (AnyTool, EffortUpdate, FormatUpdate, WebAction)
 """The objects in items that pydantic reads, and describes."""
 
 

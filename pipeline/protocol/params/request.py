@@ -23,7 +23,6 @@ from penstock.pipeline.protocol.params.common import (
     Body,
     Echoed,
     Metadata,
-    Name,
     Refused,
     TextOr,
 )
@@ -37,7 +36,7 @@ from penstock.pipeline.protocol.params.items import (
     SteeringMessages,
 )
 from penstock.pipeline.protocol.params.prompt import PromptParam
-from penstock.pipeline.protocol.params.tools import TextFormat, ToolChoice, ToolParam
+from penstock.pipeline.protocol.params.tools import JsonSchemaFormat, TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary
 
@@ -51,14 +50,6 @@ class ReasoningOptionsParam(Body):
     """The former name of ``summary``."""
     context: ReasoningContext | None = None
     mode: str | None = None
-
-
-class JsonSchemaFormat(Body):
-    type: Literal["json_schema"]
-    name: Name
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
 
 
 class JsonObjectFormat(Body):

@@ -138,6 +138,8 @@ def _meaning(message: str, place: _Place, batch: list[Any], types: inspect.Type)
     """Return the place, the type and the context of pydantic's error for a message of msgspec's."""
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", message):
         return (*place, missing[1]), "missing", {}
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message):
+        return (*place, unknown[1]), "extra_forbidden", {}
     for pattern, kind, name in _BOUNDS:
         if bound := re.fullmatch(pattern, message):
             return place, kind, {name: literal_eval(bound[1])}

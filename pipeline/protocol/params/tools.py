@@ -74,6 +74,14 @@ class TextFormat(Body):
     type: Literal["text"]
 
 
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    name: Name
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
 class GrammarFormat(Body):
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]

@@ -49,7 +49,7 @@ def grammar(
     cannot be enforced.
     """
     tools, structured = request.facts.tools, request.facts.structured
-    answer = constraint.answer(request.facts.response.text.get("format") or {}, structured)
+    answer = constraint.answer(request.facts.text_format, structured)
     tag = structured.get(STRUCTURAL_TAG)
     if not answer and tag is None and not constraint.is_bound(tools):
         return None, "native"

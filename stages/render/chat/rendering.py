@@ -200,7 +200,7 @@ def variables(chat: ChatModel, request: ResolvedRequest) -> Mapping[str, Any]:
         )
     if options.source is not None and not chat.trusts_templates:
         raise InvalidRequest("This server does not accept chat templates from requests.", param="chat_template")
-    return {**chat.variables, **_of_effort(request.facts.response.reasoning.effort), **options.variables}
+    return {**chat.variables, **_of_effort(request.facts.effort), **options.variables}
 
 
 def _of_effort(effort: str | None) -> Mapping[str, Any]:

@@ -52,11 +52,10 @@ def head(request: ResolvedRequest, instructions: str, *, in_system: bool) -> Ite
     hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
     tools = [tool for tool in shown if not isinstance(tool, HostedTool)]
     yield HarmonyMessage("system", (_system_text(request, spoken, hosted, tools),))
-    text_format: dict[str, Any] = request.facts.response.text.get("format") or {}
     sections = [
         f"# Instructions\n\n{instructions}" if instructions else "",
         declared_tools(tools, request.facts.tools.descriptions) if tools else "",
-        formats_section(text_format),
+        formats_section(request.facts.text_format),
     ]
     if filled := [section for section in sections if section]:
         # "#" after a line break always begins a token
@@ -75,7 +74,7 @@ declared_tools = cached(_sections, _key, Lock())(tools_section)
 def _system_text(
     request: ResolvedRequest, instructions: str, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]
 ) -> str:
-    effort = _EFFORTS[request.facts.response.reasoning.effort]
+    effort = _EFFORTS[request.facts.effort]
     named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
     channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
     date = f"Current date: {request.facts.date}"

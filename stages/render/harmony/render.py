@@ -57,8 +57,7 @@ class RenderHarmony:
         """Render one conversation, or encode the prompt that stands in its place."""
         if (raw := request.facts.raw) is not None:
             return raw_prompt(request.facts, raw, self.encoding, self.context_length)
-        text_format = request.facts.response.text.get("format") or {}
-        rules = grammar(request.facts.tools, text_format, request.facts.structured)
+        rules = grammar(request.facts.tools, request.facts.text_format, request.facts.structured)
         plain = harmony_conversation(request, system_instructions=self.system_instructions)
         conversation = in_its_words(plain, request.tokens, self.encoding)
         may_drop = request.facts.response.truncation == "auto"

@@ -46,7 +46,7 @@ TAKEN: Mapping[str, str] = {
         "allowed_callers async defer_loading description name parameters strict type",
     ),
     "CustomToolParam": "allowed_callers async defer_loading description format name type",
-    "Text": "type",
+    "Text": "format type",
     "Grammar": "definition syntax type",
     "NamespaceToolParam": "description name tools type",
     "WebSearchToolParam": "external_web_access filters search_context_size type user_location",
@@ -90,6 +90,7 @@ TAKEN: Mapping[str, str] = {
     "Content": "text type",
     "ResponseCompactionItemParamParam": "encrypted_content id type",
     "CompactionTrigger": "id type",
+    "ResponseConfigurationUpdateItemParamParam": "id reasoning text type",
     "ItemReference": "id type",
     "ResponseFunctionToolCallParam": "arguments async call_id id name namespace status type",
     "FunctionCallOutput": "call_id id name namespace output status type",
@@ -200,10 +201,7 @@ NOT_HERE: Mapping[str, str | None] = {
     "ContainerReferenceParam": "tools[0].environment.container_id",
     ALLOWLIST: "tools[0].container.network_policy.type",
     **dict.fromkeys(
-        (
-            *("ResponseComputerToolCallParam", "ComputerCallOutput"),
-            "ResponseConfigurationUpdateItemParamParam",
-        ),
+        (*("ResponseComputerToolCallParam", "ComputerCallOutput"),),
         "input[0].type",
     ),
     **dict.fromkeys(("ResponseFileSearchToolCallParam", "ImageGenerationCall", "Program", "ProgramOutput"), None),

@@ -129,7 +129,7 @@ async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
 
 
 UNSUPPORTED_ITEMS = [
-    *("configuration_update", "computer_call", "computer_call_output"),
+    *("computer_call", "computer_call_output"),
 ]
 
 PASSED_OVER: list[dict[str, Any]] = [
