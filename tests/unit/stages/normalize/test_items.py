@@ -172,7 +172,7 @@ async def test_unsupported_items_are_refused_by_type(store: Store, kind: str) ->
 
 def test_every_sdk_item_type_is_covered() -> None:
     accepted = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call"}
-    accepted |= {"tool_search_call", "tool_search_output"}
+    accepted |= {"configuration_update", "tool_search_call", "tool_search_output"}
     accepted |= {"custom_tool_call_output", "item_reference", "additional_tools", "compaction", "compaction_trigger"}
     accepted |= {item["type"] for name in ("server tools", "client shells") for item in CLIENTS[name]["input"][1:]}
     kinds = {kind for item in get_args(ResponseInputItemParam) for kind in sdk_types(item)}
