@@ -521,7 +521,7 @@ class AdditionalToolsItem(_Item, frozen=True, kw_only=True, tag="additional_tool
 
 
 class _Update(Body):
-    """What a configuration_update changes: other keys than the declared ones are refused."""
+    """A part of an update: other keys than the declared ones are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
