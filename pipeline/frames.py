@@ -566,6 +566,8 @@ class BrowserAction(_Frame, frozen=True):
 
     action: dict[str, Any]
     """Its type, and its query, address or pattern; with the sources if the request includes them."""
+    results: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """The pages that a search has found, with their titles and snippets, if the request includes them."""
 
 
 class McpError(_Frame, frozen=True):

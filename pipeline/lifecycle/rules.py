@@ -151,7 +151,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
         runs=True,
     ),
     items.WebSearchCall: ItemRules(
-        {"action": ANY_VALUE},
+        {"action": ANY_VALUE, "results": UNSET},
         steps=(
             _always(events.WebSearchCallInProgress),
             _if_started(events.WebSearchCallSearching),

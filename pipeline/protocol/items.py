@@ -444,12 +444,13 @@ _BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "
 class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
     """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``.
 
-    Only items of earlier releases lack it.
+    Only items of earlier releases lack it.  A search has ``results`` if the request includes them.
     """
 
     id_prefix: ClassVar[str] = "ws"
     status: CallStatus
     action: dict[str, Any] | UnsetType = UNSET
+    results: tuple[dict[str, Any], ...] | UnsetType = UNSET
 
     @property
     def tool(self) -> tuple[str | None, str]:

@@ -118,6 +118,10 @@ class WebSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The only hosts, with their subdomains, whose pages may be found and opened; empty if all may."""
     context_size: Literal["low", "medium", "high"] = "medium"
     """The size of the part of a page that the model reads at once."""
+    blocked: tuple[str, ...] = ()
+    """The hosts, with their subdomains, whose pages are neither found nor opened."""
+    location: str = ""
+    """The place of the user, in words for the model."""
 
 
 NO_OPTIONS = WebSearchOptions()

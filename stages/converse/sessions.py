@@ -13,8 +13,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from msgspec import UNSET
+
 from penstock.pipeline import frames, metrics
-from penstock.pipeline.protocol.params.request import OUTPUTS, SOURCES
+from penstock.pipeline.protocol.params.request import OUTPUTS, SOURCES, WEB_RESULTS
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.own_hosts import OwnSession
@@ -184,11 +186,14 @@ class Sessions:
 
     def _shown(self, data: frames.CallData | None) -> frames.CallData | None:
         """Return the data that the item shows: code outputs and web sources only if the request includes them."""
+        include = self._request.facts.include
         match data:
-            case frames.CodeOutputs() if OUTPUTS not in self._request.facts.include:
+            case frames.CodeOutputs() if OUTPUTS not in include:
                 return None
-            case frames.BrowserAction(action) if SOURCES not in self._request.facts.include:
-                return frames.BrowserAction({key: value for key, value in action.items() if key != "sources"})
+            case frames.BrowserAction(action, results):
+                if SOURCES not in include:
+                    action = {key: value for key, value in action.items() if key != "sources"}
+                return frames.BrowserAction(action, results if WEB_RESULTS in include else UNSET)
             case _:
                 return data
 

@@ -257,7 +257,8 @@ def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -
     data = draft.finished.data if draft.finished and draft.is_shown else None
     running_action = draft.started.action if draft.started else None
     action = data.action if isinstance(data, frames.BrowserAction) else running_action or dict(NO_ACTION)
-    return items.WebSearchCall(item_id, status, action)
+    results = data.results if isinstance(data, frames.BrowserAction) else UNSET
+    return items.WebSearchCall(item_id, status, action, results)
 
 
 def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatus) -> items.ShellCall:

@@ -45,7 +45,14 @@ from penstock.pipeline.protocol.items import (
 )
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem, MessageItem
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.params.request import LOGPROBS, OUTPUTS, SOURCES, CreateResponse, ReasoningOptionsParam
+from penstock.pipeline.protocol.params.request import (
+    LOGPROBS,
+    OUTPUTS,
+    SOURCES,
+    WEB_RESULTS,
+    CreateResponse,
+    ReasoningOptionsParam,
+)
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, Toolset
@@ -77,13 +84,13 @@ DEFAULT_THRESHOLD = 200_000
 INCLUDABLE = frozenset(
     {
         "file_search_call.results",
-        "web_search_call.results",
         "message.input_image.image_url",
         "computer_call_output.output.image_url",
         "reasoning.encrypted_content",
         LOGPROBS,
         OUTPUTS,
         SOURCES,
+        WEB_RESULTS,
     }
 )
 

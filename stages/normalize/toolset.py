@@ -416,14 +416,21 @@ def _web_options(tool: params.WebSearchToolParam, path: str) -> WebSearchOptions
     if tool.external_web_access is False:  # OpenAI would search its page cache; this server has only the live web
         message = "This server has no cache of the web to search."
         raise UnsupportedParameter(message, param=f"{path}.external_web_access")
-    domains = tool.filters and tool.filters.allowed_domains
-    return WebSearchOptions(tuple(domains or ()), tool.search_context_size or "medium")
+    filters = tool.filters or params.WebFilters()
+    return WebSearchOptions(
+        tuple(filters.allowed_domains or ()),
+        tool.search_context_size or "medium",
+        tuple(filters.blocked_domains or ()),
+        tool.user_location.in_words if tool.user_location else "",
+    )
 
 
 def _restriction(tool: params.ToolParam) -> str | None:
     """Return the place of what bounds a tool of the request, or None: an MCP server of the operator knows no bounds."""
     match tool:
-        case params.WebSearchToolParam(filters=params.WebFilters(allowed_domains=[_, *_])):
+        case params.WebSearchToolParam(filters=params.WebFilters() as filters) if (
+            filters.allowed_domains or filters.blocked_domains
+        ):
             return "filters"
         case params.CodeInterpreterToolParam(container=params.AutoContainer(network_policy=params.NetworkPolicy())):
             return "container.network_policy"

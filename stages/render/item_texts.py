@@ -46,16 +46,21 @@ _VERBOSITIES: Mapping[str | None, str] = {
 """The sentence of the model for each ``text.verbosity``; ``medium``, the default, has none."""
 
 
+_PLACE = "The user is here: {}. Search for what fits the place, if it matters."
+
+
 def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
     """Return the instructions, and the items after them.
 
-    System and developer messages at the start belong to the instructions.  The verbosity is their last line, since no
-    model has a place of its own for it.
+    System and developer messages at the start belong to the instructions.  The place of the user and the verbosity are
+    their last lines, since no model has a place of its own for them.
     """
     leading = tuple(takewhile(_is_leading, request.items))
     added = (item.text for item in leading if isinstance(item, items.Message))
     response = request.facts.response
     parts = [part for part in (response.instructions, *added) if part]
+    if place := request.facts.web.location:
+        parts.append(_PLACE.format(place))
     verbosity = _VERBOSITIES.get(response.text.get("verbosity"))
     if verbosity and not (parts and parts[-1].endswith(verbosity)):  # raw messages of an earlier response have it
         parts.append(verbosity)

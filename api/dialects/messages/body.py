@@ -31,11 +31,13 @@ from penstock.pipeline.protocol.params.request import (
 from penstock.pipeline.protocol.params.tools import (
     ChosenTool,
     CodeInterpreterToolParam,
-    Domain,
+    DomainList,
     FunctionToolParam,
     OtherToolParam,
     ToolChoice,
     ToolParam,
+    UserLocation,
+    WebFilters,
     WebSearchToolParam,
     is_web_search,
 )
@@ -84,9 +86,9 @@ class MessageTool(Body):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    allowed_domains: Annotated[list[Domain], Field(fail_fast=True, min_length=1, max_length=100)] | None = None
-    blocked_domains: Refused = None
-    user_location: Refused = None
+    allowed_domains: DomainList | None = None
+    blocked_domains: DomainList | None = None
+    user_location: UserLocation | None = None
     max_uses: Annotated[int, Field(ge=1)] | None = None
     cache_control: Unused = None
     eager_input_streaming: Unused = None
@@ -116,8 +118,8 @@ class MessageTool(Body):
     def tool(self, path: str) -> ToolParam:
         """Return the tool as the Responses API has it; raises `InvalidRequest` if it lacks something."""
         if self.searches:
-            filters = {"filters": {"allowed_domains": self.allowed_domains}} if self.allowed_domains else {}
-            return WebSearchToolParam.model_validate({"type": self.type, **filters})
+            filters = WebFilters(allowed_domains=self.allowed_domains, blocked_domains=self.blocked_domains)
+            return WebSearchToolParam.built(type=self.type, filters=filters, user_location=self.user_location)
         if self.executes:
             return CodeInterpreterToolParam.model_validate({"type": "code_interpreter", "container": {"type": "auto"}})
         if not self.is_custom:

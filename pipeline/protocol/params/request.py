@@ -192,6 +192,9 @@ LOGPROBS = "message.output_text.logprobs"
 SOURCES = "web_search_call.action.sources"
 """The value of ``include`` that asks for the pages that a search has found."""
 
+WEB_RESULTS = "web_search_call.results"
+"""The value of ``include`` that asks for the same with titles and snippets."""
+
 OUTPUTS = "code_interpreter_call.outputs"
 """The value of ``include`` that asks for what code has written."""
 

@@ -194,12 +194,36 @@ Domain: TypeAlias = Annotated[
 ]
 
 
+DomainList: TypeAlias = Annotated[list[Domain], Field(fail_fast=True, min_length=1, max_length=100)]
+
+
 class WebFilters(Body):
     """The pages that a web search may read; a filter of another name is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
-    allowed_domains: Annotated[list[Domain], Field(fail_fast=True, min_length=1, max_length=100)] | None = None
+    allowed_domains: DomainList | None = None
+    blocked_domains: DomainList | None = None
+
+
+_Place: TypeAlias = Annotated[str, StringConstraints(max_length=200)]
+
+
+class UserLocation(Body):
+    """The approximate place of the user."""
+
+    type: Literal["approximate"] | None = None
+    city: _Place | None = None
+    region: _Place | None = None
+    country: _Place | None = None
+    timezone: _Place | None = None
+
+    @property
+    def in_words(self) -> str:
+        """The place in words; empty if it is not known."""
+        places = ", ".join(filter(None, (self.city, self.region, self.country)))
+        zone = f"time zone {self.timezone}" if self.timezone else ""
+        return f"{places} ({zone})" if places and zone else places or zone
 
 
 def _with_text(kinds: list[str]) -> list[str]:
@@ -216,7 +240,7 @@ class WebSearchToolParam(Echoed):
     external_web_access: bool | None = None
     filters: WebFilters | None = None
     search_context_size: Literal["low", "medium", "high"] | None = None
-    user_location: Refused = None
+    user_location: UserLocation | None = None
     search_content_types: Annotated[list[Literal["text", "image"]], AfterValidator(_with_text)] | None = None
 
 

@@ -13,7 +13,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,6 +28,7 @@ from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, opened
 from penstock.stages.services.foreign import Unreadable, decoded, read_start, read_whole
 from penstock.stages.services.json_size import JsonSize
 from penstock.stages.services.tools import CallFailed
+from penstock.stages.services.web.domains import ALL_DOMAINS, Domains
 from penstock.stages.services.web.fetch import Fetcher, NotFetched
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
@@ -75,10 +76,10 @@ class Reader:
         self._brief = asyncio.Semaphore(_BRIEF_AT_ONCE)
         self._long = asyncio.Semaphore(_LONG_AT_ONCE)
 
-    async def page(self, url: str, domains: Collection[str] = ()) -> Page:
+    async def page(self, url: str, domains: Domains = ALL_DOMAINS) -> Page:
         """Open the page at a URL, or its source if the URL begins with `SOURCE_PREFIX`.
 
-        Raises `CallFailed`, also for a page outside of ``domains``, if there are any.
+        Raises `CallFailed`, also for a page that ``domains`` does not permit.
         """
         fetched = await self.fetch(url.removeprefix(SOURCE_PREFIX), domains)
         if url.startswith(SOURCE_PREFIX):
@@ -87,7 +88,7 @@ class Reader:
             return await asyncio.to_thread(_read_text, fetched)
         return await self.converted(fetched)
 
-    async def fetch(self, url: str, domains: Collection[str] = ()) -> Fetched:
+    async def fetch(self, url: str, domains: Domains = ALL_DOMAINS) -> Fetched:
         """Fetch the page at a URL; raises `CallFailed`."""
         try:
             return await self._fetcher.fetch(url, _read_answer, domains)

@@ -17,7 +17,7 @@ from penstock.stages.services.browser.pages import SOURCE_PREFIX, VIEW_TOKENS, P
 from penstock.stages.services.browser.reader import Reader
 from penstock.stages.services.browser.search_engines import Hit, SearchBackend, search_backend
 from penstock.stages.services.tools import CallFailed, HostSettings, Source, ToolResult
-from penstock.stages.services.web.domains import is_within
+from penstock.stages.services.web.domains import Domains
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 RESULTS = 20
@@ -61,8 +61,9 @@ class BrowserSession:
         self._backend = backend
         self._reader = reader
         self._stack = stack
-        self._domains = options.domains
+        self._domains = Domains(options.domains, options.blocked)
         self._tokens = VIEW_TOKENS[options.context_size]
+        self._found: dict[str, Hit] = {}
         self._known: OrderedDict[str, Hit] = OrderedDict()
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._deadlines: set[asyncio.Timeout] = set()
@@ -128,7 +129,7 @@ class BrowserSession:
                 page = await self._search(query)
                 return ToolResult(
                     self._push(Visit(page.title, query=query, page=page), page),
-                    data=BrowserAction(_with_sources(action, page.links)),
+                    data=BrowserAction(_with_sources(action, page.links), self._results(page)),
                 )
             case Find(pattern, cursor):
                 visit = self._stack.at(cursor)
@@ -168,6 +169,11 @@ class BrowserSession:
         self._stack.push(visit)
         return shown
 
+    def _results(self, page: Page) -> tuple[dict[str, Any], ...]:
+        """Return the results of a search that the client may see."""
+        hits = (self._found[url] for url in page.links if url in self._found)
+        return tuple({"type": "url", "url": hit.url, "title": hit.title, "snippet": hit.snippet} for hit in hits)
+
     # Pages
 
     async def _page(self, visit: Visit, *, again: bool = False) -> Page:
@@ -193,10 +199,11 @@ class BrowserSession:
 
     async def _search(self, query: str) -> Page:
         try:
-            found = await self._backend.search(query, RESULTS, self._domains)
+            found = await self._backend.search(query, RESULTS, tuple(self._domains.allowed))
         except CallFailed as failure:
             raise CallFailed(f"Error during search for `{query}`: {failure}") from None
-        hits = [hit for hit in found if is_within(hit.url, self._domains)]
+        hits = [hit for hit in found if self._domains.permits(hit.url)]
+        self._found.update((hit.url, hit) for hit in hits)
         self._known.update((hit.url, hit) for hit in hits if hit.text)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)

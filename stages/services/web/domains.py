@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from yarl import URL
 
@@ -19,3 +20,18 @@ def is_within(url: str, domains: Collection[str]) -> bool:
     except ValueError:
         return False
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)
+
+
+@dataclass(frozen=True)
+class Domains:
+    """The domains whose pages may be read: the ``allowed`` ones, or all if there are none, without the ``blocked``."""
+
+    allowed: Collection[str] = ()
+    blocked: Collection[str] = ()
+
+    def permits(self, url: str) -> bool:
+        """Return True if the page at ``url`` may be read."""
+        return is_within(url, self.allowed) and not (self.blocked and is_within(url, self.blocked))
+
+
+ALL_DOMAINS = Domains()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from ipaddress import ip_address
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from aiohappyeyeballs import AddrInfoType
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from penstock.stages.services.web.domains import is_within
+from penstock.stages.services.web.domains import ALL_DOMAINS, Domains
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked, check_address
 
 Read = TypeVar("Read")
@@ -74,11 +74,11 @@ class Fetcher:
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def fetch(
-        self, url: str, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]], domains: Collection[str] = ()
+        self, url: str, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]], domains: Domains = ALL_DOMAINS
     ) -> Read:
         """Fetch ``url``, following redirects, and return the result of ``read`` for the final response.
 
-        If there are ``domains``, no other host is reached, and no redirect to one is followed (see `is_within`).
+        No host is reached that ``domains`` does not permit, and no redirect to one is followed.
 
         Raises `NotFetched`, also for statuses other than 2xx.
         """
@@ -98,7 +98,7 @@ class Fetcher:
             await session.close()
 
     async def _followed(
-        self, url: URL, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]], domains: Collection[str]
+        self, url: URL, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]], domains: Domains
     ) -> Read:
         for _ in range(_REDIRECTS + 1):
             async with self._session(url).get(url, allow_redirects=False) as answer:
@@ -128,7 +128,7 @@ class Fetcher:
         return self._sessions[trusted]
 
 
-def _checked(text: str, domains: Collection[str]) -> URL:
+def _checked(text: str, domains: Domains) -> URL:
     if len(text) > LONGEST_URL:
         raise NotFetched("The URL is too long.")
     try:
@@ -140,8 +140,9 @@ def _checked(text: str, domains: Collection[str]) -> URL:
         raise NotFetched("Only http:// and https:// can be opened.")
     if url.user is not None or url.password is not None:
         raise NotFetched("A URL with a user or a password is not opened.")
-    if not is_within(str(url), domains):
-        raise NotFetched(f"Only pages of {', '.join(domains)} can be opened.")
+    if not domains.permits(str(url)):
+        others = f"Only pages of {', '.join(domains.allowed)}" if domains.allowed else "Only pages of other domains"
+        raise NotFetched(f"{others} can be opened.")
     return url.with_fragment(None)
 
 

@@ -52,6 +52,7 @@ TAKEN: Mapping[str, str] = {
     "WebSearchToolParam": "external_web_access filters search_context_size type user_location",
     "WebSearchPreviewToolParam": "search_content_types search_context_size type user_location",
     "Filters": "allowed_domains",
+    "UserLocation": "city country region timezone type",
     "Mcp": "allowed_callers allowed_tools authorization connector_id defer_loading headers require_approval"
     " server_description server_label server_url tunnel_id type",
     "McpAllowedToolsMcpToolFilter": "read_only tool_names",
@@ -194,7 +195,6 @@ NOT_HERE: Mapping[str, str | None] = {
     "Image": "image",
     "Moderation": "moderation",
     "ResponsePromptParam": "prompt",
-    "UserLocation": "tools[0].user_location",
     "ToolChoiceSpecificProgrammaticToolCallingParam": "tool_choice",
     **dict.fromkeys(NOT_RUN, "tools[0].type"),
     **dict.fromkeys(("SkillReferenceParam", "InlineSkillParam", "LocalSkillParam"), "tools[0].environment.skills"),

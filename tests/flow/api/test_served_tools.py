@@ -31,6 +31,7 @@ from tests.support.tool_servers import (
 
 OUTPUTS = "code_interpreter_call.outputs"
 SOURCES = "web_search_call.action.sources"
+RESULTS = "web_search_call.results"
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
 
 
@@ -94,9 +95,12 @@ async def test_outputs_and_sources_are_optional(tmp_path: Path, sandbox: Sandbox
     async with tool_server(tmp_path, turns, sandbox=sandbox, search=site.url) as served:
         body = {"tools": [CODE_TOOL, SEARCH_TOOL]}
         plain = await respond(served, mode, body)
-        full = await respond(served, mode, {**body, "include": [OUTPUTS, SOURCES]})
+        full = await respond(served, mode, {**body, "include": [OUTPUTS, SOURCES, RESULTS]})
         _, first, _, second = prompts_read(served)
     assert first == second
+    assert "results" not in plain.output[1]
+    hit = {"type": "url", "url": f"{site.url}/gates", "title": "Gates", "snippet": "All about gates."}
+    assert full.output[1]["results"] == [hit]
     assert [item["type"] for item in full.output] == ["code_interpreter_call", "web_search_call", "message"]
     assert (plain.output[0]["outputs"], full.output[0]["outputs"]) == (None, [{"type": "logs", "logs": "1\n"}])
     assert "sources" not in plain.output[1]["action"]

@@ -20,6 +20,7 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, named, unversioned
+from penstock.stages.render.item_texts import split
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import ToolAccess
 from tests.support.request_bodies import WEATHER
@@ -351,9 +352,9 @@ RESTRICTIONS: list[tuple[Json, str]] = [
     (shell(skills=[{"type": "skill_reference", "skill_id": "s"}]), "environment.skills"),
     (shell(type="local", skills=[{"name": "s", "description": "d", "path": "p"}]), "environment.skills"),
     (shell(type="container_reference", container_id="cntr_1"), "environment.container_id"),
-    (WEB | {"user_location": {"type": "approximate", "country": "FR"}}, "user_location"),
     (WEB | {"filters": {"allowed_domains": ["https://a.example"]}}, "filters.allowed_domains[0]"),
-    (WEB | {"filters": {"blocked_domains": ["a.example"]}}, "filters.blocked_domains"),
+    (WEB | {"filters": {"blocked_domains": ["https://a.example"]}}, "filters.blocked_domains[0]"),
+    (WEB | {"filters": {"languages": ["fr"]}}, "filters.languages"),
     (WEB | {"type": "web_search_preview", "search_content_types": ["image"]}, "search_content_types"),
     ({"type": "apply_patch", "allowed_callers": ["programmatic"]}, "allowed_callers"),
     (WEATHER | {"allowed_callers": ["programmatic"]}, "allowed_callers"),
@@ -383,6 +384,27 @@ async def test_domains_and_context_size_reach_the_browser(store: Store) -> None:
     for other in (WEB, label("browser"), WEB | {"filters": {"allowed_domains": ["b.example"]}}):
         with pytest.raises(InvalidRequest, match="different options"):
             await normalize(store, input="Hi", tools=[sent, other], hosted=ALL_HOSTED)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (
+            {"city": "Bonn", "region": "NRW", "country": "DE", "timezone": "Europe/Berlin"},
+            "Bonn, NRW, DE (time zone Europe/Berlin)",
+        ),
+        ({"country": "FR"}, "FR"),
+        ({"timezone": "Asia/Tokyo"}, "time zone Asia/Tokyo"),
+        ({"city": None}, ""),
+    ],
+)
+async def test_place_of_the_user_is_a_line_for_the_model(store: Store, place: Json, words: str) -> None:
+    sent = WEB | {"user_location": {"type": "approximate", **place}}
+    resolved = await normalize(store, input="Hi", instructions="Be kind.", tools=[sent], hosted=ALL_HOSTED)
+    assert resolved.facts.web.location == words
+    instructions, _ = split(resolved)
+    line = f"The user is here: {words}. Search for what fits the place, if it matters."
+    assert instructions == ("Be kind.\n\n" + line if words else "Be kind.")
 
 
 async def test_domains_of_an_item_hold_in_later_turns(store: Store) -> None:

@@ -195,7 +195,11 @@ async def test_search_action_has_its_sources(browse: Opening, site: Web) -> None
             "query": "q",
             "queries": ["q"],
             "sources": [{"type": "url", "url": f"{site.url}/a"}, {"type": "url", "url": f"{site.url}/b"}],
-        }
+        },
+        tuple(
+            {"type": "url", "url": f"{site.url}/{name}", "title": name.title(), "snippet": f"On {name}."}
+            for name in "ab"
+        ),
     )
     site.status = 500
     failed = await call(session, "search", query="q")
@@ -458,6 +462,22 @@ async def test_search_of_some_domains_reads_no_others(site: Web) -> None:
         assert (away.error is None) is (domain == "localhost")
         site.requested.clear()
         await session.close()
+    await host.close()
+
+
+async def test_blocked_domains_are_neither_found_nor_opened(site: Web) -> None:
+    elsewhere = site.url.replace("127.0.0.1", "localhost")
+    host = BrowserHost(search_backend("searxng", site.url), AllowedNetworks.parse(["127.0.0.1", "localhost"]))
+    request = conversation_with()
+    options = WebSearchOptions(blocked=("127.0.0.1",))
+    session = host.session(replace(request, facts=replace(request.facts, web=options)))
+    assert "127.0.0.1" not in (await call(session, "search", query="q")).result
+    assert site.requested.pop() == "/search?q=q&format=json"
+    for url in (f"{site.url}/a", f"view-source:{site.url}/a"):
+        assert "Only pages of other domains can be opened." in str((await call(session, "open", id=url)).error)
+    assert (await call(session, "open", id=f"{elsewhere}/a")).error is None
+    assert site.requested == ["/a"]
+    await session.close()
     await host.close()
 
 

@@ -52,7 +52,7 @@ def test_what_is_no_domain_is_refused(sent: str) -> None:
 
 def test_empty_list_and_unknown_filter_are_refused() -> None:
     """An empty list might mean none or all."""
-    sent: list[dict[str, list[str]]] = [{"allowed_domains": []}, {"blocked_domains": ["a.example"]}]
+    sent: list[dict[str, list[str]]] = [{"allowed_domains": []}, {"languages": ["fr"]}]
     for filters in sent:
         with pytest.raises(ValidationError):
             WebFilters.model_validate(filters)
