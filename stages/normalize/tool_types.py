@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.tools import FunctionTool, HostedKind
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS
@@ -181,6 +183,22 @@ _APPLY_PATCH = FunctionTool(
     strict=True,
     form="apply_patch",
 )
+
+_SKILLS = (
+    "There are skills: folders with a file SKILL.md of instructions for a kind of task. Before a task that fits the "
+    "description of one, read its SKILL.md, and do as it says. They are:"
+)
+
+
+def client_tool(tool: params.ToolParam) -> FunctionTool:
+    """Return the function for a tool that the client runs; the description of a shell names the client's skills."""
+    function = CLIENT_TOOLS[tool.type]
+    skills = tool.local_skills if isinstance(tool, params.ShellToolParam) else ()
+    if not skills:
+        return function
+    listed = "\n".join(f"- {skill.name} (in {skill.path}): {skill.description}" for skill in skills)
+    return replace(function, description=f"{function.description}\n\n{_SKILLS}\n{listed}")
+
 
 CLIENT_TOOLS: Mapping[str, FunctionTool] = {tool.form: tool for tool in (_SHELL, _LOCAL_SHELL, _APPLY_PATCH)}
 """The functions by the type of the tool in a request."""

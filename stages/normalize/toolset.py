@@ -36,6 +36,7 @@ from penstock.stages.normalize.tool_types import (
     MISSING,
     advice_on,
     built_in,
+    client_tool,
     kinds_of,
     unversioned,
 )
@@ -216,7 +217,7 @@ class ToolsetBuilder:
                 self._claim(tool.server_label, "server", f"{path}.server_label")
                 return mcp_server
             case _ if tool.type in CLIENT_TOOLS and not _is_sandboxed(tool):
-                return (CLIENT_TOOLS[tool.type],)
+                return (client_tool(tool),)
             case _ if MISSING in self.left_out:
                 self.ignored[tool.type] = None
                 return None

@@ -6,7 +6,7 @@ error that quotes it.  Error messages and the repr of these models leave them ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -36,6 +36,9 @@ from penstock.pipeline.protocol.params.common import (
     one_of,
     type_of,
 )
+
+MOST_SKILLS = 200
+"""The most skills of an environment."""
 
 MOST_IN_A_NAMESPACE = 500
 """The most tools in a namespace, which is validated in one piece and so must be short."""
@@ -139,11 +142,19 @@ class CodeInterpreterToolParam(_ModelTool):
     container: TextOr[Annotated[str, AfterValidator(_lasting)], AutoContainer] | None = None
 
 
+class LocalSkill(Body):
+    """A folder on the client's machine with instructions for a kind of task."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    description: Annotated[str, StringConstraints(max_length=4_000)]
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4_000)]
+
+
 class LocalEnvironment(Body):
     """The client's machine."""
 
     type: Literal["local"]
-    skills: Refused = None
+    skills: Annotated[list[LocalSkill], Field(fail_fast=True, max_length=MOST_SKILLS)] | None = None
 
 
 class ContainerEnvironment(_OwnSandbox):
@@ -168,6 +179,11 @@ class ShellToolParam(_ModelTool):
     def runs_here(self) -> bool:
         """True if this server's sandbox runs the commands."""
         return self.environment is not None and self.environment.type != "local"
+
+    @property
+    def local_skills(self) -> Sequence[LocalSkill]:
+        """The skills on the client's machine."""
+        return (isinstance(self.environment, LocalEnvironment) and self.environment.skills) or ()
 
 
 class ApplyPatchToolParam(_ModelTool):

@@ -64,6 +64,7 @@ TAKEN: Mapping[str, str] = {
     "FunctionShellToolParam": "allowed_callers environment type",
     "ContainerAutoParam": "file_ids memory_limit network_policy skills type",
     "LocalEnvironmentParam": "skills type",
+    "LocalSkillParam": "description name path",
     "ContainerNetworkPolicyDisabledParam": "type",
     "LocalShell": "type",
     "ApplyPatchToolParam": "allowed_callers type",
@@ -197,7 +198,7 @@ NOT_HERE: Mapping[str, str | None] = {
     "ResponsePromptParam": "prompt",
     "ToolChoiceSpecificProgrammaticToolCallingParam": "tool_choice",
     **dict.fromkeys(NOT_RUN, "tools[0].type"),
-    **dict.fromkeys(("SkillReferenceParam", "InlineSkillParam", "LocalSkillParam"), "tools[0].environment.skills"),
+    **dict.fromkeys(("SkillReferenceParam", "InlineSkillParam"), "tools[0].environment.skills"),
     "ContainerReferenceParam": "tools[0].environment.container_id",
     ALLOWLIST: "tools[0].container.network_policy.type",
     **dict.fromkeys(

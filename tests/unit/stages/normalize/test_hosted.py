@@ -204,6 +204,23 @@ async def test_tool_of_an_unknown_type_is_refused(store: Store) -> None:
 TOOLS: list[Json] = [WEATHER, CODE, WEB, CONTAINER, {"type": "shell"}, {"type": "apply_patch"}, {"type": "local_shell"}]
 BROWSER: tuple[ToolKey, ...] = (("browser", "search"), ("browser", "open"), ("browser", "find"))
 PYTHON: tuple[ToolKey, ...] = (("python", "python"),)
+
+
+async def test_skills_are_named_in_the_description_of_the_shell(store: Store) -> None:
+    skills = [{"name": "bills", "description": "How we bill.", "path": "/skills/bills", "x": 1}]
+    sent = {"type": "shell", "environment": {"type": "local", "skills": skills}}
+    resolved = await normalize(store, input="Hi", tools=[sent, sent], hosted=ALL_HOSTED)
+    (shown,) = resolved.facts.tools.tools
+    assert isinstance(shown, FunctionTool)
+    assert (shown.description or "").startswith(f"{CLIENT_TOOLS['shell'].description}\n\nThere are skills")
+    assert (shown.description or "").endswith("\n- bills (in /skills/bills): How we bill.")
+    assert resolved.facts.response.tools == (sent, sent)
+    plain = {"type": "shell", "environment": {"type": "local", "skills": []}}
+    assert (await normalize(store, input="Hi", tools=[plain])).facts.tools.tools == (CLIENT_TOOLS["shell"],)
+    with pytest.raises(InvalidRequest, match="two tools named 'shell'"):
+        await normalize(store, input="Hi", tools=[sent, plain])
+
+
 SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
 
 
@@ -350,7 +367,7 @@ RESTRICTIONS: list[tuple[Json, str]] = [
     (shell(file_ids=["file_1"]), "environment.file_ids"),
     (shell(memory_limit="64g"), "environment.memory_limit"),
     (shell(skills=[{"type": "skill_reference", "skill_id": "s"}]), "environment.skills"),
-    (shell(type="local", skills=[{"name": "s", "description": "d", "path": "p"}]), "environment.skills"),
+    (shell(type="local", skills=[{"name": "s", "description": "d"}]), "environment.skills[0].path"),
     (shell(type="container_reference", container_id="cntr_1"), "environment.container_id"),
     (WEB | {"filters": {"allowed_domains": ["https://a.example"]}}, "filters.allowed_domains[0]"),
     (WEB | {"filters": {"blocked_domains": ["https://a.example"]}}, "filters.blocked_domains[0]"),
