@@ -74,6 +74,7 @@ class Api:
             self.keys.authenticate,
             self.count,
             release_bodies,
+            self.peers.follow,
         ]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
         app[PROXIES] = self.proxies

@@ -66,10 +66,17 @@ def keys_of(settings: Settings) -> Keys:
     return Keys(settings.api_key_file, settings.api_keys, own_tools, reads_store=settings.store_keys)
 
 
-async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited, store: Store | None = None) -> Toolbox:
+async def toolbox(
+    settings: Settings,
+    keys: Keys,
+    limit: Limit = unlimited,
+    store: Store | None = None,
+    most_containers: Callable[[str], int | None] = lambda _: None,
+) -> Toolbox:
     """Return the tools that the server runs for the model, and the clients that may use them.
 
-    ``limit`` limits the sandboxes of a client, and the tools keep in the ``store`` what outlives a response.
+    ``limit`` limits the calls of a client that run in sandboxes, and ``most_containers`` its containers.  The tools
+    keep in the ``store`` what outlives a response.
     """
     tools = await open_toolbox(
         HostSettings(
@@ -80,6 +87,9 @@ async def toolbox(settings: Settings, keys: Keys, limit: Limit = unlimited, stor
             sandbox_slots(settings.frontends) if settings.sandbox else None,
             limit,
             store if store and store.keeps else None,
+            settings.container_ttl,
+            settings.container_memory,
+            most_containers,
         ),
         settings.tool,
     )

@@ -23,7 +23,7 @@ from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Reading, Wire
 from penstock.api.open_sockets import OpenSockets
-from penstock.api.peers import Peers
+from penstock.api.peers import FORWARDED, Peers
 from penstock.api.runs.scheduler import Scheduler, let_go_of
 from penstock.api.woven import woven
 from penstock.pipeline import errors
@@ -171,7 +171,11 @@ class Edge:
 
     async def prepare_all(self, request: web.Request, body: bytes, read: Read | None = None) -> list[Prepared]:
         """Prepare the requests of a body that is for an answer of several responses."""
-        return await self.prepared(await self.read(request, body, read))
+        try:
+            return await self.prepared(await self.read(request, body, read))
+        except errors.ContainerElsewhere as error:
+            error.body = body
+            raise
 
     async def prepared(self, reading: Reading, prepare: Prepare | None = None) -> list[Prepared]:
         """Prepare the requests of a reading, with another function than the scheduler's if one is given."""
@@ -204,6 +208,7 @@ class Edge:
             self.recorded_if.is_met_by(headers),
             client_request_id(request, reading.request.request_id),
             reading.generates,
+            moves=request.method == "POST" and FORWARDED not in headers,
         )
         return reading.asking(*(each.inside(envelope) for each in (reading.request, *reading.others)))
 

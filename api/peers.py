@@ -19,12 +19,22 @@ from typing import Self
 from urllib.parse import quote
 
 import msgspec
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+from aiohttp import (
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    StreamReader,
+    TCPConnector,
+    web,
+)
 from yarl import URL
 
 from penstock.api.http.conventions import conventions_of
+from penstock.api.http.errors import STREAMING, Handler
 from penstock.api.http.prefix import mount_of
-from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.errors import ContainerElsewhere, ServerUnreachable, StoreFailed
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services import tracing
@@ -48,6 +58,12 @@ LARGEST_RELAYED = 256 * 2**20
 
 RELAYED_HEADERS = ("Content-Type", "Retry-After")
 """The headers of an answer that are passed on; the others belong to the connection between the servers."""
+
+PASSED_ON = (*RELAYED_HEADERS, "Cache-Control", "Content-Disposition", "X-Accel-Buffering", "X-Content-Type-Options")
+"""The headers of an answer to a request about a container, or to one whose container another server has."""
+
+OF_BODIES = ("Content-Type", "X-Request-Id", "X-Penstock-Record", "anthropic-version", "anthropic-beta")
+"""The headers that a request with a body is passed on with, besides those with the key."""
 
 _DATA = b"\ndata: "
 
@@ -143,6 +159,35 @@ class Peers:
                 body = await read_whole(answer.content.iter_any(), LARGEST_RELAYED)
                 return web.Response(status=answer.status, body=body, headers=headers)
 
+    @web.middleware
+    async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Pass a request on to the server that has its container, and its answer back."""
+        try:
+            return await handler(request)
+        except ContainerElsewhere as error:
+            if FORWARDED in request.headers or request.get(STREAMING):
+                raise
+            return await self._relay(request, error)
+
+    async def _relay(self, request: web.Request, elsewhere: ContainerElsewhere) -> web.StreamResponse:
+        """Pass a request with its body on; raise `ServerUnreachable` if no answer begins."""
+        server, timeout = Server("", elsewhere.url, is_alive=True), ClientTimeout(sock_connect=CONNECT_TIMEOUT)
+        body = elsewhere.body or (request.content if request.body_exists else None)
+        try:
+            async with self._request(request, server, request.rel_url, timeout, data=body) as answer:
+                headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+                relayed = web.StreamResponse(status=answer.status, headers=headers)
+                request[STREAMING] = True
+                await relayed.prepare(request)
+                async for data in answer.content.iter_any():
+                    await relayed.write(data)
+                await relayed.write_eof()
+                return relayed
+        except (ClientError, TimeoutError, ValueError) as error:
+            if request.get(STREAMING):
+                raise ConnectionResetError from error
+            raise ServerUnreachable from error
+
     async def frames(self, request: web.Request, server: Server, relayed: SseRelay) -> AsyncGenerator[bytes, None]:
         """Forward a request for a stream, and yield the frames after the last one that was ``relayed``.
 
@@ -164,20 +209,32 @@ class Peers:
             raise PeerLost(f"{server.url} has broken off")
 
     def _request(
-        self, request: web.Request, server: Server, url: URL, timeout: ClientTimeout, method: str = ""
+        self,
+        request: web.Request,
+        server: Server,
+        url: URL,
+        timeout: ClientTimeout,
+        method: str = "",
+        data: bytes | StreamReader | None = None,
     ) -> AbstractAsyncContextManager[ClientResponse]:
-        """Send the client's request on to ``server``; of its headers, only those with the key are sent."""
+        """Send the client's request on to ``server``; of its headers, only those with the key are sent.
+
+        With a body, those that the dialects read are sent, too.
+        """
         if self._session is None:
             # No limit, as streams are many and long; no cookies, as they would mix the requests of different clients.
             self._session = ClientSession(connector=TCPConnector(limit=0), cookie_jar=DummyCookieJar())
         headers = {
             name: request.headers[name] for name in conventions_of(request).key_headers if name in request.headers
         }
+        if data is not None:
+            headers |= {name: request.headers[name] for name in OF_BODIES if name in request.headers}
         path = str(url).removeprefix(mount_of(request))  # the URL of the other server has its own
         return self._session.request(
             method or request.method,
             URL(server.url.rstrip("/") + path, encoded=True),
             headers={**headers, FORWARDED: "1", "Accept-Encoding": "identity", **tracing.current_headers({})},
+            data=data,
             timeout=timeout,
             allow_redirects=False,
         )

@@ -127,7 +127,11 @@ async def _scheduler(
         if place != NO_STORE:
             admission.allowances, admission.reservations = store.allowances, store.reservations
         closing.callback(admission.close)
-        tools = Toolbox() if settings.recordings else await toolbox(settings, keys, admission.sandbox, store)
+        tools = (
+            Toolbox()
+            if settings.recordings
+            else await toolbox(settings, keys, admission.sandbox, store, lambda owner: admission.of(owner).containers)
+        )
         closing.push_async_callback(tools.close)
         backend = await closing.enter_async_context(start_engine(settings))
         await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSuppress
@@ -65,6 +65,15 @@ class ToolSettings(BaseSettings):
     )
     tool_timeout: Duration = Field(
         default="2m", validate_default=True, gt=0, description="time that one call of a tool may take"
+    )
+    container_ttl: Duration = Field(
+        default="20m",
+        validate_default=True,
+        gt=0,
+        description="time without use after which a container of the model ends",
+    )
+    container_memory: Literal["1g", "4g", "16g", "64g"] = Field(
+        default="1g", description="the largest memory_limit of a container"
     )
     max_turns: int = Field(default=100, gt=0, description="turns of the model in one response")
 

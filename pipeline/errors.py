@@ -90,6 +90,40 @@ class StoredFileNotFound(InvalidRequest):
         super().__init__(f"No such File object: {file_id}", param=param)
 
 
+class ContainerNotFound(InvalidRequest):
+    """A path or a tool names no container of the client that is alive."""
+
+    status = 404
+
+    def __init__(self, container_id: str, *, param: str = "container_id") -> None:
+        message = f"There is no container {container_id!r}: it is unknown, was deleted, or has expired."
+        super().__init__(message, param=param, code="container_not_found")
+
+
+class ContainerFileNotFound(InvalidRequest):
+    """The path names no file of the container."""
+
+    status = 404
+    code = "container_file_not_found"
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"There is no file {file_id!r} in this container.", param="file_id")
+
+
+class ContainerElsewhere(InvalidRequest):
+    """Another server of the store has the container; the edge passes the request on to its ``url`` if it can."""
+
+    status = 409
+    code = "container_elsewhere"
+
+    def __init__(self, container_id: str, url: str, *, param: str) -> None:
+        message = f"Another server has the container {container_id!r}, to which this request cannot be passed on."
+        super().__init__(message, param=param)
+        self.url = url
+        self.body = b""
+        """The body of the request."""
+
+
 class NotRecorded(InvalidRequest):
     """The server answers from recordings and has none for this request."""
 

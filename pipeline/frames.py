@@ -26,7 +26,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ECHOED, Effort, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, McpServer, Toolset, WebSearchOptions
+from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, ContainerUse, McpServer, Toolset, WebSearchOptions
 from penstock.pipeline.tasks import MANY
 
 
@@ -189,6 +189,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The built-in tools that the request enables as MCP servers, labelled with the namespace of the tool."""
     web: WebSearchOptions = NO_OPTIONS
     """The options of the web search, if the request has one."""
+    containers: Mapping[str, ContainerUse] = {}
+    """The containers of the built-in tools, by namespace; a tool that is not among them has one of its own."""
     raw: RawPrompt | None = None
     """The prompt, if the client has laid it out; there are then no items and no tools, and the output is plain text."""
 
@@ -196,6 +198,10 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     def response_id(self) -> str:
         """The id of the response."""
         return self.response.id
+
+    def container(self, namespace: str) -> ContainerUse:
+        """Return the container of a built-in tool: by default one of this response, which all its tools share."""
+        return self.containers.get(namespace) or ContainerUse(f"cntr_{self.response_id.removeprefix('resp_')}")
 
     @property
     def model(self) -> str:

@@ -139,6 +139,7 @@ TOOL_SECONDS = Histogram(
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 SANDBOXES = Gauge("penstock_sandboxes_in_use", "Places for sandboxes in use", multiprocess_mode="livesum")
+CONTAINERS = Gauge("penstock_containers", "Containers, those at work and idle ones", multiprocess_mode="livesum")
 SANDBOXES_WAITING = Gauge(
     "penstock_sandboxes_waiting", "Calls that wait for a place for a sandbox", multiprocess_mode="livesum"
 )

@@ -74,6 +74,7 @@ def responses_pipeline(
         toolbox.left_out,
         frozenset(toolbox.own),
         toolbox.of_unknown,
+        containers=toolbox.containers,
     )
     if isinstance(engine, TextBackend):
         turn = Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)

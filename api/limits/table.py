@@ -36,7 +36,9 @@ class KeyLimits(BaseModel):
     background: Count | None = None
     """Background responses that have not ended."""
     sandboxes: Count | None = None
-    """Sandboxes of tools at once; a call that needs one more waits for it."""
+    """Sandboxes of tools at work at once; a call that needs one more waits for it."""
+    containers: Count | None = None
+    """Containers on each server; the oldest idle one ends for one more."""
     stored_bytes: Annotated[int | None, BeforeValidator(size), Field(gt=0)] = None
     """Bytes of stored responses, with their events, and of conversations."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0

@@ -127,6 +127,18 @@ class WebSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_OPTIONS = WebSearchOptions()
 
 
+class ContainerUse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The container in which a built-in tool runs the calls of a response."""
+
+    id: str
+    is_own: bool = True
+    """True if the server may make the container; False if the request names it, and its end is an error."""
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    """The limit of memory of a container that is made."""
+    file_ids: tuple[str, ...] = ()
+    """The files of the Files API to put into the folder before the first call."""
+
+
 class McpServer(msgspec.Struct, frozen=True):
     """An MCP server that a request names.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,7 +21,17 @@ from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.own_hosts import OwnSession
 from penstock.stages.services.tool_search import SEARCH_NAMESPACE, ToolSearch
-from penstock.stages.services.tools import Acting, Citable, Session, Source, Toolbox, ToolResult, bounded
+from penstock.stages.services.tools import (
+    Acting,
+    Citable,
+    ContainerFiles,
+    HasFiles,
+    Session,
+    Source,
+    Toolbox,
+    ToolResult,
+    bounded,
+)
 from penstock.stages.services.tracing import fail, tool_span
 
 logger = logging.getLogger(__name__)
@@ -95,6 +105,13 @@ class Sessions:
             return None
         browser: object = self._session("browser")
         return browser.source if isinstance(browser, Citable) else None
+
+    @property
+    def files(self) -> Sequence[ContainerFiles]:
+        """The files that calls of the response have left, of each container once."""
+        sessions: list[object] = list(self._open.values())
+        left = [session.files for session in sessions if isinstance(session, HasFiles) and session.files]
+        return list({each.container_id: each for each in left}.values())
 
     def start(self, work: Coroutine[Any, Any, frames.CallFinished]) -> asyncio.Task[frames.CallFinished]:
         """Start ``work`` in a task."""

@@ -66,7 +66,7 @@ class ToolLoop:
         self.request = request
         self.has_begun = False
         """True if a frame of the response has been yielded."""
-        self._transcript = Transcript(request.facts.response)
+        self._transcript = Transcript(request.facts)
         self.take_text = self._transcript.take_text
         """Take the text of a delta that the stage passes on as it is."""
         self.is_plain = False
@@ -232,7 +232,7 @@ class ToolLoop:
             return False
         self._goes_on = False
         self._turns += 1
-        self._turn = ModelTurn(self._sessions.source)
+        self._turn = ModelTurn(self._sessions.source, self._sessions.files)
         self._is_stopped = False
         self.is_plain = self._turn.is_plain
         self.request = self._transcript.continued(self.request)

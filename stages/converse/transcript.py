@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, Item
-from penstock.pipeline.protocol.response import Response
 from penstock.stages.models.output_items import Draft, Drafts
 from penstock.stages.models.refusals import refusal_of
 
@@ -19,8 +18,8 @@ from penstock.stages.models.refusals import refusal_of
 class Transcript:
     """State machine, one per response."""
 
-    def __init__(self, response: Response) -> None:
-        self._drafts = Drafts(response, is_shown=False)
+    def __init__(self, facts: frames.RequestFacts) -> None:
+        self._drafts = Drafts(facts, is_shown=False)
         self._draft: Draft | None = None
         self._texts: list[str] = []
         self.take_text = self._texts.append

@@ -6,7 +6,7 @@ of that call is held until the turn is over, so that items stay in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -32,8 +32,9 @@ from penstock.pipeline.frames import (
     TurnFinished,
 )
 from penstock.stages.converse.citations import Citations
+from penstock.stages.converse.file_citations import FileCitations
 from penstock.stages.models.client_actions import problem_of
-from penstock.stages.services.tools import Source
+from penstock.stages.services.tools import ContainerFiles, Source
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,13 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ModelTurn:
-    """State machine, one per turn; ``source`` finds the page of a browser cursor, None if the browser was not used."""
+    """State machine, one per turn; ``source`` finds the page of a browser cursor, None if the browser was not used.
+
+    ``files`` are those that the calls of the response have left.
+    """
 
     source: Callable[[int], Source | None] | None = None
+    files: Sequence[ContainerFiles] = ()
     calls: list[ToolCall] = field(default_factory=list)
     """The complete calls of the turn, in order."""
     held: list[ParsedFrame] = field(default_factory=list)
@@ -68,13 +73,19 @@ class ModelTurn:
     is_plain: bool = field(init=False)
     """True if deltas may be passed on without `feed`."""
     _citations: Citations | None = field(init=False)
+    _file_citations: FileCitations | None = field(init=False)
     _opening: ServerCallOpened | FunctionCallOpened | None = None
     """The call that is open, if its text matters here."""
     _texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._citations = Citations(self.source) if self.source else None
-        self.is_plain = self._citations is None
+        self._file_citations = FileCitations(self.files) if self.files else None
+        self.is_plain = self._cites_nothing
+
+    @property
+    def _cites_nothing(self) -> bool:
+        return self._citations is None and self._file_citations is None
 
     @property
     def may_go_on(self) -> bool:
@@ -84,15 +95,20 @@ class ModelTurn:
     def feed(self, frame: ParsedFrame) -> Iterable[ParsedFrame]:
         """Take one frame and return the frames that may be passed on now."""
         self._note(frame)
-        self.is_plain = self._opening is None and not self.calls and self._citations is None
+        self.is_plain = self._opening is None and not self.calls and self._cites_nothing
         if self.calls:
             self.held.append(frame)
             return ()
         if isinstance(frame, TurnFinished):
             return ()
-        if self._citations and not isinstance(frame, GenerationStarted):
-            return self._citations.feed(frame)
-        return (frame,)
+        return (frame,) if isinstance(frame, GenerationStarted) else self._cited(frame)
+
+    def _cited(self, frame: ParsedFrame) -> Iterable[ParsedFrame]:
+        """Return the frames that replace a frame, with citations of pages, then of files."""
+        passed = self._citations.feed(frame) if self._citations else (frame,)
+        if self._file_citations is None:
+            return passed
+        return [cited for each in passed for cited in self._file_citations.feed(each)]
 
     def _note(self, frame: ParsedFrame) -> None:
         match frame:

@@ -148,7 +148,7 @@ class ResponseWriter:
         response = self.response = frame.facts.response
         self._owner = frame.facts.origin.owner
         self._seals_reasoning = not response.store or _ENCRYPTED_CONTENT in frame.facts.include
-        self._drafts = Drafts(response, is_shown=True)
+        self._drafts = Drafts(frame.facts, is_shown=True)
         self._hides_reasoning = frame.facts.hides_reasoning
         yield frame
         yield events.ResponseCreated(next(self._numbers), response)

@@ -17,7 +17,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.lifecycle.item_lifecycles import LIFECYCLES, NO_ACTION, NOT_LISTED, ItemLifecycle, Part
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import CallStatus, ItemStatus, Logprob, OutputItem
-from penstock.pipeline.protocol.response import Response, item_key
+from penstock.pipeline.protocol.response import item_key
 from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.models import client_actions
 from penstock.stages.models.shell_calls import ArgumentsInvalid, shell_action
@@ -34,7 +34,7 @@ class Draft:
     key: str
     """The suffix of its ids."""
     container_id: str
-    """The id of the response's sandbox container."""
+    """The id of the container of its call, if it has one."""
     answered_id: str | None = None
     """The id of the latest call before it whose output is an item of its own."""
     is_shown: bool = True
@@ -128,7 +128,9 @@ class Draft:
 class Drafts:
     """State machine: the drafts of a response.  Ids derive from its id and their order, so a replay repeats them."""
 
-    def __init__(self, response: Response, *, is_shown: bool) -> None:
+    def __init__(self, facts: frames.RequestFacts, *, is_shown: bool) -> None:
+        response = facts.response
+        self._facts = facts
         self._response_id = response.id
         self._is_shown = is_shown
         self._is_summarised = is_shown and response.reasoning.summary is not None
@@ -138,7 +140,9 @@ class Drafts:
     def begin(self, opening: frames.Opened) -> Draft:
         """Return the draft of the next item."""
         key = item_key(self._response_id, self._count)
-        container_id = f"cntr_{self._response_id.removeprefix('resp_')}"
+        container_id = ""
+        if isinstance(opening, frames.CodeCallOpened | frames.ShellCallOpened):
+            container_id = self._facts.container(opening.tool[0]).id
         draft = Draft(opening, key, container_id, self._answered_id, self._is_shown, self._is_summarised)
         self._count += 1
         is_shell = isinstance(opening, frames.FunctionCallOpened) and opening.form == "shell"

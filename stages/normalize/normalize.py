@@ -55,8 +55,9 @@ from penstock.pipeline.protocol.params.request import (
 )
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, Toolset
+from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, ContainerUse, Toolset
 from penstock.pipeline.tasks import MANY, apart, in_thread
+from penstock.stages.normalize.containers import ContainerFinder, earlier_containers
 from penstock.stages.normalize.input_items import (
     InputReader,
     PlacedFile,
@@ -71,6 +72,7 @@ from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
+from penstock.stages.services.containers import Containers
 from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.model_names import in_words, served_name
 from penstock.stages.services.prompts import Applied, Prompts, applied, blamed
@@ -156,6 +158,8 @@ class _Read:
     """The files that the model reads."""
     updates: Mapping[str, Any]
     """The ``effort`` and the ``format`` that items have set."""
+    containers: Sequence[str]
+    """The containers of earlier calls, the latest first."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ class Normalize:
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
     files: FileReader = field(default_factory=FileReader)
+    containers: Containers | None = None
+    """The containers of this server; None if it runs no code."""
     prompts: Prompts = field(default_factory=Prompts)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names that a request may give, each with one of the ``models``."""
@@ -217,6 +223,7 @@ class Normalize:
         read = await in_thread(self._read, request, past, referenced, suffix, thoughts)
         await self._refuse_used_approvals(request, read.granted)
         files = await self._texts(read.files)
+        containers = await self._containers(request, read, suffix)
         summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
             response=_response(whole, read.offered, read.sampling, response_id, int(now), model),
@@ -238,6 +245,7 @@ class Normalize:
             template=_template(request),
             hosted=tuple(read.offered.settings.values()),
             web=read.offered.web or NO_OPTIONS,
+            containers=containers,
             compacting=_compacting(request),
             generates=envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
@@ -249,6 +257,17 @@ class Normalize:
         results = {**thoughts.results, **past.results, **await self._results(read.run_here, request), **facts.results}
         tokens = {**past.tokens, **thoughts.tokens, **read.raw.tokens}
         return ResolvedRequest(facts, read.history, tokens, results, files)
+
+    async def _containers(self, request: CreateResponse, read: _Read, suffix: str) -> Mapping[str, ContainerUse]:
+        """Return the containers of the built-in tools that run in one, by namespace."""
+        if self.containers is None:
+            for wish in read.offered.containers.values():
+                wish.refuse()
+        if self.containers is None or not read.offered.containers:
+            return {}
+        envelope = request.envelope
+        finder = ContainerFinder(self.containers, self.store, envelope.owner, envelope.moves)
+        return await finder.uses(read.offered.containers, read.containers, f"cntr_{suffix}")
 
     async def _texts(self, files: Sequence[PlacedFile]) -> Mapping[str, tuple[str, ...]]:
         """Return the texts of the files, by the ids of their items."""
@@ -321,6 +340,7 @@ class Normalize:
             run_here=[item.id for item in items if type(item) in _RUN_HERE],
             files=files_of(unsuperseded(history, items), _paths(sent), _continued_by(request)),
             updates=_updates(request, (*history, *items)),
+            containers=earlier_containers((*history, *items)) if builder.containers else (),
             latest=next((item for item in reversed((*history, *items)) if type(item) is Compaction), None),
         )
 

@@ -29,6 +29,7 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
+from penstock.stages.normalize.containers import ContainerWish, wish_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_types import (
     CLIENT_TOOLS,
@@ -91,6 +92,8 @@ class ToolsetBuilder:
     """The tools as the response repeats them."""
     web: WebSearchOptions | None = None
     """The options of the web search, or None if there is no web search."""
+    containers: dict[str, ContainerWish] = field(default_factory=dict)
+    """The wishes for containers of built-in tools, by namespace."""
     ignored: dict[str, None] = field(default_factory=dict)
     """The types of tools in the request that were left out."""
     deferred: dict[str, Tool] = field(default_factory=dict)
@@ -252,6 +255,9 @@ class ToolsetBuilder:
         if kind in (self.labels or ()) and (key := _restriction(tool)):
             message = f"The server that runs {kind} here takes no {key}."
             raise UnsupportedParameter(message, param=f"{path}.{key}")
+        wish = None if kind in (self.labels or ()) else wish_of(tool, path)
+        if wish and self.containers.setdefault(kind, wish) != wish:
+            raise InvalidRequest("There are two tools of this type with different containers.", param=wish.path)
 
     def _namespace(self, tool: params.NamespaceToolParam, path: str) -> tuple[Tool, ...]:
         self._claim(tool.name, "client", f"{path}.name")
@@ -433,12 +439,21 @@ def _restriction(tool: params.ToolParam) -> str | None:
             filters.allowed_domains or filters.blocked_domains
         ):
             return "filters"
-        case params.CodeInterpreterToolParam(container=params.AutoContainer(network_policy=params.NetworkPolicy())):
-            return "container.network_policy"
-        case params.ShellToolParam(environment=params.ContainerEnvironment(network_policy=params.NetworkPolicy())):
-            return "environment.network_policy"
+        case params.CodeInterpreterToolParam(container=str()):
+            return "container"
+        case params.CodeInterpreterToolParam(container=params.OwnContainer() as own) if key := _bound(own):
+            return f"container.{key}"
+        case params.ShellToolParam(environment=params.ContainerReference()):
+            return "environment.container_id"
+        case params.ShellToolParam(environment=params.OwnContainer() as own) if key := _bound(own):
+            return f"environment.{key}"
         case _:
             return None
+
+
+def _bound(container: params.OwnContainer) -> str | None:
+    """Return the field of a container that only a container of this server obeys, or None."""
+    return next((key for key in ("network_policy", "memory_limit", "file_ids") if getattr(container, key)), None)
 
 
 def _echo(tool: params.ToolParam) -> dict[str, Any]:

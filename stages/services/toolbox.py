@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named
 from penstock.pipeline.protocol.tools import HOSTED
+from penstock.stages.services.containers import Containers
 from penstock.stages.services.own_hosts import label_of, own_host
 from penstock.stages.services.tools import Host, HostSettings, OwnHost, ReplacingServers, Toolbox
+
+_CONTAINERS = "containers"
+"""The entry point that opens the containers in which other hosts run their calls."""
 
 _MCP = "mcp"
 """The entry point that opens the MCP servers, some of which may run a built-in tool."""
@@ -28,6 +33,10 @@ async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolb
     async with AsyncExitStack() as opened:
         servers: ReplacingServers = await _opened(_MCP, settings)
         opened.push_async_callback(servers.close)
+        containers: Containers | None = await _opened(_CONTAINERS, settings)
+        if containers:
+            opened.push_async_callback(containers.close)
+            settings = replace(settings, containers=containers)
         hosts: dict[str, Host] = {}
         for kind in HOSTED:
             if host := servers.host(kind) or await _opened(kind, settings):
@@ -40,7 +49,7 @@ async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolb
             own_hosts[label] = await own_host(name, settings)
             opened.push_async_callback(own_hosts[label].close)
         opened.pop_all()
-        return Toolbox(hosts, servers, own_hosts)
+        return Toolbox(hosts, servers, own_hosts, containers=containers)
 
 
 async def _opened(name: str, settings: HostSettings) -> Any:

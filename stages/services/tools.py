@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, McpServer
+from penstock.stages.services.containers import TTL, Containers, MemoryLimit
 from penstock.stages.services.slots import Limit, Slots, unlimited
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
@@ -98,6 +99,27 @@ class Citable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ContainerFiles:
+    """The files of a container, which the model may cite by their paths: those of code, or below ``/mnt/data``."""
+
+    container_id: str
+    home: str
+    """The path of the folder for code in the container."""
+    paths: tuple[str, ...]
+    """Their paths in the folder."""
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """A session whose calls leave files."""
+
+    @property
+    def files(self) -> ContainerFiles | None:
+        """The files after the latest call; None if there are none."""
+        ...
+
+
 class Host(Protocol):
     """Runs the calls of one built-in tool."""
 
@@ -140,6 +162,14 @@ class HostSettings:
     """Limits the sandboxes of an owner."""
     store: Store | None = None
     """The store of the server; None if it keeps nothing."""
+    container_ttl: float = TTL
+    """Seconds without use after which a container ends."""
+    container_memory: MemoryLimit = "1g"
+    """The largest limit of memory that a client may give a container."""
+    most_containers: Callable[[str], int | None] = lambda _: None
+    """Gives the most containers of an owner; None if only the server has a limit."""
+    containers: Containers | None = None
+    """The containers of this server; None if there are to be no sandboxes."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +285,8 @@ class Toolbox:
     """The types of tools that are left out of requests."""
     of_unknown: str = ADVICE
     """The end of the error about a label that is not among the ``labels``."""
+    containers: Containers | None = None
+    """The containers in which code and commands run."""
 
     @property
     def kinds(self) -> frozenset[HostedKind]:

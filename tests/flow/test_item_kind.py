@@ -148,7 +148,7 @@ def test_events_without_news_are_predicted() -> None:
 
 def test_transcript_has_the_item_of_the_stream() -> None:
     turn = recital(*RAN)
-    transcript = Transcript(turn[0].facts.response)
+    transcript = Transcript(turn[0].facts)
     for frame in turn:
         transcript.feed(frame)
     assert tuple(transcript.items) == final(written_events(turn)).output

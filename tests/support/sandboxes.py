@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.stages.services.sandbox.container import ContainerHost
+from penstock.stages.services.sandbox.live_containers import OpenContainers
 from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, SandboxLimits
 from penstock.stages.services.sandbox.probe import Sandbox, probe
+from penstock.stages.services.sandbox.python import PythonHost
+from penstock.stages.services.slots import Slots
 
 LANDLOCK_CREATE_RULESET, ONLY_ITS_VERSION = 444, 1
 
@@ -43,3 +47,13 @@ def _lack(kind: Kind, mode: Mode) -> str | None:
         ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, check=False
     )
     return "the kernel refuses namespaces" if namespaces.returncode else None
+
+
+def code_host(sandbox: Sandbox, slots: Slots | None = None) -> PythonHost:
+    """Return a host of Python with containers of its own."""
+    return PythonHost(OpenContainers(slots or Slots(8), sandboxes={"python": sandbox}))
+
+
+def shell_host(sandbox: Sandbox) -> ContainerHost:
+    """Return a host of the shell with containers of its own."""
+    return ContainerHost(OpenContainers(Slots(8), sandboxes={"container": sandbox}))

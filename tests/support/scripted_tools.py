@@ -209,6 +209,12 @@ NO_CONVERSATION = conversation()
 """A request for hosts that do not read its input."""
 
 
+def another_conversation(response_id: str = "resp_2") -> frames.ResolvedRequest:
+    """A request of another response, whose calls run in a container of their own."""
+    begun = replace(NO_CONVERSATION.facts.response, id=response_id)
+    return frames.with_facts(NO_CONVERSATION, response=begun)
+
+
 class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One call: its ``tool``, the ``action`` of its item if it is a browser call, and its outcome."""
 

@@ -26,8 +26,11 @@ from penstock.stages.services.browser.session import BrowserHost
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.config import ServerConfig
 from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.sandbox.container import ContainerHost
+from penstock.stages.services.sandbox.live_containers import OpenContainers
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.python import PythonHost
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.tools import Host, Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
 from tests.support.api_clients import StreamReader
@@ -96,6 +99,7 @@ async def tool_server(
     servers: Mapping[str, ServerConfig] | None = None,
     allowed: AllowedNetworks = LOCAL,
     sandbox: Sandbox | None = None,
+    shell: Sandbox | None = None,
     search: str = "",
     toolbox: Toolbox | None = None,
     limits: Limits | None = None,
@@ -103,17 +107,25 @@ async def tool_server(
 ) -> AsyncGenerator[ScriptedServer, None]:
     """Serve with tools and a model that writes ``turns``, repeating the last one.
 
-    ``servers`` are the operator's MCP servers and ``search`` is the URL of a search engine.  A ``toolbox`` replaces all
-    of these tools.
+    ``servers`` are the operator's MCP servers and ``search`` is the URL of a search engine.  Code runs in containers of
+    ``sandbox``, and commands in those of ``shell``.  A ``toolbox`` replaces all of these tools.
     """
-    hosts: dict[str, Host] = {"python": PythonHost(sandbox)} if sandbox else {}
+    containers = OpenContainers(Slots(8))
+    hosts: dict[str, Host] = {}
+    if sandbox:
+        containers.sandboxes["python"] = sandbox
+        hosts["python"] = PythonHost(containers)
+    if shell:
+        containers.sandboxes["container"] = shell
+        hosts["container"] = ContainerHost(containers)
     if search:
         hosts["browser"] = BrowserHost(search_backend("searxng", search), allowed)
-    toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed))
+    toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed), containers=containers)
     engine = ScriptedEngine()
     play_turns(engine, *turns)
     try:
         async with running_server(engine, where, toolbox=toolbox, limits=limits or Limits(), **options) as served:
+            containers.store = served.store
             yield served
     finally:
         await toolbox.close()

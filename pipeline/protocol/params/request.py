@@ -165,6 +165,8 @@ class Envelope:
     """False if the response is only prepared: it has no output."""
     continued: History | None = None
     """The history of ``previous_response_id``, if the edge holds it; else it comes from the store."""
+    moves: bool = False
+    """True if the request can be passed on to the server that has its container."""
 
 
 LONGEST_TRACE_HEADER = 512

@@ -117,29 +117,27 @@ class NetworkPolicy(Body):
     type: Literal["disabled"]
 
 
-class _OwnSandbox(Body):
-    """A sandbox that the server makes for the response: it is empty, and its limits are those of the operator."""
+MOST_FILE_IDS = 50
+"""The most files of a container in one request."""
 
-    file_ids: Refused = None
-    memory_limit: Refused = None
+
+class OwnContainer(Body):
+    """A container that the server chooses: that of the conversation, or a new one."""
+
+    file_ids: Annotated[list[Name], Field(fail_fast=True, max_length=MOST_FILE_IDS)] | None = None
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
     network_policy: NetworkPolicy | None = None
 
 
-class AutoContainer(_OwnSandbox):
+class AutoContainer(OwnContainer):
     type: Literal["auto"]
 
 
-def _lasting(container: str) -> str:
-    raise PydanticCustomError(
-        UNSUPPORTED, "Containers end with their response: use {auto}", {"auto": '{"type": "auto"}'}
-    )
-
-
 class CodeInterpreterToolParam(_ModelTool):
-    """The code interpreter, whose sandbox this server chooses, not the client."""
+    """The code interpreter, in a container that the request names or the server chooses."""
 
     type: Literal["code_interpreter"]
-    container: TextOr[Annotated[str, AfterValidator(_lasting)], AutoContainer] | None = None
+    container: TextOr[Name, AutoContainer] | None = None
 
 
 class LocalSkill(Body):
@@ -157,16 +155,16 @@ class LocalEnvironment(Body):
     skills: Annotated[list[LocalSkill], Field(fail_fast=True, max_length=MOST_SKILLS)] | None = None
 
 
-class ContainerEnvironment(_OwnSandbox):
+class ContainerEnvironment(OwnContainer):
     type: Literal["container_auto"]
     skills: Refused = None
 
 
 class ContainerReference(Body):
-    """A sandbox of an earlier response, which has ended with it."""
+    """A container by its id."""
 
     type: Literal["container_reference"]
-    container_id: Refused
+    container_id: Name
 
 
 class ShellToolParam(_ModelTool):

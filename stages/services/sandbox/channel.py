@@ -30,6 +30,7 @@ class Channel(asyncio.Protocol):
         self._kill = kill
         self._transport: asyncio.Transport | None = None
         self._line = bytearray()
+        self._number = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self.ended = asyncio.Event()
 
@@ -39,14 +40,15 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and not self.ended.is_set()
 
     def ask(self, question: dict[str, Any]) -> None:
-        """Send a question as one line of JSON."""
+        """Send a question, with a number that its answer must have, as one line of JSON."""
         assert self._transport is not None
         self._line.clear()
+        self._number += 1
         self._answer = asyncio.get_running_loop().create_future()
         if self.ended.is_set():
             self._answer.cancel()
         else:
-            self._transport.write(json.dumps(question).encode() + b"\n")
+            self._transport.write(json.dumps({**question, "number": self._number}).encode() + b"\n")
 
     async def answer(self, seconds: float) -> dict[str, Any] | None:
         """Return the answer to the latest question; None after ``seconds`` or if the channel is closed."""
@@ -84,7 +86,7 @@ class Channel(asyncio.Protocol):
             message = None if exceeds(bytes(self._line), _LARGEST) else json.loads(self._line)
         except (ValueError, RecursionError):
             message = None
-        if isinstance(message, dict):
+        if isinstance(message, dict) and message.get("number") == self._number:
             answer.set_result(message)
         else:
             self._kill()

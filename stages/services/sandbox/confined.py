@@ -44,7 +44,7 @@ def main() -> None:
     os.nice(19)  # the server, and an engine on the same cores, come before what the model runs
     filter_calls(bytes.fromhex(order["filter"]))
     verify(order["unreadable"])
-    answer(control, ready=version)
+    answer(control, ready=version, number=order["number"])
     serve(requests, control, order)
 
 

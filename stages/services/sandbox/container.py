@@ -1,4 +1,4 @@
-"""The host of ``container``: each response has its own sandbox for commands, and its files persist between calls.
+"""The host of ``container``: each container has its own sandbox for commands, and its files persist between calls.
 
 Commands may start other processes.  They all end with the command; none continues in the background.  With bubblewrap
 the pid namespace guarantees this.  Without it the sandbox's first process ends them: Landlock (version 6) keeps the
@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from penstock.pipeline.frames import ResolvedRequest, ShellOutput
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCommands, executed, shell_action, shell_call
-from penstock.stages.services.sandbox.lease import SandboxHost, SandboxLease
+from penstock.stages.services.sandbox.live_containers import Lease, OpenContainers, Turn
 from penstock.stages.services.sandbox.probe import offered
 from penstock.stages.services.sandbox.process import SandboxDied
-from penstock.stages.services.tools import HostSettings, ToolResult
+from penstock.stages.services.sandbox.python import SandboxHost, files_of
+from penstock.stages.services.tools import ContainerFiles, HostSettings, ToolResult
 
 _GRACE_SECONDS: Final = 10.0
 """Seconds that the sandbox may take to end a command after its time is up: a fork bomb slows it down, too."""
@@ -29,22 +30,29 @@ Output = dict[str, Any]
 class ContainerHost(SandboxHost):
     """Runs commands."""
 
+    def __init__(self, containers: OpenContainers) -> None:
+        super().__init__("container", containers)
+
     def session(self, request: ResolvedRequest) -> ContainerSession:
         return ContainerSession(self.lease(request))
 
 
 async def host(settings: HostSettings) -> ContainerHost | None:
     """Return the host, if its sandbox works on this machine."""
-    sandbox = await offered("container", "Shell") if settings.slots else None
-    return ContainerHost(sandbox, settings.slots, settings.limit) if sandbox else None
+    containers = settings.containers
+    if not isinstance(containers, OpenContainers) or not (sandbox := await offered("container", "Shell")):
+        return None
+    containers.sandboxes["container"] = sandbox
+    return ContainerHost(containers)
 
 
 class ContainerSession:
-    """One response's sandbox for commands."""
+    """One response's use of the shell in a container."""
 
-    def __init__(self, lease: SandboxLease) -> None:
+    def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._limits = lease.limits
+        self.files: ContainerFiles | None = None
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
         return shell_action(text)
@@ -54,28 +62,26 @@ class ContainerSession:
             call = shell_call(text)
         except ArgumentsInvalid as exc:
             return ToolResult(error=str(exc))
-        async with self._lease.turn:
-            outputs: list[Output] = []
-            try:
-                await self._run(call, seconds, outputs)
-            except (SandboxDied, TimeoutError) as exc:
-                await self._lease.drop()
-                reason = str(exc) or "it did not answer"
-                return _outcome(outputs, f"The sandbox has ended ({reason}). All files are lost.")
-            except asyncio.CancelledError:
-                self._lease.kill()
-                raise
-            return _outcome(outputs)
+        outputs: list[Output] = []
+        process = None
+        try:
+            async with self._lease.call(seconds) as turn:
+                process = turn.process
+                await self._run(turn, call, outputs)
+                self.files = files_of(turn.container, await turn.container.files())
+        except SandboxDied as exc:
+            lost = " All files are lost." if process and process.excess == "disk" else ""
+            return _outcome(outputs, f"The sandbox has ended ({exc}).{lost}")
+        return _outcome(outputs)
 
     async def close(self) -> None:
         await self._lease.close()
 
-    async def _run(self, call: ShellCommands, seconds: float, outputs: list[Output]) -> None:
+    async def _run(self, turn: Turn, call: ShellCommands, outputs: list[Output]) -> None:
         """Append the output of each command to ``outputs``; stop after a command that times out."""
         now = asyncio.get_running_loop().time
-        until = now() + seconds
-        own = seconds if call.timeout_ms is None else call.timeout_ms / 1000
-        process = await self._lease.process(seconds)
+        until = now() + turn.seconds
+        own = turn.seconds if call.timeout_ms is None else call.timeout_ms / 1000
         for words in call.commands:
             share = max(min(own, until - now()), 0)
             question = {
@@ -85,7 +91,11 @@ class ContainerSession:
                 "seconds": share,
                 "keep": min(call.max_output_length or self._limits.output, self._limits.output),
             }
-            outputs.append(_output(await process.ask(question, share + _GRACE_SECONDS)))
+            try:
+                answer = await turn.process.ask(question, share + _GRACE_SECONDS)
+            except TimeoutError:
+                raise SandboxDied("it did not answer") from None
+            outputs.append(_output(answer))
             if outputs[-1]["outcome"]["type"] == "timeout":
                 return
 

@@ -1,4 +1,4 @@
-"""The disk space that a sandbox without a disk of its own uses: its folder, and deleted files that are still open."""
+"""The disk space that a sandbox uses: the folder of its container, and deleted files that are still open."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _MAPPED: Final = re.compile(r"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) +(/.*) 
 """A line of ``/proc/PID/maps`` about a deleted file: its device, its inode and its path."""
 
 
-def exceeds(folder: str, first: int, user: int | None, most: int) -> bool:
+def exceeds(folder: str, home: str, first: int, user: int | None, most: int) -> bool:
     """True if a sandbox uses more than ``most`` bytes or `MOST_FILES` files, or hides what it uses.
 
-    ``first`` is the pid of its first process, which all others descend from, and ``user`` its user if that is another
-    than the server's.  A deleted file that is mapped but not open counts as ``most`` bytes, as its size cannot be seen.
+    ``home`` is the path of the folder inside.  ``first`` is the pid of its first process, which all others descend
+    from, and ``user`` its user if that is another than the server's.  A deleted file that is mapped but not open counts
+    as ``most`` bytes, as its size cannot be seen.
     """
     try:
         size, files = _in_folder(folder, most)
         held: dict[File, int] = {}
         with reading_as(user):
             for pid in _descendants(first):
-                held |= _held(pid, folder, most)
+                held |= _held(pid, (folder, home), most)
     except OSError:  # a folder or process that may not be looked at
         return True
     return size + sum(held.values()) > most or files > MOST_FILES
@@ -67,7 +68,7 @@ def _descendants(first: int) -> Iterator[int]:
             pending += map(int, _text(f"/proc/{pid}/task/{task}/children").split())
 
 
-def _held(pid: int, home: str, unseen: int) -> dict[File, int]:
+def _held(pid: int, homes: tuple[str, ...], unseen: int) -> dict[File, int]:
     """Return the bytes of each deleted file that a process holds.
 
     A thread may have descriptors of its own, and outlive the first one, in which the kernel then shows nothing.
@@ -83,7 +84,7 @@ def _held(pid: int, home: str, unseen: int) -> dict[File, int]:
             if not _is_ending(place):
                 raise
     for major, minor, inode, path in _MAPPED.findall(maps):
-        if path.startswith(home):  # not memory that processes share
+        if path.startswith(homes):  # not memory that processes share
             held.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(inode)), unseen)
     return held
 

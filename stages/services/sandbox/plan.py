@@ -1,8 +1,8 @@
 """The plan of a sandbox: its command line, and the order that its first program follows.
 
-There are two modes.  With ``bubblewrap`` the process has its own file system, network and process ids, and the disk
-limit is exact.  With ``landlock`` it shares the host's, and is denied access to them.  In both modes it runs under
-Landlock, a seccomp filter and resource limits, and as another user if the server is root.
+There are two modes.  With ``bubblewrap`` the process has its own file system, network and process ids.  With
+``landlock`` it shares the host's, and is denied access to them.  In both modes it runs under Landlock, a seccomp filter
+and resource limits, and as another user if the server is root.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -27,7 +27,7 @@ NOBODY: Final = 65534
 HOME: Final = "/mnt/data"
 """The working folder with bubblewrap.  Models were trained to keep files there."""
 OWN: Final = (HOME, "/tmp")  # noqa: S108 - its own
-"""The writable folders with bubblewrap: file systems in memory."""
+"""The writable folders with bubblewrap; all but `HOME`, the folder of the container, are file systems in memory."""
 UNREADABLE: Final = "/etc/passwd"
 """A file that every host has and no sandbox can read.  Each sandbox checks that at its start."""
 
@@ -49,8 +49,7 @@ class SandboxLimits:
     processes: int = 64
     """Processes and threads; a Python sandbox has one process."""
     disk: int = 64 << 20
-    """Bytes of files.  Without bubblewrap they are measured a few times a second, so they may exceed the limit for a
-    moment."""
+    """Bytes of files.  They are measured a few times a second, so they may exceed the limit for a moment."""
     output: int = 64_000
     """Bytes kept of the output of a Python call, and of each stream of a command."""
     flood: int = 64 << 20
@@ -99,13 +98,17 @@ class Plan:
         packages = () if self.packages is None else (str(self.packages),)
         return (*programs, str(prefix / "lib"), str(prefix / "lib64"), *packages, *_FILES)
 
-    def command(self, status: int) -> list[str]:
-        """Return the command line.
+    def with_memory(self, memory: int | None) -> Plan:
+        """Return the plan with another limit of memory, in bytes, if one is given."""
+        return self if memory is None else replace(self, limits=replace(self.limits, memory=memory))
+
+    def command(self, status: int, folder: Path) -> list[str]:
+        """Return the command line of a sandbox in a folder.
 
         bubblewrap writes the pid of the first process inside to ``status``, a descriptor.
         """
         python = [self.interpreter, "-I", "-B", "-X", "utf8", "-c", source("confined")]
-        return [*self._bubblewrap(status), "--", *python] if self.isolates else python
+        return [*self._bubblewrap(status, folder), "--", *python] if self.isolates else python
 
     def order(self, home: str) -> dict[str, Any]:
         """Return the order for `confined`, the first program: its restrictions, and the program to run."""
@@ -129,14 +132,15 @@ class Plan:
             "flood": self.limits.flood,
         }
 
-    def _bubblewrap(self, status: int) -> list[str]:
+    def _bubblewrap(self, status: int, folder: Path) -> list[str]:
         size = str(self.limits.disk)
         processes = ["--proc", "/proc"] if self.kind == "container" else []
         return [
             *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1"),
             *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", "--hostname", "sandbox"),
             *("--json-status-fd", str(status), "--dev", "/dev", "--remount-ro", "/dev", *processes),
-            *(word for place in OWN for word in ("--size", size, "--tmpfs", place)),
+            *("--bind", str(folder), HOME),
+            *(word for place in OWN if place != HOME for word in ("--size", size, "--tmpfs", place)),
             *(word for path in self.reads for word in ("--ro-bind-try", path, path)),
             *("--remount-ro", "/", "--chdir", HOME),
         ]
@@ -159,6 +163,7 @@ def environment(home: str) -> Mapping[str, str]:
         "HOME": home,
         "TMPDIR": home,
         "LANG": "C.UTF-8",
+        "MPLBACKEND": "Agg",
         "OPENBLAS_NUM_THREADS": "1",  # each thread takes address space
     }
 

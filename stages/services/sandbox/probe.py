@@ -6,6 +6,7 @@ model try again.  Each start verifies the protections.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import platform
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.stages.services.sandbox.folder import Folder
 from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, Plan, SandboxLimits, interpreters
 from penstock.stages.services.sandbox.process import Process, SandboxDied, SandboxLate
 from penstock.stages.services.sandbox.seccomp import MACHINES
@@ -44,15 +46,16 @@ class Sandbox:
     is_late: bool = False
     """True if no sandbox has started yet, as the latest one took too long."""
 
-    async def start(self) -> Process:
+    async def start(self, folder: Folder, memory: int | None = None) -> Process:
         """Start a sandbox of the strongest plan that works; raises `SandboxDied` or `OSError`.
 
-        A plan that is refused is not tried again; one that took too long is.
+        ``memory`` is its limit of memory in bytes, if not that of the plan.  A plan that is refused is not tried again;
+        one that took too long is.
         """
         while True:
             plan = self.plan
             try:
-                process = await Process.start(plan)
+                process = await Process.start(plan.with_memory(memory), folder)
             except SandboxLate:
                 self.is_late = True
                 raise
@@ -99,13 +102,16 @@ async def probe(
     if not plans:
         return NoSandbox(kind, "; ".join(uncounted))
     sandbox = Sandbox(plans[0], tuple(plans[1:]))
+    folder = await asyncio.to_thread(Folder, drops_user=drops_user)
     try:
-        process = await sandbox.start()
+        process = await sandbox.start(folder)
+        await process.end()
     except SandboxLate:
         return sandbox
     except (SandboxDied, OSError):
         return NoSandbox(kind, "; ".join(sandbox.refusals + uncounted))
-    await process.end()
+    finally:
+        await folder.remove()
     return sandbox
 
 

@@ -1,24 +1,22 @@
-"""A running sandbox: its processes, its control channel, its output and its folder."""
+"""A running sandbox: its processes, its control channel and its output, in the folder of its container."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.stages.services.sandbox.channel import Channel, Output
 from penstock.stages.services.sandbox.disk import MOST_FILES, exceeds
+from penstock.stages.services.sandbox.folder import Folder
 from penstock.stages.services.sandbox.plan import HOME, OWN, Plan, environment
-from penstock.stages.services.sandbox.users import SandboxUser
 
 _START_SECONDS: Final = 30.0
 """Seconds for a start, which takes 0.1 s of CPU: many times that on a machine whose cores are all in use."""
@@ -27,8 +25,6 @@ _LOOK_SECONDS: Final = 0.25
 _LOOK_SHARE: Final = 0.05
 """The share of a core that looking at the files of one sandbox may take, however many it has."""
 _ENDED: Final = "it ended itself, used up its processor time, or broke the channel to the server"
-
-_log = logging.getLogger(__name__)
 
 
 class SandboxDied(Exception):
@@ -42,10 +38,11 @@ class SandboxLate(SandboxDied):
 class Process:
     """A running sandbox; create one with `start`."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, folder: Folder) -> None:
         self._plan = plan
-        self._user = SandboxUser() if plan.drops_user else None
-        self._folder = None if plan.isolates else _make_folder(self._user)
+        self._folder = folder
+        self.home = HOME if plan.isolates else str(folder.path)
+        """The path of the folder inside."""
         self.excess: str | None = None
         """The limit that the sandbox exceeded, ``output`` or ``disk``; None if it did not."""
         self._reason = ""
@@ -54,27 +51,18 @@ class Process:
         self._places: list[int] = []
         self._look_cost = 0.0
         self._channel = Channel(self.kill)
-        try:
-            self._control, self._status, output, self._outer = _spawn(
-                plan, self._folder, self._user.id if self._user else None
-            )
-        except OSError:
-            if self._folder:
-                self._folder.rmdir()
-            if self._user:
-                self._user.release()
-            raise
+        self._control, self._status, output, self._outer = _spawn(plan, folder, self.home)
         self._output = Output(output, plan.limits.output, plan.limits.flood, self._flooded)
         self._watched = [os.pidfd_open(self._outer.pid)]
         self._greeted = False
 
     @classmethod
-    async def start(cls, plan: Plan) -> Process:
-        """Start a sandbox, and return it when it is confined and ready; raises `SandboxDied`.
+    async def start(cls, plan: Plan, folder: Folder) -> Process:
+        """Start a sandbox in a folder, and return it when it is confined and ready; raises `SandboxDied`.
 
         A thread spawns it, because the system call waits until the child runs its program.
         """
-        spawning = asyncio.create_task(asyncio.to_thread(cls, plan))
+        spawning = asyncio.create_task(asyncio.to_thread(cls, plan, folder))
         try:
             process = await asyncio.shield(spawning)
         except asyncio.CancelledError:
@@ -119,8 +107,15 @@ class Process:
 
     def interrupt(self) -> None:
         """Interrupt the running code, by SIGINT."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._watched[-1], signal.SIGINT)
+        self._signal(signal.SIGINT)
+
+    def pause(self) -> None:
+        """Stop the threads that code has left, until `resume`; a shell leaves none."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the sandbox go on after `pause`."""
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the sandbox without waiting for it; `end` releases its resources."""
@@ -131,11 +126,16 @@ class Process:
             self._kill_watched()
 
     async def end(self) -> None:
-        """Kill the sandbox, wait for its processes to exit, and remove its folder."""
+        """Kill the sandbox, and wait for its processes to exit."""
         self.kill()
         if self._ending is None:
             self._ending = asyncio.create_task(self._clean_up())
         await asyncio.shield(self._ending)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(OSError):
+            if self._plan.kind == "python" and self._watched:
+                signal.pidfd_send_signal(self._watched[-1], number)
 
     @property
     def _sweeps_itself(self) -> bool:
@@ -151,7 +151,7 @@ class Process:
         self._output.watch()
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._control)
         try:
-            await self.ask(self._plan.order(str(self._folder or HOME)), _START_SECONDS)
+            await self.ask(self._plan.order(self.home), _START_SECONDS)
         except TimeoutError:
             raise SandboxLate("it did not start in time") from None
         except SandboxDied:
@@ -160,7 +160,7 @@ class Process:
             inner = _inner(self._status)
             self._watched.append(os.pidfd_open(inner))
             _prefer_for_oom_kill(inner)
-            self._places += (os.open(f"/proc/{inner}/root{place}", os.O_PATH) for place in OWN)
+            self._places += (os.open(f"/proc/{inner}/root{place}", os.O_PATH) for place in OWN if place != HOME)
         # the niceness of its session, which counts if the kernel groups by these
         _set(self._outer.pid, "autogroup", "19")
         self._greeted = True
@@ -180,14 +180,13 @@ class Process:
         self.kill()
 
     async def _exceeds_disk_limit(self) -> bool:
-        if self._folder is None:
-            return any(map(_has_too_many_files, self._places))
-        return await asyncio.to_thread(self._folder_exceeds, str(self._folder))
+        if any(map(_has_too_many_files, self._places)):
+            return True
+        return await asyncio.to_thread(self._folder_exceeds, str(self._folder.path))
 
     def _folder_exceeds(self, folder: str) -> bool:
         started = time.thread_time()
-        user = self._user.id if self._user else None
-        result = exceeds(folder, self._outer.pid, user, self._plan.limits.disk)
+        result = exceeds(folder, self.home, self._outer.pid, self._folder.user_id, self._plan.limits.disk)
         self._look_cost = time.thread_time() - started
         return result
 
@@ -214,15 +213,9 @@ class Process:
         self._output.close()
         os.close(self._status)
         self._control.close()
-        if self._folder:
-            await _remove(self._folder)
-        if self._user:
-            self._user.release()
 
 
-def _spawn(
-    plan: Plan, folder: Path | None, user: int | None
-) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
+def _spawn(plan: Plan, folder: Folder, home: str) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
     """Start the sandbox; return the control channel, bubblewrap's status pipe, the output pipe and the process.
 
     The process inherits the other ends of these three, the variables of `environment`, and nothing else.
@@ -239,17 +232,17 @@ def _spawn(
             ends.append((end, other))
         (status, status_end), (output, output_end) = ends
         process = subprocess.Popen(  # noqa: S603 - this project's own command line
-            plan.command(status_end),
+            plan.command(status_end, folder.path),
             stdin=control_end.fileno(),
             stdout=output_end,
             stderr=output_end,
-            env=environment(str(folder or HOME)),
-            cwd=folder or "/",
+            env=environment(home),
+            cwd="/" if plan.isolates else home,
             pass_fds=(status_end,) if plan.isolates else (),
             start_new_session=True,
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
+            user=folder.user_id,
+            group=folder.user_id,
+            extra_groups=None if folder.user_id is None else [],
         )
         ours.pop_all()
     return control, status, output, process
@@ -293,21 +286,7 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it ended at once"])[-1]
 
 
-def _make_folder(user: SandboxUser | None) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="penstock-sandbox-"))
-    if user:
-        os.chown(folder, user.id, user.id)
-    return folder
-
-
 def _has_too_many_files(place: int) -> bool:
     """True if a file system in memory has too many files; empty ones take memory too."""
     stats = os.statvfs(place)
     return stats.f_files - stats.f_ffree > MOST_FILES
-
-
-async def _remove(folder: Path) -> None:
-    """Remove a folder with ``rm``, because its tree may exceed Python's recursion limit."""
-    process = await asyncio.create_subprocess_exec("rm", "-rf", "--", str(folder), stderr=subprocess.DEVNULL)
-    if await process.wait():
-        _log.warning("the folder of a sandbox cannot be removed: %s", folder)

@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 import types
+import warnings
 from typing import Any, TextIO
 
 from penstock.stages.services.sandbox.confined import answer
@@ -26,7 +27,8 @@ COROUTINE = 0x80
 class Cells:
     """A namespace, and the cells that ran in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: str) -> None:
+        self._home = home
         self._main = types.ModuleType("__main__")
         self._names: dict[str, Any] = vars(self._main)
         self._names["__builtins__"] = builtins
@@ -47,6 +49,7 @@ class Cells:
         try:
             self._running = True
             self._execute(code, cell)
+            self._keep_figures()
         except BaseException as exc:  # noqa: BLE001 - including SystemExit and KeyboardInterrupt
             self._running = False
             show(exc, self._written)
@@ -71,6 +74,15 @@ class Cells:
             if value is not None:
                 self._names["_"] = value
                 self._written.write(repr(value) + "\n")
+
+    def _keep_figures(self) -> None:
+        """Save the open figures of matplotlib, as no screen can show them, and close them."""
+        plots: Any = sys.modules.get("matplotlib.pyplot")
+        for number in plots.get_fignums() if plots else ():
+            path = f"{self._home}/figure_{self._count}_{number}.png"
+            plots.figure(number).savefig(path)
+            plots.close(number)
+            self._written.write(f"(The figure is in {path}.)\n")
 
     def _evaluate(self, tree: ast.Module | ast.Expression, cell: str, mode: str) -> Any:
         code = compile(tree, cell, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -102,11 +114,13 @@ def serve(requests: io.BufferedReader, control: int, order: dict[str, Any]) -> N
     """Run cells until the control channel is closed."""
     if order["packages"]:
         sys.path.append(order["packages"])
-    cells = Cells()
+    warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")  # `show` is not needed
+    cells = Cells(order["home"])
     while line := requests.readline():
+        request = json.loads(line)
         try:
-            cells.run(json.loads(line)["code"])
+            cells.run(request["code"])
             cells.flush()
         except (KeyboardInterrupt, ValueError):
             pass  # interrupted between two cells, or the cell has closed its output
-        answer(control, done=True)
+        answer(control, number=request["number"])

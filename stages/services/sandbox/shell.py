@@ -133,7 +133,8 @@ def serve(requests: io.BufferedReader, control: int, order: dict[str, Any]) -> N
     LIBC.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphaned processes become its children
     try:
         while line := requests.readline():
-            answer(control, **run(json.loads(line), control, order))
+            request = json.loads(line)
+            answer(control, number=request["number"], **run(request, control, order))
     except Gone:
         pass
     finally:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.stages.services.store import rows
+from penstock.stages.services.store import containers, rows
 from penstock.stages.services.store.database import BATCH, NOW, Row, Statement, placeholders
 from penstock.stages.services.store.heartbeats import of_dead_server
 from penstock.stages.services.store.stored import Orphan, Report
@@ -124,7 +124,8 @@ async def sweep(context: StoreContext, keep_responses: float, keep_logs: float) 
         if not await _forget_logs(context, ids):
             break
     forgotten = Statement(_OLD_APPROVALS, (now - keep_responses,))
-    await context.writer.carry_out((Statement(_LONG_GONE, ()), Statement(_PLACES_OF_NONE, ()), forgotten))
+    gone = Statement(containers.SWEEP, (now - containers.KEPT, context.stale))
+    await context.writer.carry_out((gone, Statement(_LONG_GONE, ()), Statement(_PLACES_OF_NONE, ()), forgotten))
     ((count, oldest),) = await context.read(_COUNT) or ((0, None),)
     return Report(count, await context.size(), max(0.0, now - oldest) if oldest else 0.0)
 

@@ -241,6 +241,24 @@ _FILES = (
 )
 """The uploaded files, and their bytes from ``start`` on; a server that still receives a file is named."""
 
+_CONTAINERS = (
+    """
+    create table containers (
+        id text primary key,
+        owner text not null,
+        server_id text not null,
+        name text not null,
+        created_at double precision not null,
+        last_active_at double precision not null,
+        ttl double precision not null,
+        memory_limit text,
+        ended_at double precision
+    )
+    """,
+    "create index containers_of_owner on containers (owner, created_at)",
+)
+"""The containers of all servers, and which server has each."""
+
 _SINCE_0_2 = (
     """
     create table approvals (
@@ -252,6 +270,7 @@ _SINCE_0_2 = (
     )
     """,
     *_FILES,
+    *_CONTAINERS,
 )
 """The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used."""
 

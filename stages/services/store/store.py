@@ -29,6 +29,7 @@ from penstock.stages.services.runs.event_log import Block
 from penstock.stages.services.store import rows
 from penstock.stages.services.store import statements as run_sql
 from penstock.stages.services.store.approvals import StoredApprovals
+from penstock.stages.services.store.containers import StoredContainers
 from penstock.stages.services.store.conversations import StoredConversations
 from penstock.stages.services.store.database import (
     KEPT_BYTES,
@@ -115,6 +116,7 @@ class Store:
         self.allowances = StoredAllowances(self.context)
         self.reservations = StoredReservations(self.context)
         self.approvals = StoredApprovals(self.context)
+        self.containers = StoredContainers(self.context)
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @property

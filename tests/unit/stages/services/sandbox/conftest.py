@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from penstock.stages.services.sandbox.container import ContainerHost, ContainerSession
+from penstock.stages.services.sandbox.container import ContainerSession
 from penstock.stages.services.sandbox.plan import MODES, Mode
 from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.sandbox.python import PythonHost, PythonSession
-from tests.support.sandboxes import available
+from penstock.stages.services.sandbox.python import PythonSession
+from tests.support.sandboxes import available, code_host, shell_host
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
 
@@ -38,31 +38,39 @@ def small_one(sandbox: Sandbox) -> Sandbox:
 @pytest.fixture
 async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
     """A session that has started, so that tests can give their cells little time."""
-    session = PythonHost(python_sandbox).session(NO_CONVERSATION)
+    host = code_host(python_sandbox)
+    session = host.session(NO_CONVERSATION)
     await session.run("python", "None", 20)
     yield session
     await session.close()
+    await host.close()
 
 
 @pytest.fixture
 async def small(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
-    session = PythonHost(small_one(python_sandbox)).session(NO_CONVERSATION)
+    host = code_host(small_one(python_sandbox))
+    session = host.session(NO_CONVERSATION)
     yield session
     await session.close()
+    await host.close()
 
 
 @pytest.fixture
 async def small_container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
-    session = ContainerHost(small_one(container_sandbox)).session(NO_CONVERSATION)
+    host = shell_host(small_one(container_sandbox))
+    session = host.session(NO_CONVERSATION)
     yield session
     await session.close()
+    await host.close()
 
 
 @pytest.fixture
 async def container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
-    session = ContainerHost(container_sandbox).session(NO_CONVERSATION)
+    host = shell_host(container_sandbox)
+    session = host.session(NO_CONVERSATION)
     yield session
     await session.close()
+    await host.close()
 
 
 @pytest.fixture

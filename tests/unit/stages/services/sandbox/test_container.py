@@ -12,10 +12,11 @@ import pytest
 
 from penstock.pipeline.frames import ShellOutput
 from penstock.pipeline.protocol.tools import HOSTED
-from penstock.stages.services.sandbox.container import ContainerHost, ContainerSession
+from penstock.stages.services.sandbox.container import ContainerSession
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.tools import ToolResult
 from penstock.testing import ExampleCalls, check_host
+from tests.support.sandboxes import shell_host
 from tests.support.scripted_tools import NO_CONVERSATION
 
 pytestmark = pytest.mark.io
@@ -48,7 +49,7 @@ async def exit_code(container: ContainerSession, script: str) -> int:
 
 async def test_host_keeps_all_rules(container_sandbox: Sandbox) -> None:
     quick, slow = '{"cmd": ["true"]}', f'{{"cmd": ["sleep", "{SLEEP}"]}}'
-    await check_host(ContainerHost(container_sandbox), ExampleCalls((EXEC, quick), (EXEC, '{"cmd": 1}'), (EXEC, slow)))
+    await check_host(shell_host(container_sandbox), ExampleCalls((EXEC, quick), (EXEC, '{"cmd": 1}'), (EXEC, slow)))
 
 
 async def test_command_returns_output_and_exit_code(container: ContainerSession) -> None:
@@ -140,13 +141,26 @@ async def test_network_and_host_are_unreachable(container: ContainerSession) -> 
 
 async def test_server_variables_are_not_inherited(container: ContainerSession) -> None:
     names = {line.partition("=")[0] for line in (await shell(container, "env")).result.splitlines()}
-    expected = {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "PWD", "OLDPWD", "SHLVL", "_"}
+    expected = {
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "LANG",
+        "LC_CTYPE",
+        "MPLBACKEND",
+        "OPENBLAS_NUM_THREADS",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+    }
     assert names <= expected
 
 
 async def test_metadata_of_others_cannot_be_changed(container_sandbox: Sandbox, container: ContainerSession) -> None:
     """The mode and times of a file are not restricted by Landlock: only its owner's user id protects them."""
-    other = ContainerHost(container_sandbox).session(NO_CONVERSATION)
+    host = shell_host(container_sandbox)
+    other = host.session(NO_CONVERSATION)
     with tempfile.TemporaryDirectory() as folder:
         daemons = Path(folder) / "file of a daemon"
         daemons.touch(mode=0o600)
@@ -165,6 +179,7 @@ async def test_metadata_of_others_cannot_be_changed(container_sandbox: Sandbox, 
             assert daemons.stat().st_mtime > 0
         finally:
             await other.close()
+            await host.close()
 
 
 async def test_deleted_files_of_all_commands_count(small_container: ContainerSession) -> None:
@@ -201,7 +216,8 @@ async def test_files_of_a_thread_that_outlives_the_first_one_count(small_contain
 
 async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:
     limits = replace(container_sandbox.plan.limits, flood=2 << 20)
-    session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+    host = shell_host(Sandbox(replace(container_sandbox.plan, limits=limits)))
+    session = host.session(NO_CONVERSATION)
     try:
         outcome = await shell(session, "echo a > f; yes")
         assert outcome.result.startswith("y\ny\n")
@@ -210,7 +226,7 @@ async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> No
         assert len(outcome.result) < 70_000
         assert (await shell(session, "cat f")).result == "a"
     finally:
-        await session.close()
+        await host.close()
 
 
 async def test_model_can_lower_the_output_limit(container: ContainerSession) -> None:

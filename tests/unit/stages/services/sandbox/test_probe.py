@@ -15,12 +15,10 @@ from tempfile import TemporaryDirectory
 import pytest
 import uvloop
 
-from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.plan import Kind, Mode, Plan
 from penstock.stages.services.sandbox.probe import NoSandbox, Sandbox, probe
-from penstock.stages.services.sandbox.python import PythonHost
 from tests.support.processes import descendants
-from tests.support.sandboxes import available
+from tests.support.sandboxes import available, code_host, shell_host
 from tests.support.scripted_tools import NO_CONVERSATION
 
 pytestmark = pytest.mark.io
@@ -41,9 +39,7 @@ print(found.plan.mode if isinstance(found, Sandbox) else "none: " + found.reason
 
 SERVE = """
 import asyncio, sys
-from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.probe import probe
-from penstock.stages.services.sandbox.python import PythonHost
 from tests.support.scripted_tools import NO_CONVERSATION
 
 async def main(kind, mode, text):
@@ -112,13 +108,14 @@ def packages() -> Iterator[Path]:
 
 
 async def test_packages_can_be_given(mode: Mode, packages: Path) -> None:
-    session = PythonHost(await available("python", (mode,), packages=packages)).session(NO_CONVERSATION)
+    host = code_host(await available("python", (mode,), packages=packages))
+    session = host.session(NO_CONVERSATION)
     try:
         assert (await session.run("python", "import given; given.value", 20)).result == "42\n"
         received = (await session.run("python", "open(given.__file__, 'w')", 20)).result
         assert received.splitlines()[-1].startswith(("PermissionError", "OSError: [Errno 30]"))
     finally:
-        await session.close()
+        await host.close()
 
 
 def test_log_lists_active_protections() -> None:
@@ -137,12 +134,13 @@ def test_sandboxes_work_on_the_servers_event_loop(mode: Mode) -> None:
 
     async def main() -> None:
         python, container = await available("python", (mode,)), await available("container", (mode,))
-        code, shell = PythonHost(python).session(NO_CONVERSATION), ContainerHost(container).session(NO_CONVERSATION)
+        hosts = code_host(python), shell_host(container)
+        code, shell = (host.session(NO_CONVERSATION) for host in hosts)
         assert (await code.run("python", "1 + 1", 20)).result == "2\n"
         late = await code.run("python", "while True: pass", 0.2)
         assert late.error is not None
         assert (await shell.run("exec", '{"cmd": ["echo", "a"]}', 20)).result == "a"
-        await asyncio.gather(code.close(), shell.close())
+        await asyncio.gather(*(host.close() for host in hosts))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -5,10 +5,11 @@ import pytest
 
 from penstock.pipeline.frames import CodeOutputs
 from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.sandbox.python import PythonHost, PythonSession
+from penstock.stages.services.sandbox.python import PythonSession
 from penstock.stages.services.slots import Slots
 from penstock.testing import ExampleCalls, check_host
-from tests.support.scripted_tools import NO_CONVERSATION, RunCell
+from tests.support.sandboxes import code_host
+from tests.support.scripted_tools import NO_CONVERSATION, RunCell, another_conversation
 
 pytestmark = pytest.mark.io
 
@@ -17,7 +18,7 @@ SLOW = "import time; time.sleep(60)"
 
 async def test_host_keeps_all_rules(python_sandbox: Sandbox) -> None:
     calls = ExampleCalls(("python", "1 + 1"), ("python", "1 / 0"), ("python", SLOW))
-    await check_host(PythonHost(python_sandbox), calls)
+    await check_host(code_host(python_sandbox), calls)
 
 
 async def test_value_of_the_last_expression_is_shown(run: RunCell) -> None:
@@ -76,9 +77,7 @@ async def test_long_output_is_cut_in_the_middle(run: RunCell) -> None:
 
 async def test_endless_output_ends_the_sandbox(small: PythonSession) -> None:
     outcome = await small.run("python", "x = 1\nwhile True: print('a' * 100_000)", 20)
-    assert outcome.error == (
-        "The sandbox has ended (it wrote more than 4 MB of output). All variables and files are lost."
-    )
+    assert outcome.error == ("The sandbox has ended (it wrote more than 4 MB of output). All variables are lost.")
     assert outcome.result.startswith("aaaa")
     assert "NameError" in (await small.run("python", "x", 20)).result
 
@@ -99,23 +98,24 @@ async def test_endless_loop_is_interrupted_and_variables_stay(python: PythonSess
 async def test_code_that_ignores_the_interrupt_is_killed(python: PythonSession, code: str) -> None:
     async with asyncio.timeout(120):
         outcome = await python.run("python", f"y = 1\n{code}", 0.2)
-    assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables and files are lost."
+    assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables are lost."
     assert "NameError" in (await python.run("python", "y", 20)).result
 
 
 async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
     limits = replace(python_sandbox.plan.limits, processor_seconds=1)
-    session = PythonHost(Sandbox(replace(python_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+    host = code_host(Sandbox(replace(python_sandbox.plan, limits=limits)))
+    session = host.session(NO_CONVERSATION)
     try:
         outcome = await session.run("python", "while True: pass", 30)
         assert "used up its processor time" in (outcome.error or "")
     finally:
-        await session.close()
+        await host.close()
 
 
 async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
-    host = PythonHost(python_sandbox)
-    one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
+    host = code_host(python_sandbox)
+    one, other = host.session(NO_CONVERSATION), host.session(another_conversation())
     try:
         first = await one.run("python", "x = 1\nopen('here', 'w').write('a')\nimport os; os.getcwd()", 20)
         place = first.result.strip()
@@ -124,8 +124,7 @@ async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
         assert second.startswith("False False\n")
         assert second.splitlines()[-1].startswith(("PermissionError", "FileNotFoundError"))
     finally:
-        await one.close()
-        await other.close()
+        await host.close()
 
 
 async def test_calls_of_one_response_run_in_sequence(python: PythonSession) -> None:
@@ -134,15 +133,19 @@ async def test_calls_of_one_response_run_in_sequence(python: PythonSession) -> N
     assert [outcome.result for outcome in outcomes] == ["0\n", "1\n", "2\n", "3\n"]
 
 
-async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
-    host = PythonHost(python_sandbox, Slots(1))
-    one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
-    await one.run("python", "1", 20)
-    outcome = await other.run("python", "1", 0.05)
+async def test_calls_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
+    host = code_host(python_sandbox, Slots(1))
+    one, other = host.session(NO_CONVERSATION), host.session(another_conversation())
+    assert (await one.run("python", "1", 20)).result == "1\n"
+    assert (await other.run("python", "1", 20)).result == "1\n"  # an idle container holds no slot
+    running = asyncio.create_task(one.run("python", "import time; time.sleep(60)", 600))
+    await asyncio.sleep(0.1)
+    outcome = await other.run("python", "2", 0.05)
     assert "no sandbox was free in time" in (outcome.error or "")
-    waiting = asyncio.create_task(other.run("python", "1", 20))
+    waiting = asyncio.create_task(other.run("python", "2", 20))
     await asyncio.sleep(0)
     await one.close()
-    assert (await waiting).result == "1\n"
+    assert "has ended" in ((await running).error or "")
+    assert (await waiting).result == "2\n"
     await other.close()
-    await other.close()
+    await host.close()

@@ -4,20 +4,21 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.stages.services.sandbox import plan, process
+from penstock.stages.services.sandbox.folder import Folder
 from penstock.stages.services.sandbox.plan import Mode
 from penstock.stages.services.sandbox.probe import Sandbox, probe
-from penstock.stages.services.sandbox.python import PythonHost
 from penstock.stages.services.slots import Slots
 from penstock.stages.services.toolbox import open_toolbox
 from penstock.stages.services.tools import HostSettings
 from tests.support.processes import descendants
-from tests.support.sandboxes import available
+from tests.support.sandboxes import available, code_host
 from tests.support.scripted_tools import NO_CONVERSATION
 
 pytestmark = pytest.mark.io
@@ -48,19 +49,30 @@ class Spawning:
         return self._spawn(*arguments)
 
 
-async def test_event_loop_does_not_spawn(python_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def folder() -> AsyncIterator[Folder]:
+    made = Folder(drops_user=os.geteuid() == 0)
+    yield made
+    await made.remove()
+
+
+async def test_event_loop_does_not_spawn(
+    python_sandbox: Sandbox, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spawning = Spawning(monkeypatch)
     spawning.allowed.set()
-    started = await process.Process.start(python_sandbox.plan)
+    started = await process.Process.start(python_sandbox.plan, folder)
     await started.end()
     assert spawning.threads
     assert threading.current_thread() not in spawning.threads
 
 
-async def test_cancelled_start_leaves_no_process(python_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_start_leaves_no_process(
+    python_sandbox: Sandbox, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = descendants(1)
     spawning = Spawning(monkeypatch)
-    starting = asyncio.create_task(process.Process.start(python_sandbox.plan))
+    starting = asyncio.create_task(process.Process.start(python_sandbox.plan, folder))
     await asyncio.to_thread(spawning.begun.wait)
     starting.cancel()
     await asyncio.sleep(0)
@@ -81,12 +93,12 @@ async def test_code_of_the_model_runs_at_the_lowest_priority(mode: Mode, monkeyp
     """What comes before it does not: at the lowest priority, a start on a busy machine takes minutes."""
     source = plan.source
     monkeypatch.setattr(plan, "source", lambda name: source(name) + AT_LOAD * (name == "repl"))
-    session = PythonHost(await available("python", (mode,))).session(NO_CONVERSATION)
+    host = code_host(await available("python", (mode,)))
     try:
-        result = (await session.run("python", PRIORITIES, 60)).result
+        result = (await host.session(NO_CONVERSATION).run("python", PRIORITIES, 60)).result
         assert result == f"({os.getpriority(os.PRIO_PROCESS, 0)}, 19)\n"
     finally:
-        await session.close()
+        await host.close()
 
 
 async def test_late_sandbox_is_offered_and_tried_again(
@@ -103,11 +115,13 @@ async def test_late_sandbox_is_offered_and_tried_again(
             tools = await open_toolbox(HostSettings(slots=Slots(1)))
         assert "python" in tools.kinds
         await tools.close()
-        failed = await PythonHost(found).session(NO_CONVERSATION).run("python", "1", 20)
+        host = code_host(found)
+        failed = await host.session(NO_CONVERSATION).run("python", "1", 20)
         assert "did not start in time" in (failed.error or "")
+        await host.close()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("Python for the model" in line and "did not start in time" in line for line in warnings)
-    session = PythonHost(found).session(NO_CONVERSATION)
-    assert (await session.run("python", "1 + 1", 60)).result == "2\n"
+    host = code_host(found)
+    assert (await host.session(NO_CONVERSATION).run("python", "1 + 1", 60)).result == "2\n"
     assert not found.is_late
-    await session.close()
+    await host.close()

@@ -1,0 +1,34 @@
+"""Forms of the Containers API, as openai-python writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.pipeline.protocol.params.common import Body, Name, Refused
+from penstock.pipeline.protocol.params.tools import MOST_FILE_IDS, NetworkPolicy
+
+
+class ExpiresAfterUse(Body):
+    """The time without use after which a container ends."""
+
+    anchor: Literal["last_active_at"]
+    minutes: Annotated[int, Field(ge=1)]
+
+
+class CreateContainer(Body):
+    """A container to make."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    expires_after: ExpiresAfterUse | None = None
+    file_ids: Annotated[list[Name], Field(fail_fast=True, max_length=MOST_FILE_IDS)] | None = None
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    network_policy: NetworkPolicy | None = None
+    skills: Refused = None
+
+
+class AddContainerFile(Body):
+    """A file for a container: a stored one by its id, or one in a form."""
+
+    file_id: Name

@@ -1,0 +1,80 @@
+"""Citations of files: annotations for the places of a message that name a file of a container by its path.
+
+A path may go on in the next delta, so that the places are found at the end of the message, whose text stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, MessageOpened
+from penstock.stages.services.containers import file_id
+from penstock.stages.services.tools import ContainerFiles
+
+Frame = TypeVar("Frame")
+
+TRAINED = "/mnt/data"
+"""The folder in which models expect the files of a container, whatever its path is."""
+
+MOST_CITED = 100
+"""Annotations of one message for files."""
+
+_END = r"(?![\w/-]|\.\w)"
+"""A pattern of no characters, which keeps a path from being the beginning of a longer one."""
+
+
+class FileCitations:
+    """State machine, one per turn, for the files that the calls of the response have left."""
+
+    def __init__(self, files: Sequence[ContainerFiles]) -> None:
+        self._files = files
+        self._texts: list[str] | None = None
+
+    def feed(self, frame: Frame) -> Iterable[Frame | AnnotationAdded]:
+        """Take one frame of the turn, and return it, after the annotations if it ends a message."""
+        match frame:
+            case MessageOpened():
+                self._texts = []
+            case ItemDelta(text) if self._texts is not None:
+                self._texts.append(text)
+            case ItemClosed() if self._texts is not None:
+                text, self._texts = "".join(self._texts), None
+                return (*(AnnotationAdded(cited) for cited in citations(text, self._files)), frame)
+            case _:
+                pass
+        return (frame,)
+
+
+def citations(text: str, files: Sequence[ContainerFiles]) -> Iterator[dict[str, Any]]:
+    """Yield an annotation for each place in a text that names a file, in order."""
+    found = [place for each in files for place in _places(text, each)]
+    end = 0
+    for place in sorted(found, key=lambda each: (each[0], -each[1]))[:MOST_CITED]:
+        start, until, container_id, path = place
+        if start < end:
+            continue
+        end = until
+        yield {
+            "type": "container_file_citation",
+            "container_id": container_id,
+            "file_id": file_id(container_id, path),
+            "filename": path.rpartition("/")[2],
+            "start_index": start,
+            "end_index": until,
+        }
+
+
+def _places(text: str, files: ContainerFiles) -> Iterator[tuple[int, int, str, str]]:
+    homes = [home for home in dict.fromkeys((TRAINED, files.home)) if f"{home}/" in text]
+    if not homes:
+        return
+    paths = {written: path for path in files.paths for written in (path, quote(path)) if f"/{written}" in text}
+    if not paths:
+        return
+    longest_first = sorted(paths, key=len, reverse=True)
+    pattern = f"(?:sandbox:)?(?:{'|'.join(map(re.escape, homes))})/({'|'.join(map(re.escape, longest_first))}){_END}"
+    for match in re.finditer(pattern, text):
+        yield match.start(), match.end(), files.container_id, paths[match[1]]

@@ -1,0 +1,260 @@
+"""Containers over HTTP: of a conversation, by their id, their files, and those of other servers of the store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.stages.services.sandbox.probe import Sandbox
+from tests.support.sandboxes import available
+from tests.support.server import ScriptedServer
+from tests.support.tool_servers import (
+    CODE_TOOL,
+    MODES,
+    Json,
+    answer_markup,
+    call_markup,
+    data_url,
+    play_turns,
+    png,
+    python_markup,
+    respond,
+    tool_server,
+)
+
+ROUTES = ("containers",)
+OUTPUTS = "code_interpreter_call.outputs"
+WRITE = "import os; open('a b.csv', 'w').write('1,2'); print(os.getcwd())"
+
+
+@pytest.fixture
+async def served(tmp_path: Path, sandbox: Sandbox) -> AsyncGenerator[ScriptedServer, None]:
+    async with tool_server(tmp_path, [answer_markup()], sandbox=sandbox, resources=ROUTES) as served:
+        yield served
+
+
+async def run(served: ScriptedServer, code: str, answer: str = "Done.", **body: Any) -> Json:
+    """Return a response in which the model runs code."""
+    play_turns(served.engine, python_markup(code), answer_markup(answer))
+    status, response = await served.post({"input": "Hi", "tools": [CODE_TOOL], "include": [OUTPUTS], **body})
+    assert status == 200, response
+    return dict(response)
+
+
+def call_of(response: Json) -> Json:
+    (call,) = (item for item in response["output"] if item["type"] == "code_interpreter_call")
+    return dict(call)
+
+
+def logs(response: Json) -> str:
+    return str(call_of(response)["outputs"][0]["logs"])
+
+
+def in_container(container_id: str) -> list[Json]:
+    return [{"type": "code_interpreter", "container": container_id}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_next_response_finds_the_variables(served: ScriptedServer, mode: str) -> None:
+    first = await run(served, "x = 5\nx")
+    play_turns(served.engine, python_markup("x * 2"), answer_markup())
+    body = {"tools": [CODE_TOOL], "include": [OUTPUTS], "previous_response_id": first["id"]}
+    later = (await respond(served, mode, body)).response
+    assert logs(later) == "10\n"
+    assert call_of(later)["container_id"] == call_of(first)["container_id"]
+
+
+async def test_conversation_has_one_container(served: ScriptedServer) -> None:
+    conversation = (await served.create_conversation()).rpartition("/")[2]
+    first = await run(served, "x = 5\nx", conversation=conversation)
+    assert logs(await run(served, "x * 2", conversation=conversation)) == "10\n"
+    assert "NameError" in logs(await run(served, "x"))
+    assert call_of(first)["container_id"].startswith("cntr_")
+
+
+async def test_container_of_items_that_the_client_keeps(served: ScriptedServer) -> None:
+    first = await run(served, "x = 5\nx", store=False)
+    history = [{"role": "user", "content": "Hi"}, *first["output"], {"role": "user", "content": "And?"}]
+    assert logs(await run(served, "x * 2", input=history, store=False)) == "10\n"
+
+
+async def test_container_by_its_id(served: ScriptedServer) -> None:
+    status, made = await served.post({"name": "mine"}, "/v1/containers")
+    assert (status, made["status"], made["object"]) == (200, "running", "container")
+    first = await run(served, "x = 5\nx", tools=in_container(made["id"]))
+    assert call_of(first)["container_id"] == made["id"]
+    assert logs(await run(served, "x * 2", tools=in_container(made["id"]))) == "10\n"
+
+
+@pytest.mark.parametrize("container_id", ["cntr_unknown", "resp_1", "x"])
+async def test_unknown_container_is_a_404_before_anything_runs(served: ScriptedServer, container_id: str) -> None:
+    for tool, param in (({"type": "code_interpreter", "container": container_id}, "tools[0].container"),):
+        status, refused = await served.post({"input": "Hi", "tools": [tool]})
+        assert (status, refused["error"]["param"], refused["error"]["code"]) == (404, param, "container_not_found")
+    assert not served.engine.prompts
+    for path in ("", "/files", "/files/cfile_1", "/files/cfile_1/content"):
+        assert (await served.get(f"/v1/containers/{container_id}{path}"))[0] == 404
+
+
+async def test_deleted_container_is_a_404_and_auto_makes_a_new_one(served: ScriptedServer) -> None:
+    first = await run(served, "x = 5\nx")
+    container_id = call_of(first)["container_id"]
+    assert (await served.delete(f"/v1/containers/{container_id}"))[1]["deleted"]
+    assert (await served.get(f"/v1/containers/{container_id}"))[0] == 404
+    status, refused = await served.post({"input": "Hi", "tools": in_container(container_id)})
+    assert (status, refused["error"]["code"]) == (404, "container_not_found")
+    later = await run(served, "x", previous_response_id=first["id"])
+    assert "NameError" in logs(later)
+    assert call_of(later)["container_id"] != container_id
+
+
+async def test_files_are_listed_cited_and_downloaded(served: ScriptedServer) -> None:
+    answer = "Here: [it](sandbox:/mnt/data/a%20b.csv), not /mnt/data/a b.csvx or /mnt/data/c."
+    response = await run(served, WRITE, answer)
+    container_id = call_of(response)["container_id"]
+    _, page = await served.get(f"/v1/containers/{container_id}/files")
+    (file,) = page["data"]
+    home = logs(response).strip().splitlines()[0]
+    assert (file["path"], file["bytes"], file["source"]) == (f"{home}/a b.csv", 3, "assistant")
+    (cited,) = response["output"][-1]["content"][0]["annotations"]
+    text = "sandbox:/mnt/data/a%20b.csv"
+    assert cited == {
+        "type": "container_file_citation",
+        "container_id": container_id,
+        "file_id": file["id"],
+        "filename": "a b.csv",
+        "start_index": answer.index(text),
+        "end_index": answer.index(text) + len(text),
+    }
+    path = f"/v1/containers/{container_id}/files/{file['id']}"
+    assert (await served.get(path))[1] == file
+    async with served.client.get(f"{served.url}{path}/content") as content:
+        assert await content.read() == b"1,2"
+        assert content.headers["Content-Disposition"] == "attachment; filename*=UTF-8''a%20b.csv"
+        assert content.headers["X-Content-Type-Options"] == "nosniff"
+    assert (await served.delete(path))[1]["deleted"]
+    assert (await served.get(path))[0] == 404
+
+
+async def test_image_is_an_output(served: ScriptedServer) -> None:
+    response = await run(served, f"_ = open('a.png', 'wb').write({png()!r})")
+    assert call_of(response)["outputs"] == [{"type": "image", "url": data_url(png())}]
+    later = await run(served, "1", previous_response_id=response["id"])
+    assert logs(later) == "1\n"
+
+
+async def test_shell_works_in_the_container_of_python(tmp_path: Path, sandbox: Sandbox) -> None:
+    shell = await available("container")
+    async with tool_server(tmp_path, [answer_markup()], sandbox=sandbox, shell=shell, resources=ROUTES) as served:
+        first = await run(served, "open('a', 'w').write('of Python')")
+        container_id = call_of(first)["container_id"]
+        for environment in ({"type": "container_auto"}, {"type": "container_reference", "container_id": container_id}):
+            play_turns(served.engine, call_markup("container.exec", {"cmd": ["cat", "a"]}), answer_markup())
+            tools = [{"type": "shell", "environment": environment}]
+            body = {"input": "Hi", "tools": tools, "previous_response_id": first["id"]}
+            _, response = await served.post(body)
+            assert response["output"][0]["environment"]["container_id"] == container_id
+            assert response["output"][1]["output"][0]["stdout"] == "of Python"
+        tools = [{"type": "shell", "environment": {"type": "container_reference", "container_id": "cntr_gone"}}]
+        status, refused = await served.post({"input": "Hi", "tools": tools})
+        assert (status, refused["error"]["param"]) == (404, "tools[0].environment.container_id")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"memory_limit": "4g"}, "memory_limit"),
+        ({"memory_limit": "2g"}, "memory_limit"),
+        ({"network_policy": {"type": "allowlist", "allowed_domains": ["a.org"]}}, "network_policy.type"),
+        ({"skills": [{"type": "skill_reference", "skill_id": "s"}]}, "skills"),
+        ({"file_ids": ["file-none"]}, "file_ids[0]"),
+        ({"expires_after": {"anchor": "last_active_at", "minutes": 21}}, "expires_after.minutes"),
+        ({"expires_after": {"anchor": "created_at", "minutes": 1}}, "expires_after.anchor"),
+        ({"name": ""}, "name"),
+        ({"name": None}, "name"),
+    ],
+)
+async def test_what_a_container_cannot_have_is_refused(served: ScriptedServer, body: Json, param: str) -> None:
+    status, refused = await served.post({"name": "a", **body}, "/v1/containers")
+    assert status in (400, 404)
+    assert refused["error"]["param"].startswith(param)
+    assert (await served.get("/v1/containers"))[1]["data"] == []
+
+
+async def test_containers_are_listed_page_by_page(served: ScriptedServer) -> None:
+    made = [(await served.post({"name": f"{n % 2}"}, "/v1/containers"))[1]["id"] for n in range(4)]
+    _, page = await served.get("/v1/containers?limit=3&order=asc")
+    assert ([each["id"] for each in page["data"]], page["has_more"]) == (made[:3], True)
+    _, rest = await served.get(f"/v1/containers?order=asc&after={page['last_id']}")
+    assert [each["id"] for each in rest["data"]] == made[3:]
+    _, named = await served.get("/v1/containers?name=1&order=asc")
+    assert [each["id"] for each in named["data"]] == made[1::2]
+
+
+@asynccontextmanager
+async def two_servers(store_at: str, sandbox: Sandbox) -> AsyncGenerator[tuple[ScriptedServer, ScriptedServer], None]:
+    async with AsyncExitStack() as closing:
+        one, other = [
+            await closing.enter_async_context(
+                tool_server(store_at, [answer_markup()], sandbox=sandbox, resources=ROUTES)
+            )
+            for _ in range(2)
+        ]
+        yield one, other
+
+
+async def test_owner_server_answers_for_its_container(store_at: str, sandbox: Sandbox) -> None:
+    async with two_servers(store_at, sandbox) as (one, other):
+        first = await run(one, f"x = 5\n{WRITE}")
+        container_id = call_of(first)["container_id"]
+        path = f"/v1/containers/{container_id}"
+        assert await other.get(path) == await one.get(path)
+        assert (await other.get("/v1/containers"))[1]["data"][0]["status"] == "running"
+        _, page = await other.get(f"{path}/files")
+        async with other.client.get(f"{other.url}{path}/files/{page['data'][0]['id']}/content") as content:
+            assert await content.read() == b"1,2"
+        assert (await other.delete(path))[0] == 200
+        assert (await one.get(path))[0] == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_response_runs_on_the_server_of_its_container(
+    store_at: str, sandbox: Sandbox, *, stream: bool, is_named: bool
+) -> None:
+    async with two_servers(store_at, sandbox) as (one, other):
+        first = await run(one, "x = 5\nx")
+        play_turns(one.engine, python_markup("x * 2"), answer_markup())
+        tools = in_container(call_of(first)["container_id"]) if is_named else [CODE_TOOL]
+        body = {"input": "Hi", "include": [OUTPUTS], "tools": tools, "previous_response_id": first["id"]}
+        if stream:
+            assert b'"logs":"10\\n"' in await other.stream(body)
+        else:
+            status, response = await other.post(body)
+            assert (status, logs(response)) == (200, "10\n")
+        assert not other.engine.prompts
+
+
+async def test_container_of_a_dead_server_has_expired(store_at: str, sandbox: Sandbox) -> None:
+    async with two_servers(store_at, sandbox) as (one, other):
+        first = await run(one, "x = 5\nx")
+        container_id = call_of(first)["container_id"]
+        await one.store.servers.leave()
+        assert (await other.get(f"/v1/containers/{container_id}"))[1]["status"] == "expired"
+        assert (await other.get(f"/v1/containers/{container_id}/files"))[0] == 404
+        status, _ = await other.post({"input": "Hi", "tools": in_container(container_id)})
+        assert status == 404
+        later = await run(other, "x", previous_response_id=first["id"])
+        assert "NameError" in logs(later)
+
+
+async def test_calls_of_several_responses_share_a_container(served: ScriptedServer) -> None:
+    _, made = await served.post({"name": "mine"}, "/v1/containers")
+    responses = [
+        await run(served, "n = globals().get('n', 0) + 1\nn", tools=in_container(made["id"])) for _ in range(3)
+    ]
+    assert [logs(response) for response in responses] == ["1\n", "2\n", "3\n"]
