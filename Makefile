@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox test live thorough oracles entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,10 @@ $(DONE)/test: $(INSTALLED) .locks/test.txt
 	@$(ADD) --no-deps -r .locks/test.txt
 	@touch $@
 
+$(DONE)/site: $(DONE)/test .locks/site.txt
+	@$(ADD) --no-deps -r .locks/site.txt
+	@touch $@
+
 $(CLIENTS)/.installed: .locks/clients.txt
 	@echo "Installing the Python clients: half a minute, and 400 MB."
 	@"$(PYTHON)" -m venv --clear $(CLIENTS)
@@ -147,7 +151,7 @@ unit: $(DONE)/test
 	    -n $(shell nproc) --dist worksteal $(ARGS)
 
 check: $(DONE)/test ## Format, lint, types, and the tests without an engine
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff spelling imports mypy pyright chat
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff spelling imports mypy pyright chat site
 
 # The folders at the top are imported from `penstock`: the type checkers need a folder of that name.
 SOURCES := .cache/src/penstock
@@ -161,7 +165,7 @@ ruff: $(DONE)/test
 	@$(BIN)/ruff check --quiet
 
 spelling: $(DONE)/test
-	@$(BIN)/codespell api deploy pipeline stages tests server.py testing.py *.md Makefile pyproject.toml
+	@$(BIN)/codespell api deploy docs pipeline stages tests server.py testing.py *.md Makefile pyproject.toml
 
 imports: $(DONE)/test
 	@output=$$($(BIN)/lint-imports --cache-dir .cache/imports) || { echo "$$output"; exit 1; }
@@ -184,6 +188,9 @@ sandbox:
 	    echo "Installing bubblewrap, for the sandbox's stronger mode." && apt-get -qq update && \
 	    apt-get -qq install bubblewrap > /dev/null; } || \
 	    echo "THE SANDBOX'S STRONGER MODE IS NOT TESTED: install bubblewrap (Debian: apt install bubblewrap)."
+
+site: $(DONE)/site ## The pages as a site in .cache/site/site, which needs no network; the links of all pages are checked
+	@$(BIN)/python -m docs.site .cache/site
 
 test: $(DONE)/test ## Everything: check, then live; 16 minutes on two cores
 	@rm -rf .cache/suites
@@ -271,7 +278,7 @@ clients-http: $(INSTALLED) $(CLIENTS)/.installed ## openai-python against the ti
 	@$(AGAINST) tests/live/clients/test_openai.py tests/live/clients/test_openai_tools.py \
 	    --serve "$(GREEDY)" --behind "$(BIN)/vllm serve fixtures/tiny_qwen $(ASKED_FOR) $(PARSERS)" $(ARGS)
 
-test-page: $(DONE)/test $(PAGE)/.installed ## Pages of recordings in a browser; ARGS go to pytest
+test-page: $(DONE)/test $(PAGE)/.installed site ## Pages of recordings, of the server and of the site in a browser; ARGS go to pytest
 	@test -z "$(BROWSER)" -a ! -e $(PAGE)/.installed || $(SUITE) page tests/live/page --confcutdir tests/live/page \
 	    $(if $(BROWSER),--browser $(BROWSER)) \
 	    $$(test -e $(PAGE)/.installed || echo --deselect tests/live/page/test_page.py::test_page_is_accessible) $(ARGS)

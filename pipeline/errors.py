@@ -36,6 +36,8 @@ class InvalidRequest(StageError):
     """The request has a value that this server cannot accept; ``param`` is its path.
 
     ``code`` is OpenAI's word for the kind of mistake, such as ``invalid_type``; None if OpenAI has none.
+
+    Cure: change the value at ``param``; the message says what is expected.
     """
 
     status = 400
@@ -44,19 +46,29 @@ class InvalidRequest(StageError):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """A parameter of the protocol that this server does not implement."""
+    """A parameter of the protocol that this server does not implement.
+
+    Cure: leave the parameter out, or start the server with the option that the message names.
+    """
 
     code = "unsupported_parameter"
 
 
 class InvalidPrompt(InvalidRequest):
-    """The engine refused the prompt or its sampling parameters."""
+    """The engine refused the prompt or its sampling parameters.
+
+    Cure: change what the message names: only the engine knows its vocabulary and what its grammars can hold.
+    """
 
     code = "invalid_prompt"
 
 
 class ContextTooLong(InvalidRequest):
-    """The prompt leaves no room for an answer."""
+    """The prompt leaves no room for an answer.
+
+    Cure: send less; or leave out the oldest items with ``truncation``, or summarize them with
+    ``context_management``; or serve the model with a larger ``--max-model-len``.
+    """
 
     code = "context_length_exceeded"
 
@@ -68,7 +80,11 @@ class ContextTooLong(InvalidRequest):
 
 
 class InvalidEncryptedContent(InvalidRequest):
-    """A client has sent ``encrypted_content`` that this server did not seal for it, or cannot open."""
+    """A client has sent ``encrypted_content`` that this server did not seal for it, or cannot open.
+
+    Cure: send items back as they came, with the API key that they came for, to a server with the same
+    ``--seal-key-file`` or the same store.
+    """
 
     code = "invalid_encrypted_content"
 
@@ -78,11 +94,17 @@ class InvalidEncryptedContent(InvalidRequest):
 
 
 class CompactionFailed(StageError):
-    """The model wrote no summary, so that the conversation cannot be compacted."""
+    """The model wrote no summary, so that the conversation cannot be compacted.
+
+    Cure: send the request again, or compact the conversation while it is shorter.
+    """
 
 
 class StoredFileNotFound(InvalidRequest):
-    """A path or a ``file_id`` names no file of the client."""
+    """A path or a ``file_id`` names no file of the client.
+
+    Cure: use an id that an upload with the same API key returned.
+    """
 
     status = 404
 
@@ -125,7 +147,11 @@ class ContainerElsewhere(InvalidRequest):
 
 
 class NotRecorded(InvalidRequest):
-    """The server answers from recordings and has none for this request."""
+    """The server answers from recordings and has none for this request.
+
+    Cure: send one of the recorded inputs, which the log names at the start, or give the name of a recording as
+    ``model``.
+    """
 
     code = "not_recorded"
 
@@ -134,7 +160,11 @@ class NotRecorded(InvalidRequest):
 
 
 class PreviousResponseNotFound(InvalidRequest):
-    """``previous_response_id`` names no stored response."""
+    """``previous_response_id`` names no stored response.
+
+    Cure: use the id of a response that the same API key stored, within ``--store-ttl``; or send the conversation as
+    ``input``.
+    """
 
     code = "previous_response_not_found"
 
@@ -143,7 +173,11 @@ class PreviousResponseNotFound(InvalidRequest):
 
 
 class ModelNotFound(InvalidRequest):
-    """The request names a model that this server does not serve."""
+    """The request names a model that this server does not serve.
+
+    Cure: use a name that ``GET /v1/models`` lists, or give the model another one with ``--served-model-name`` or
+    ``--model-alias``.
+    """
 
     status = 404
     code = "model_not_found"
@@ -157,7 +191,10 @@ class PromptNotFound(InvalidRequest):
 
 
 class ResponseNotFound(InvalidRequest):
-    """The path names no stored response."""
+    """The path names no stored response.
+
+    Cure: use the id of a response that the same API key stored, within ``--store-ttl``, and that was not deleted.
+    """
 
     status = 404
     code = "response_not_found"
@@ -167,13 +204,19 @@ class ResponseNotFound(InvalidRequest):
 
 
 class StreamExpired(InvalidRequest):
-    """The events of a stored response have expired; only the final response is kept."""
+    """The events of a stored response have expired; only the final response is kept.
+
+    Cure: get the response without ``stream``, or keep streams longer with ``--stream-ttl``.
+    """
 
     code = "stream_expired"
 
 
 class ConversationNotFound(InvalidRequest):
-    """The request names a conversation that does not exist."""
+    """The request names a conversation that does not exist.
+
+    Cure: use an id that ``POST /v1/conversations`` returned to the same API key.
+    """
 
     status = 404
     code = "conversation_not_found"
@@ -191,7 +234,10 @@ def no_conversation(conversation_id: str, *, param: str = "conversation_id") -> 
 
 
 class ConversationLocked(InvalidRequest):
-    """Another response is being added to the conversation; the same request may succeed a moment later."""
+    """Another response is being added to the conversation; the same request may succeed a moment later.
+
+    Cure: send the request again when the other response has ended.
+    """
 
     status = 409
     code = "conversation_locked"
@@ -203,7 +249,10 @@ class ConversationLocked(InvalidRequest):
 
 
 class ItemNotFound(InvalidRequest):
-    """The path or ``after`` names an item that is not in the conversation."""
+    """The path or ``after`` names an item that is not in the conversation.
+
+    Cure: use an id from the list of the items of that conversation.
+    """
 
     status = 404
     code = "item_not_found"
@@ -213,7 +262,10 @@ class ItemNotFound(InvalidRequest):
 
 
 class PreviousResponseUnfinished(InvalidRequest):
-    """``previous_response_id`` names a response that has not ended yet, has failed, or was cancelled."""
+    """``previous_response_id`` names a response that has not ended yet, has failed, or was cancelled.
+
+    Cure: wait for its end, or continue the response before it.
+    """
 
     code = "previous_response_unfinished"
 
@@ -224,7 +276,11 @@ class PreviousResponseUnfinished(InvalidRequest):
 
 
 class Unauthorized(InvalidRequest):
-    """The request has no valid API key."""
+    """The request has no valid API key.
+
+    Cure: send the header ``Authorization: Bearer KEY``, with a key of the file ``--api-key-file`` or one of
+    ``penstock keys make``.
+    """
 
     status = 401
     code = "invalid_api_key"
@@ -234,42 +290,60 @@ class Unauthorized(InvalidRequest):
 
 
 class ForeignHost(InvalidRequest):
-    """The ``Host`` of the request is not a name of this server."""
+    """The ``Host`` of the request is not a name of this server.
+
+    Cure: call the server by its address, allow the name with ``--allow-host``, or give the server API keys.
+    """
 
     status = 403
     code = "host_not_allowed"
 
 
 class ForeignOrigin(InvalidRequest):
-    """The request comes from a web page that may not use this server."""
+    """The request comes from a web page that may not use this server.
+
+    Cure: allow the origin of the page with ``--allow-origin``.
+    """
 
     status = 403
     code = "origin_not_allowed"
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is compressed, or not declared as JSON."""
+    """The body is compressed, or not declared as JSON.
+
+    Cure: send the body uncompressed, with ``Content-Type: application/json``.
+    """
 
     status = 415
     code = "unsupported_media_type"
 
 
 class RequestTimeout(InvalidRequest):
-    """The body did not arrive in time."""
+    """The body did not arrive in time.
+
+    Cure: send the request again, and all of its body at once.
+    """
 
     status = 408
     code = "request_timeout"
 
 
 class BodyTooLarge(InvalidRequest):
-    """The body is over the server's limit."""
+    """The body is over the server's limit.
+
+    Cure: send less, or start the server with a larger ``--max-body-bytes``.
+    """
 
     status = 413
     code = "request_too_large"
 
 
 class ServerBusy(StageError):
-    """Large bodies of other requests fill the memory for them; the same request may succeed a moment later."""
+    """Large bodies of other requests fill the memory for them; the same request may succeed a moment later.
+
+    Cure: send the request again after ``Retry-After``.
+    """
 
     status = 503
     code = "rate_limit_exceeded"
@@ -281,6 +355,8 @@ class StageFault(StageError):
     The client gets the ``culprit``, the stage or the engine that it runs, and the ``problem``.  ``str(error)``, for the
     operator, also has the ``message`` of the error that it raised, and the ``details``: the place in the code, and the
     last frames.
+
+    Cure: the operator reads the log, which names the place in the code, and replays the recording of the response.
     """
 
     def __init__(self, culprit: str, problem: str, details: str, message: str = "") -> None:
@@ -292,6 +368,8 @@ class EngineFailed(StageError):
     """The engine gave up on this one request.
 
     ``str(error)``, for the operator, also has the ``details``, such as the address of the engine.
+
+    Cure: send the request again; the operator reads the log of this server and that of the engine.
     """
 
     def __init__(self, message: str, details: str = "") -> None:
@@ -301,7 +379,10 @@ class EngineFailed(StageError):
 
 
 class EngineDead(StageError):
-    """The engine is gone and will not come back by itself."""
+    """The engine is gone and will not come back by itself.
+
+    Cure: the operator restarts the engine; the log has the reason for its end.
+    """
 
     status = 503
 
@@ -310,6 +391,8 @@ class EngineOverloaded(StageError):
     """The engine's queue or the background queue is full; the same request may succeed a moment later.
 
     The status is 503, as this is load and not the quota of a client; the code is OpenAI's.
+
+    Cure: send the request again after ``Retry-After``; the operator adds engines or lets more requests wait.
     """
 
     status = 503
@@ -320,6 +403,8 @@ class LimitReached(StageError):
     """An API key has used up its requests per minute, or a key or an address has too many of something at once.
 
     The client may try again in ``seconds``.
+
+    Cure: send the request again after ``Retry-After``; the operator raises the limit of the key in ``--limits``.
     """
 
     status = 429
@@ -332,13 +417,20 @@ class LimitReached(StageError):
 
 
 class TokenLimitReached(LimitReached):
-    """An API key has used up its tokens per minute."""
+    """An API key has used up its tokens per minute.
+
+    Cure: send the request again after ``Retry-After``; the operator raises the limit of the key in ``--limits``.
+    """
 
     type = "tokens"
 
 
 class StorageFull(StageError):
-    """An API key stores as much as it may; it must delete something before it can store more."""
+    """An API key stores as much as it may; it must delete something before it can store more.
+
+    Cure: delete responses or conversations, or wait until they expire; the operator raises the limit of the key in
+    ``--limits``.
+    """
 
     status = 429
     type = "insufficient_quota"
@@ -346,7 +438,10 @@ class StorageFull(StageError):
 
 
 class ServerStopping(StageError):
-    """The server is stopping and takes no new requests; another one may be up in a moment."""
+    """The server is stopping and takes no new requests; another one may be up in a moment.
+
+    Cure: send the request again in a moment.
+    """
 
     status = 503
 
@@ -355,13 +450,19 @@ class ServerStopping(StageError):
 
 
 class StoreFailed(StageError):
-    """The store cannot be reached or does not work; the same request may succeed once it is back."""
+    """The store cannot be reached or does not work; the same request may succeed once it is back.
+
+    Cure: the operator checks the database and its disk; ``GET /ready`` has the reason.
+    """
 
     status = 503
 
 
 class UpstreamFailed(StageError):
-    """The server that answers such requests for this one cannot be reached, or does not answer."""
+    """The server that answers such requests for this one cannot be reached, or does not answer.
+
+    Cure: the operator checks the server that ``--embeddings`` names.
+    """
 
     status = 502
 
@@ -370,7 +471,10 @@ class UpstreamFailed(StageError):
 
 
 class ServerUnreachable(StageError):
-    """The server that runs this response cannot be reached from here; the same request may succeed in a moment."""
+    """The server that runs this response cannot be reached from here; the same request may succeed in a moment.
+
+    Cure: send the request again in a few seconds; the operator checks ``--peer-url`` of the servers.
+    """
 
     status = 503
 
@@ -379,18 +483,27 @@ class ServerUnreachable(StageError):
 
 
 class RunInterrupted(StageError):
-    """The server stopped while it ran this response."""
+    """The server stopped while it ran this response.
+
+    Cure: send the request again.
+    """
 
     def __init__(self) -> None:
         super().__init__("The server ended while it ran this response.")
 
 
 class CannotStart(Exception):
-    """The server cannot start; the operator can mend what the message names."""
+    """The server cannot start; the operator can mend what the message names.
+
+    Cure: change the option that the message names.
+    """
 
 
 class CannotRun(Exception):
-    """A command cannot do its work: it exits with this message and status 2."""
+    """A command cannot do its work: it exits with this message and status 2.
+
+    Cure: change the argument that the message names.
+    """
 
 
 def error_named(name: str, message: str) -> StageError | None:

@@ -8,17 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.gather import CODE, FENCED, LINK, PAGES, anchor
 from tests.support.paths import ROOT
 
-FOLDERS = ("api", "deploy", "fixtures", "pipeline", "stages", "tests")
-PAGES = sorted(
-    path
-    for path in (*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")))
-    if "node_modules" not in path.parts
-)
-FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
-CODE = re.compile(r"`[^`\n]*`")
-LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NAMED = re.compile(r"`((?:[a-z_]+/)*[A-Za-z_]+\.md)`")
 
@@ -27,7 +19,7 @@ NAMED = re.compile(r"`((?:[a-z_]+/)*[A-Za-z_]+\.md)`")
 def anchors(path: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub writes them."""
     headings = HEADING.findall(FENCED.sub("", path.read_text()))
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {anchor(heading) for heading in headings}
 
 
 def leads_nowhere(page: Path, link: str) -> bool:
@@ -50,7 +42,7 @@ def test_pages_that_the_changelog_names_exist() -> None:
 def test_guide_for_authors_names_what_exists() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     paths = re.findall(
-        r"`((?:api|deploy|fixtures|pipeline|stages|tests)(?:/\w+)*(?:\.\w+)?|\w+\.(?:py|md|toml))`", guide
+        r"`((?:api|deploy|docs|fixtures|pipeline|stages|tests)(?:/\w+)*(?:\.\w+)?|\w+\.(?:py|md|toml))`", guide
     )
     assert paths
     assert not [path for path in paths if not (ROOT / path).exists()]

@@ -1,0 +1,144 @@
+"""The parts of which `make site` makes the site; `tests/live/page/test_site.py` has the site itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from docs.site.errors import OPERATORS, cause_and_cure, errors_page, kinds, texts
+from docs.site.gather import ROOT, Gathered
+from docs.site.http_api import objects_page, routes_page
+from docs.site.links import mistakes
+from docs.site.llms import named_pages, write_llms
+from docs.site.python_api import documented, python_page
+
+GOOD = "<html><body><h1 id='top'>x</h1><a href='#top'>x</a><a href='other.html#there'>y</a></body></html>"
+
+
+@pytest.mark.parametrize("kind", [*kinds(), *OPERATORS], ids=lambda kind: kind.__name__)
+def test_each_error_has_a_cause_and_a_cure(kind: type[Exception]) -> None:
+    cause, cure = cause_and_cure(kind)
+    assert cause.endswith(".")
+    assert cure.endswith(".")
+
+
+def test_page_of_errors_has_each_error_and_its_texts() -> None:
+    page = errors_page()
+    assert [line[4:] for line in page.splitlines() if line.startswith("### ")] == [
+        kind.__name__ for kind in (*kinds(), *OPERATORS)
+    ]
+    found = {text.message: text for text in texts()}
+    assert found["The input has …, and this model's context holds …, the answer included."].error == "ContextTooLong"
+    assert found["Only the server may set these template variables: …."].param == "chat_template_kwargs"
+    assert "| Only the server may set these template variables: …. | `chat_template_kwargs` |  |" in page
+
+
+def test_python_api_has_what_the_pages_import() -> None:
+    page = python_page()
+    names = documented()
+    assert {"Pipeline", "source_of"} <= names["penstock.pipeline.core"]
+    assert {f"## {module}" for module in names} <= set(page.splitlines())
+    assert "### source_of" in page
+
+
+def test_page_of_routes_has_bodies_answers_and_streams() -> None:
+    message = {"$ref": "#/components/schemas/Message"}
+    events = {"anyOf": [{"$ref": "#/components/schemas/Started"}, {"$ref": "#/components/schemas/Ended"}]}
+    operation = {
+        "summary": "Say something.",
+        "security": [{"key": []}],
+        "parameters": [{"name": "stream", "in": "query", "schema": {"type": "boolean"}}],
+        "requestBody": {"content": {"application/json": {"schema": message}}},
+        "responses": {
+            "200": {
+                "description": "OK",
+                "content": {"application/json": {"schema": message}, "text/event-stream": {"schema": events}},
+            },
+            "404": {"description": "No such thing."},
+        },
+    }
+    described = {
+        "info": {"version": "1"},
+        "paths": {"/v1/responses": {"post": operation}, "/openresponses/v1/responses": {"post": operation}},
+        "components": {
+            "schemas": {
+                "Message": {
+                    "description": "Words.",
+                    "required": ["role"],
+                    "properties": {
+                        "role": {"const": "user"},
+                        "parts": {"type": "array", "items": {"anyOf": [message, {"type": "null"}]}},
+                    },
+                }
+            }
+        },
+    }
+    page = routes_page(described)
+    assert "### POST /v1/responses\n\nSay something. · *key*\n" in page
+    assert "| `stream` | query | boolean |  |" in page
+    assert "**Body.** `application/json`: [Message](OBJECTS.md#message)" in page
+    assert "| 200 | [Message](OBJECTS.md#message); a stream of [events of responses](#events-of-responses) |" in page
+    assert "| 404 | No such thing. |" in page
+    assert "## Events of Responses\n\n* [Started](OBJECTS.md#started)\n* [Ended](OBJECTS.md#ended)\n" in page
+    assert page.rstrip().endswith("specification: `/v1/responses`.")
+    objects = objects_page(described)
+    assert '| `role` | `"user"` |  |' in objects
+    assert "| `parts` ? | list of [Message](OBJECTS.md#message) or null |  |" in objects
+
+
+def test_links_to_files_lead_to_pages_that_show_them(tmp_path: Path) -> None:
+    gathered = Gathered(tmp_path)
+    gathered.gather([ROOT / "deploy" / "README.md"])
+    page = (tmp_path / "deploy/README.md").read_text()
+    assert gathered.pages == ["deploy/README.md"]
+    assert "](penstock.service.md)" in page
+    assert "](kubernetes/README.md)" in page
+    assert "](grafana/README.md)" in page
+    assert "](MANY_GPUS.md)" in page
+    assert (ROOT / "deploy/penstock.service").read_text() in (tmp_path / "deploy/penstock.service.md").read_text()
+    assert "](penstock.yaml.md)" in (tmp_path / "deploy/kubernetes/README.md").read_text()
+
+
+def test_pictures_are_copied(tmp_path: Path) -> None:
+    Gathered(tmp_path).gather([ROOT / "pipeline/recordings/README.md"])
+    picture = "tests/live/page/inspect.png"
+    assert (tmp_path / picture).read_bytes() == (ROOT / picture).read_bytes()
+
+
+def test_navigation_names_pages_once() -> None:
+    config = yaml.safe_load((ROOT / "docs/site/mkdocs.yml").read_text())
+    pages = [page for section in config["nav"] for entries in section.values() for _, page in named_pages(entries)]
+    assert len(set(pages)) == len(pages)
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"),
+    [
+        (GOOD, []),
+        (GOOD.replace("#there", "#nowhere"), ["page.html: other.html#nowhere leads to no heading"]),
+        (GOOD.replace("#top", "#bottom"), ["page.html: #bottom leads to no heading"]),
+        (GOOD.replace("other.html", "none.html"), ["page.html: none.html#there leads nowhere"]),
+        (GOOD.replace("other.html", "../other.html"), ["page.html: ../other.html#there leads nowhere"]),
+        (GOOD.replace("other.html", "https://example.com/other.html"), []),
+        (GOOD + "<img src='https://example.com/x.png'>", ["page.html: <img> requests https://example.com/x.png"]),
+        (GOOD + "<script src='//example.com/x.js'>", ["page.html: <script> requests //example.com/x.js"]),
+    ],
+)
+def test_wrong_links_are_named(page: str, wrong: list[str], tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page)
+    (tmp_path / "other.html").write_text("<p id='there'>z</p>")
+    assert mistakes(tmp_path) == wrong
+
+
+def test_lists_for_language_models_have_the_pages_of_the_navigation(tmp_path: Path) -> None:
+    pages, site = tmp_path / "pages", tmp_path / "site"
+    pages.mkdir()
+    site.mkdir()
+    (pages / "A.md").write_text("# A\n\n```sh\nrun\n```\n\nIt [runs](B.md). Then it ends.\n")
+    config = {"site_description": "A program", "nav": [{"Start": [{"First": [{"Begin": "A.md"}]}]}]}
+    write_llms(config, pages, site)
+    assert (site / "llms.txt").read_text().endswith("## Start\n\n- [Begin](A.md): It runs.\n")
+    assert (pages / "A.md").read_text() in (site / "llms-full.txt").read_text()
+    assert (site / "A.md").read_text() == (pages / "A.md").read_text()
