@@ -113,7 +113,10 @@ class StoredFileNotFound(InvalidRequest):
 
 
 class ContainerNotFound(InvalidRequest):
-    """A path or a tool names no container of the client that is alive."""
+    """A path or a tool names no container of the client that is alive.
+
+    Cure: create a container, and use its id with the same API key before it expires.
+    """
 
     status = 404
 
@@ -123,7 +126,10 @@ class ContainerNotFound(InvalidRequest):
 
 
 class ContainerFileNotFound(InvalidRequest):
-    """The path names no file of the container."""
+    """The path names no file of the container.
+
+    Cure: use an id from the list of the files of that container.
+    """
 
     status = 404
     code = "container_file_not_found"
@@ -133,7 +139,10 @@ class ContainerFileNotFound(InvalidRequest):
 
 
 class ContainerElsewhere(InvalidRequest):
-    """Another server of the store has the container; the edge passes the request on to its ``url`` if it can."""
+    """Another server of the store has the container; the edge passes the request on to its ``url`` if it can.
+
+    Cure: send the request again in a few seconds; the operator checks ``--peer-url`` of the servers.
+    """
 
     status = 409
     code = "container_elsewhere"
@@ -184,7 +193,10 @@ class ModelNotFound(InvalidRequest):
 
 
 class PromptNotFound(InvalidRequest):
-    """The request names no prompt of the operator, or no version of it."""
+    """The request names no prompt of the operator, or no version of it.
+
+    Cure: use the id and the version of a prompt that ``GET /v1/prompts`` lists.
+    """
 
     status = 404
     code = "prompt_not_found"
