@@ -38,7 +38,7 @@ def test_page_runs_as_it_stands(tmp_path: Path) -> None:
                 assert printed == code
             elif code.startswith(SERVES):
                 server.close()
-                command = ["bash", "-c", f"cd {tmp_path}; exec {code}"]
+                command = ["bash", "-c", f"cd {tmp_path} && source .venv/bin/activate && exec {code}"]
                 server.enter_context(running_process(command, f"{url}/ready", tmp_path / "log", environment))
             else:
                 if code.startswith("ls "):
