@@ -178,13 +178,17 @@ def test_scrapes_reach_the_port_of_the_metrics() -> None:
     assert scraped == served == {int(environment_of_pod()["PENSTOCK_METRICS_PORT"])}
 
 
-def test_autoscaler_counts_by_a_metric_that_exists() -> None:
-    (counted,) = MANIFESTS["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    (rule,) = yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())["rules"]["custom"]
-    name = counted["pods"]["metric"]["name"]
-    assert rule["name"]["as"] == name
-    assert rule["seriesQuery"].startswith(f"{name}{{")
-    assert name in {metric._name for metric in vars(metrics).values() if isinstance(metric, MetricWrapperBase)}
+def test_autoscaler_counts_by_metrics_that_exist() -> None:
+    counted = [metric["pods"]["metric"]["name"] for metric in MANIFESTS["HorizontalPodAutoscaler"]["spec"]["metrics"]]
+    rules = yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    assert [rule["name"]["as"] for rule in rules] == counted
+    assert [rule["seriesQuery"].partition("{")[0] for rule in rules] == counted
+    assert set(counted) <= {metric._name for metric in vars(metrics).values() if isinstance(metric, MetricWrapperBase)}
+
+
+def test_kustomization_is_the_manifest() -> None:
+    base = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())
+    assert (base["kind"], base["resources"]) == ("Kustomization", ["penstock.yaml"])
 
 
 def test_budget_and_service_select_the_pods() -> None:
