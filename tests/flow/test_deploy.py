@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import CliApp
 
 from penstock.api.app import Api
+from penstock.api.cli.__main__ import main
 from penstock.api.http.connections import IDLE_SECONDS
 from penstock.api.settings import Settings
 from penstock.api.socket.connection import LIFETIME
@@ -245,6 +248,58 @@ def test_dockerfile_copies_all_that_the_wheel_is_built_from() -> None:
     copied = {word for line in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE) for word in line.split()}
     assert copied == kept
     assert [path for path in copied if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "starts"),
+    [
+        ({}, "", False),
+        ({}, "# model = 1\n[vllm]\n", False),
+        ({"PENSTOCK_MODEL": "openai/gpt-oss-20b"}, "", True),
+        ({"PENSTOCK_ENGINE": "http://gpubox:8001"}, "", True),
+        ({}, 'model = "openai/gpt-oss-20b"\n', True),
+        ({}, 'engine = ["http://gpubox:8001"]\n', True),
+    ],
+)
+def test_unit_starts_only_with_a_model(environment: dict[str, str], file: str, starts: bool, tmp_path: Path) -> None:
+    (command,) = re.findall(r"^ExecStartPre=((?:.*\\\n)*.*)$", UNIT, re.MULTILINE)
+    if file:
+        (tmp_path / "penstock.toml").write_text(file)
+    words = shlex.split(command.replace("\\\n", " ").replace("$$", "$"))
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is starts
+    assert starts or re.fullmatch(r"penstock: there is no model: set [^\n]+\n", done.stderr)
+
+
+def test_unit_names_a_page_that_the_installation_brings() -> None:
+    (documentation,) = directives("Documentation")
+    assert documentation.startswith("file:/")
+    assert re.search(rf"^install -D -m 644 (\S+) {documentation.removeprefix('file:')}$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("setting", ["prot = 3", 'port = "x"', "port ="])
+def test_unit_does_not_try_a_wrong_setting_again(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.toml").write_text(setting)
+    monkeypatch.setattr(sys, "argv", ["penstock", "serve"])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    assert int(directives("RestartPreventExitStatus")[0]) == raised.value.code
+    assert re.fullmatch(r"penstock: [^\n]+\n", capsys.readouterr().err)
+
+
+def test_version_stands_in_images_and_their_tags() -> None:
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)=("[^"]*"|\S+)', DOCKERFILE))
+    assert (labels["version"], labels["licenses"]) == (version, "Apache-2.0")
+    assert labels["base.name"].endswith(re.findall(r"^ARG DEBIAN=(.+)$", DOCKERFILE, re.MULTILINE)[0])
+    tags = {service["image"] for service in composed()["services"].values() if "build" in service} | {
+        *re.findall(r"-t (\S+)", PAGE),
+        CONTAINER["image"],
+    }
+    assert {tag.rpartition("-")[0] for tag in tags} == {f"penstock:{version}"}
 
 
 def test_page_links_to_files_that_exist() -> None:

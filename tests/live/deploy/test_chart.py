@@ -182,7 +182,7 @@ def test_replicas_are_left_to_the_autoscaler() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"modle": "x"},
+        {"mode": "x"},
         {"gpus": "1"},
         {"gpus": -1},
         {"engines": ["gpubox:8001"]},
