@@ -154,6 +154,7 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
     items.ApplyPatchCall: ItemLifecycle(added="closed"),
     items.ShellCallOutput: ItemLifecycle(details=_outputs, hides_result=True),
     items.ToolSearchCall: ItemLifecycle(added="closed"),
+    items.ComputerCall: ItemLifecycle(added="closed"),
     items.ToolSearchOutput: ItemLifecycle(hides_result=True),
     items.McpListTools: ItemLifecycle(
         milestones=(

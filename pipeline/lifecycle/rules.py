@@ -115,6 +115,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
     items.Compaction: ItemRules({"encrypted_content": ""}, steps=(_always(events.CompactionCompacting),)),
     items.ShellCallOutput: ItemRules({"output": ()}),
     items.ToolSearchCall: _NO_PROGRESS,
+    items.ComputerCall: _NO_PROGRESS,
     items.ToolSearchOutput: ItemRules({"tools": ()}),
     items.McpListTools: ItemRules(
         {"tools": (), "error": UNSET},

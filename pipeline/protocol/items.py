@@ -357,6 +357,43 @@ class ToolSearchOutput(BaseItem, frozen=True, tag="tool_search_output"):
         return _json(self.tools)
 
 
+class ComputerCall(BaseItem, frozen=True, tag="computer_call"):
+    """Actions for the client to do on a computer: ``actions``, or one ``action`` of the preview of the tool."""
+
+    id_prefix: ClassVar[str] = "cu"
+    tool: ClassVar[tuple[str | None, str]] = (None, "computer")
+    call_id: str
+    status: ItemStatus
+    pending_safety_checks: tuple[dict[str, Any], ...] = ()
+    action: dict[str, Any] | UnsetType = UNSET
+    actions: tuple[dict[str, Any], ...] | UnsetType = UNSET
+
+    @property
+    def text(self) -> str:
+        return _json({"actions": self.actions} if self.actions else {"action": self.action or {}})
+
+
+class Screenshot(msgspec.Struct, frozen=True, tag_field="type", tag="computer_screenshot"):
+    """The screen after the actions; ``image_url`` is that of an `InputImage`."""
+
+    image_url: str
+
+
+class ComputerCallOutput(BaseItem, frozen=True, tag="computer_call_output"):
+    """The screen of a computer after the actions of a call."""
+
+    id_prefix: ClassVar[str] = "cuo"
+    call_id: str
+    output: Screenshot
+    status: CallStatus
+    acknowledged_safety_checks: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The empty string: the model sees the screen."""
+        return ""
+
+
 # Calls that this server runs
 
 
@@ -528,10 +565,12 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-FormCall: TypeAlias = LocalShellCall | ShellCall | ApplyPatchCall | ToolSearchCall
+FormCall: TypeAlias = LocalShellCall | ShellCall | ApplyPatchCall | ToolSearchCall | ComputerCall
 """Calls of tools that have an item type of their own; the model knows these tools as functions."""
 
-FormCallOutput: TypeAlias = LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput | ToolSearchOutput
+FormCallOutput: TypeAlias = (
+    LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput | ToolSearchOutput | ComputerCallOutput
+)
 
 Call: TypeAlias = FunctionCall | CustomToolCall | FormCall
 CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput
@@ -576,6 +615,8 @@ def parts_of(item: Item) -> tuple[MessagePart, ...]:
             return parts
         case FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts)):
             return parts
+        case ComputerCallOutput(output=screen):
+            return (InputImage(screen.image_url),)
         case _:
             return ()
 

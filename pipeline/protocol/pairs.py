@@ -16,6 +16,7 @@ CALLS_OF: Mapping[type[items.CallOutput], tuple[type[items.Call], ...]] = {
     items.ShellCallOutput: (items.ShellCall,),
     items.ApplyPatchCallOutput: (items.ApplyPatchCall,),
     items.ToolSearchOutput: (items.ToolSearchCall,),
+    items.ComputerCallOutput: (items.ComputerCall,),
 }
 """The kinds of calls that an output of each kind may belong to."""
 

@@ -14,7 +14,9 @@ from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.secret import Secret
 
-ClientForm: TypeAlias = Literal["function", "local_shell", "shell", "apply_patch", "tool_search"]
+ClientForm: TypeAlias = Literal[
+    "function", "local_shell", "shell", "apply_patch", "tool_search", "computer", "computer_use_preview"
+]
 """The type of a function call's item on the wire."""
 
 HostedKind: TypeAlias = Literal["python", "browser", "container"]
@@ -25,9 +27,9 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
     """A function of the client, called with JSON.
 
     If ``strict`` is True, arguments are sure to match ``parameters``, a JSON schema.  ``namespace`` is the name of the
-    namespace tool around it, or None.  ``form`` is not ``function`` for the shells, patches and searches that the API
-    lets a client run: the model sees them as functions.  If ``is_async`` is True, the model goes on after a call,
-    without its output.  If ``runs_here`` is True, this server runs it: it is the search for deferred tools.
+    namespace tool around it, or None.  ``form`` is not ``function`` for shells, patches, searches and computers, which
+    the API lets a client run: the model sees them as functions.  If ``is_async`` is True, the model goes on after a
+    call, without its output.  If ``runs_here`` is True, this server runs it: it is the search for deferred tools.
     """
 
     name: str

@@ -7,7 +7,7 @@ as well.  All other arguments are no action: nothing but what the model wrote as
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -87,9 +87,101 @@ def _search(arguments: str) -> Json:
         raise ArgumentsInvalid(f"The arguments are no JSON object: {error}") from None
 
 
+# The actions of a computer
+
+
+class _Keyed(msgspec.Struct, omit_defaults=True, tag_field="type"):
+    keys: list[str] | None = None
+
+
+class _Click(_Keyed, tag="click", kw_only=True):
+    button: Literal["left", "right", "wheel", "back", "forward"]
+    x: int
+    y: int
+
+
+class _DoubleClick(_Keyed, tag="double_click", kw_only=True):
+    x: int
+    y: int
+
+
+class _Point(msgspec.Struct):
+    x: int
+    y: int
+
+
+class _Drag(_Keyed, tag="drag", kw_only=True):
+    path: list[_Point]
+
+
+class _Keypress(msgspec.Struct, tag_field="type", tag="keypress"):
+    keys: list[str]
+
+
+class _Move(_Keyed, tag="move", kw_only=True):
+    x: int
+    y: int
+
+
+class _Screenshot(msgspec.Struct, tag_field="type", tag="screenshot"):
+    pass
+
+
+class _Scroll(_Keyed, tag="scroll", kw_only=True):
+    x: int
+    y: int
+    scroll_x: int
+    scroll_y: int
+
+
+class _Type(msgspec.Struct, tag_field="type", tag="type"):
+    text: str
+
+
+class _Wait(msgspec.Struct, tag_field="type", tag="wait"):
+    pass
+
+
+_ComputerAction: TypeAlias = _Click | _DoubleClick | _Drag | _Keypress | _Move | _Screenshot | _Scroll | _Type | _Wait
+
+
+class _Actions(msgspec.Struct):
+    actions: list[_ComputerAction] | None = None
+    action: _ComputerAction | None = None
+
+
+MOST_ACTIONS = 64
+"""The most actions of one call."""
+
+
+def _computer(arguments: str) -> Json:
+    actions = _computer_actions(arguments)
+    if not 1 <= len(actions) <= MOST_ACTIONS:
+        raise ArgumentsInvalid(f"A call has from one to {MOST_ACTIONS} actions, not {len(actions)}.")
+    return {"actions": tuple(map(msgspec.to_builtins, actions))}
+
+
+def _one_computer_action(arguments: str) -> Json:
+    actions = _computer_actions(arguments)
+    if len(actions) != 1:
+        raise ArgumentsInvalid(f"A call has one action, not {len(actions)}.")
+    return {"action": msgspec.to_builtins(actions[0])}
+
+
+def _computer_actions(arguments: str) -> list[_ComputerAction]:
+    """Return the actions in a list, or a single one under its key."""
+    try:
+        written = msgspec.json.decode(arguments, type=_Actions)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ArgumentsInvalid(f"The arguments do not have the form that the tool takes: {error}") from None
+    return [*(written.actions or ()), *([written.action] if written.action else ())]
+
+
 _READERS: Mapping[ClientForm, Callable[[str], Json]] = {
     "local_shell": _local_shell,
     "shell": _shell,
     "apply_patch": _patch,
     "tool_search": _search,
+    "computer": _computer,
+    "computer_use_preview": _one_computer_action,
 }

@@ -165,11 +165,17 @@ def _message(opening: frames.MessageOpened | frames.RefusalOpened, draft: Draft,
     return items.Message(items.Message.new_id(draft.key), status, "assistant", parts, phase or UNSET)
 
 
+def _computer_call(item_id: str, call_id: str, action: dict[str, Any], status: ItemStatus) -> items.ComputerCall:
+    return items.ComputerCall(item_id, call_id, status, **action)
+
+
 _CLIENT_CALLS: dict[ClientForm, Any] = {
     "local_shell": items.LocalShellCall,
     "shell": items.ShellCall,
     "apply_patch": items.ApplyPatchCall,
     "tool_search": partial(items.ToolSearchCall, execution="client"),
+    "computer": _computer_call,
+    "computer_use_preview": _computer_call,
 }
 
 

@@ -111,6 +111,10 @@ class InputReader:
             case params.CustomToolCallOutputItem():
                 output = self._output(item.output, path)
                 return wire.CustomToolCallOutput(item_id, item.call_id, output, item.status or "completed")
+            case params.ComputerCallOutputItem():
+                checks = tuple(check.fields for check in item.acknowledged_safety_checks or ())
+                screen = self._screenshot(item.output, f"{path}.output")
+                return wire.ComputerCallOutput(item_id, item.call_id, screen, item.call_status, checks)
             case params.ItemReference() | params.CompactionTriggerItem():
                 raise AssertionError("these are read by now")
             case params.ConfigurationUpdateItem(reasoning=None, text=None):
@@ -156,6 +160,11 @@ class InputReader:
         if self.sees_images:
             return _image(part, f"{path}[{position}]")
         raise unreadable("input_image", f"{path}[{position}]", sees_images=False)
+
+    def _screenshot(self, part: params.ScreenshotPart, path: str) -> wire.Screenshot:
+        if not self.sees_images:
+            raise unreadable(part.type, path, sees_images=False)
+        return wire.Screenshot(_image(params.ImagePart(image_url=part.image_url, file_id=part.file_id), path).image_url)
 
 
 def id_prefix(item: params.InputItem) -> str:

@@ -307,6 +307,7 @@ class Normalize:
             self.left_out,
             self.hosted & denied,
             self.own,
+            self.traits.sees_images,
             self.of_unknown,
         )
         for position, tool in enumerate(request.tools or ()):

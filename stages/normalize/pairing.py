@@ -16,6 +16,7 @@ _NAMES: dict[type[wire.Call], str] = {
     wire.ShellCall: "shell call",
     wire.ApplyPatchCall: "patch call",
     wire.ToolSearchCall: "tool search call",
+    wire.ComputerCall: "computer call",
 }
 """The names of calls in error messages."""
 

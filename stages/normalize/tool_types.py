@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
 
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.tools import FunctionTool, HostedKind
+from penstock.stages.models.client_actions import MOST_ACTIONS
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS
 from penstock.stages.models.shell_calls import MOST_COMMANDS
 
@@ -103,6 +105,8 @@ def built_in(tool: params.ToolParam) -> HostedKind | None:
 
 def kinds_of(choice_type: str) -> tuple[str, ...]:
     """Return the kinds of tools that a choice of this type may mean: a built-in tool, or a tool of the client."""
+    if unversioned(choice_type) == "computer":
+        return ("computer", "computer_use_preview")
     hosted = _BUILT_IN.get(unversioned(choice_type))
     return (choice_type,) if hosted is None else (hosted, choice_type)
 
@@ -184,6 +188,54 @@ _APPLY_PATCH = FunctionTool(
     form="apply_patch",
 )
 
+_BUTTON = {"type": "string", "enum": ["left", "right", "wheel", "back", "forward"]}
+_PIXELS = {"type": "integer"}
+_KEYS = {"keys": _TEXTS | {"description": "The keys that are held down meanwhile."}}
+_POINT = {"x": _PIXELS, "y": _PIXELS}
+
+
+def _action(kind: str, optional: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> dict[str, Any]:
+    of_kind = {"type": {"type": "string", "enum": [kind]}}
+    return _object(["type", *fields], **of_kind, **fields, **optional)
+
+
+_ACTION: dict[str, Any] = {
+    "anyOf": [
+        _action("click", _KEYS, button=_BUTTON, **_POINT),
+        _action("double_click", _KEYS, **_POINT),
+        _action("drag", _KEYS, path={"type": "array", "items": _object(["x", "y"], **_POINT), "minItems": 2}),
+        _action("keypress", keys=_TEXTS),
+        _action("move", _KEYS, **_POINT),
+        _action("screenshot"),
+        _action("scroll", _KEYS, **_POINT, scroll_x=_PIXELS, scroll_y=_PIXELS),
+        _action("type", text=_TEXT),
+        _action("wait"),
+    ]
+}
+_ABOUT_COMPUTER = (
+    "Controls a computer with a mouse and a keyboard, and then shows its screen. Places are pixels from the upper left "
+    "corner of the screenshot."
+)
+_COMPUTER = FunctionTool(
+    "computer",
+    f"{_ABOUT_COMPUTER} The actions are done in their order.",
+    _object(["actions"], actions={"type": "array", "items": _ACTION, "minItems": 1, "maxItems": MOST_ACTIONS}),
+    strict=True,
+    form="computer",
+)
+_COMPUTER_PREVIEW = FunctionTool(
+    "computer", _ABOUT_COMPUTER, _object(["action"], action=_ACTION), strict=True, form="computer_use_preview"
+)
+
+
+def _of_screen(tool: params.ComputerToolParam) -> str:
+    """Return a sentence about a computer; empty if nothing is known of it."""
+    width, height = tool.display_width, tool.display_height
+    size = f"The screen has {width} x {height} pixels." if width and height else ""
+    kind = f"It is a computer of the kind {tool.environment}." if tool.environment else ""
+    return " ".join(filter(None, (size, kind)))
+
+
 _SKILLS = (
     "There are skills: folders with a file SKILL.md of instructions for a kind of task. Before a task that fits the "
     "description of one, read its SKILL.md, and do as it says. They are:"
@@ -191,8 +243,10 @@ _SKILLS = (
 
 
 def client_tool(tool: params.ToolParam) -> FunctionTool:
-    """Return the function for a tool that the client runs; the description of a shell names the client's skills."""
+    """Return the function for a tool that the client runs; the description names a shell's skills, or a screen."""
     function = CLIENT_TOOLS[tool.type]
+    if isinstance(tool, params.ComputerToolParam) and (screen := _of_screen(tool)):
+        return replace(function, description=f"{function.description} {screen}")
     skills = tool.local_skills if isinstance(tool, params.ShellToolParam) else ()
     if not skills:
         return function
@@ -200,5 +254,7 @@ def client_tool(tool: params.ToolParam) -> FunctionTool:
     return replace(function, description=f"{function.description}\n\n{_SKILLS}\n{listed}")
 
 
-CLIENT_TOOLS: Mapping[str, FunctionTool] = {tool.form: tool for tool in (_SHELL, _LOCAL_SHELL, _APPLY_PATCH)}
+CLIENT_TOOLS: Mapping[str, FunctionTool] = {
+    tool.form: tool for tool in (_SHELL, _LOCAL_SHELL, _APPLY_PATCH, _COMPUTER, _COMPUTER_PREVIEW)
+}
 """The functions by the type of the tool in a request."""

@@ -78,6 +78,8 @@ class ToolsetBuilder:
     """The namespaces of the built-in tools that the client may not use."""
     own: frozenset[str] = frozenset()
     """The labels of hosts of the operator's own."""
+    sees_images: bool = True
+    """True if the model reads images."""
     of_unknown: str = ADVICE
     """The end of the error about a label that is not among the ``labels``."""
     tools: dict[str, Tool] = field(default_factory=dict)
@@ -219,7 +221,7 @@ class ToolsetBuilder:
                     refuse_headers(tool, path)
                 self._claim(tool.server_label, "server", f"{path}.server_label")
                 return mcp_server
-            case _ if tool.type in CLIENT_TOOLS and not _is_sandboxed(tool):
+            case _ if tool.type in CLIENT_TOOLS and self._is_of_the_client(tool):
                 return (client_tool(tool),)
             case _ if MISSING in self.left_out:
                 self.ignored[tool.type] = None
@@ -232,8 +234,19 @@ class ToolsetBuilder:
             return False
         return not isinstance(tool, params.ShellToolParam) or tool.runs_here
 
+    def _is_of_the_client(self, tool: params.ToolParam) -> bool:
+        match tool:
+            case params.ShellToolParam():
+                return not tool.runs_here
+            case params.ComputerToolParam():
+                return self.sees_images
+            case _:
+                return True
+
     def _missing(self, tool: params.ToolParam, path: str) -> UnsupportedParameter:
-        if built_in(tool) in self.denied:
+        if isinstance(tool, params.ComputerToolParam):
+            message = f"This model reads text only, and cannot see the screen of a computer. {advice_on(tool.type)}"
+        elif built_in(tool) in self.denied:
             message = f"This API key may not use tools of type {shortened(tool.type)!r}."
         else:
             message = f"This server does not run tools of type {shortened(tool.type)!r}. {advice_on(tool.type)}"
@@ -413,10 +426,6 @@ def _described(search: wire.FunctionTool, standard: wire.FunctionTool) -> wire.F
         return replace(standard, description=about, runs_here=True)
     description = search.description or standard.description
     return replace(standard if search.parameters is None else search, description=description)
-
-
-def _is_sandboxed(tool: params.ToolParam) -> bool:
-    return isinstance(tool, params.ShellToolParam) and tool.runs_here
 
 
 def _web_options(tool: params.WebSearchToolParam, path: str) -> WebSearchOptions:

@@ -38,6 +38,8 @@ FORMS: dict[ClientForm, str] = {
     "shell": '{"commands": ["ls", "cd a", "pwd"], "max_output_length": 9}',
     "apply_patch": '{"type": "create_file", "path": "a.txt", "diff": "+a"}',
     "tool_search": '{"query": "weather"}',
+    "computer": '{"actions": [{"type": "click", "x": 1, "y": 2, "button": "left"}, {"type": "wait"}]}',
+    "computer_use_preview": '{"action": {"type": "scroll", "x": 1, "y": 2, "scroll_x": 0, "scroll_y": 9}}',
 }
 """Arguments of each form."""
 

@@ -51,6 +51,7 @@ BESIDE: Mapping[str, Json] = {
     "ToolSearchCall": {"call_id": "call_1"},
     "ResponseToolSearchOutputItemParamParam": {"call_id": "call_1"},
     "ToolSearchToolParam": {"execution": "client"},
+    "ResponseComputerToolCallOutputScreenshotParam": {"image_url": IMAGE},
     "ResponseConfigurationUpdateItemParamParam": {"reasoning": {"effort": "high"}},
     **{of_sdk: {"file_data": "YQ=="} for of_sdk in ("ResponseInputFileParam", "ResponseInputFileContentParam")},
     **{of_sdk: {"image_url": IMAGE} for of_sdk in ("ResponseInputImageParam", "ResponseInputImageContentParam")},

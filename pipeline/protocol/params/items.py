@@ -348,6 +348,37 @@ class ToolSearchOutputItem(_ToolSearchItem, frozen=True, kw_only=True, tag="tool
         return wire.ToolSearchOutput(item_id, call_id, tools, self._item_status, execution)
 
 
+class SafetyCheck(_Object, frozen=True, kw_only=True):
+    id: str
+    code: str | None = None
+    message: str | None = None
+
+
+class ComputerCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="computer_call"):
+    action: dict[str, Any] | None = None
+    actions: tuple[dict[str, Any], ...] | None = None
+    pending_safety_checks: tuple[SafetyCheck, ...] | None = None
+
+    def as_item(self, item_id: str) -> wire.ComputerCall:
+        """Return the item of a conversation."""
+        checks = tuple(check.fields for check in self.pending_safety_checks or ())
+        action, actions = _unset(self.action), _unset(self.actions)
+        return wire.ComputerCall(item_id, self.call_id, self.item_status, checks, action, actions)
+
+
+class ScreenshotPart(_Object, frozen=True, kw_only=True):
+    type: Literal["computer_screenshot", "input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+
+
+class ComputerCallOutputItem(_ClientCallItem, frozen=True, kw_only=True, tag="computer_call_output"):
+    """The screen of a computer; the image is checked as that of any other part."""
+
+    output: ScreenshotPart
+    acknowledged_safety_checks: tuple[SafetyCheck, ...] | None = None
+
+
 # Calls that a server runs
 
 
@@ -577,6 +608,7 @@ PlainItem: TypeAlias = (
     | ApplyPatchCallOutputItem
     | ToolSearchCallItem
     | ToolSearchOutputItem
+    | ComputerCallItem
     | McpListToolsItem
     | McpCallItem
     | McpApprovalRequestItem
@@ -594,7 +626,13 @@ PlainItem: TypeAlias = (
 """Items that become the same item of a conversation at any server."""
 
 InputItem: TypeAlias = (
-    MessageItem | PlainItem | FunctionCallOutputItem | CustomToolCallOutputItem | ItemReference | CompactionTriggerItem
+    MessageItem
+    | PlainItem
+    | FunctionCallOutputItem
+    | CustomToolCallOutputItem
+    | ComputerCallOutputItem
+    | ItemReference
+    | CompactionTriggerItem
 )
 
 

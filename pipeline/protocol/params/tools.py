@@ -258,6 +258,15 @@ class WebSearchToolParam(Echoed):
     search_content_types: Annotated[list[Literal["text", "image"]], AfterValidator(_with_text)] | None = None
 
 
+class ComputerToolParam(Echoed):
+    """A computer that the client controls for the model; the preview of the tool describes its screen."""
+
+    type: Literal["computer", "computer_use_preview"]
+    display_width: Annotated[int, Field(gt=0)] | None = None
+    display_height: Annotated[int, Field(gt=0)] | None = None
+    environment: Literal["windows", "mac", "linux", "ubuntu", "browser"] | None = None
+
+
 class ToolSearchToolParam(Echoed):
     """The search for deferred tools: by this server, or by the client, which then describes it."""
 
@@ -430,7 +439,7 @@ def is_web_search(tool_type: str) -> bool:
 
 _known_tag = one_of(
     *("function", "custom", "namespace", "mcp", "code_interpreter", "shell", "apply_patch", "local_shell"),
-    "tool_search",
+    *("tool_search", "computer", "computer_use_preview"),
     tag="other",
 )
 
@@ -445,6 +454,8 @@ ToolParam: TypeAlias = Annotated[
     | Annotated[LocalShellToolParam, Tag("local_shell")]
     | Annotated[WebSearchToolParam, Tag("web_search")]
     | Annotated[ToolSearchToolParam, Tag("tool_search")]
+    | Annotated[ComputerToolParam, Tag("computer")]
+    | Annotated[ComputerToolParam, Tag("computer_use_preview")]
     | Annotated[OtherToolParam, Tag("other")],
     Discriminator(_tool_tag),
 ]

@@ -335,6 +335,8 @@ class _Messages:
         match output:
             case items.FunctionCallOutput(output=tuple(parts)) | items.CustomToolCallOutput(output=tuple(parts)):
                 return self._content(parts)
+            case items.ComputerCallOutput():
+                return self._content(items.parts_of(output))
             case items.ToolSearchOutput():
                 return self._declared(output) or NOTHING_FOUND
             case _:

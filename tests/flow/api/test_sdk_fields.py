@@ -19,7 +19,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.tools import Toolbox
 from tests.support.paths import ROOT
-from tests.support.sdk_types import objects, probes
+from tests.support.sdk_types import IMAGE, objects, probes
 from tests.support.server import ScriptedServer, running_server, script
 
 Json: TypeAlias = Any
@@ -98,6 +98,11 @@ TAKEN: Mapping[str, str] = {
     "FunctionCallOutput": "call_id id name namespace output status type",
     "ResponseCustomToolCallParam": "async call_id id input name namespace type",
     "ResponseCustomToolCallOutputParam": "call_id id output type",
+    "ComputerToolParam": "type",
+    "ComputerUsePreviewToolParam": "display_height display_width environment type",
+    "ComputerCallOutput": "acknowledged_safety_checks call_id id output status type",
+    "ComputerCallOutputAcknowledgedSafetyCheck": "code id message",
+    "ResponseComputerToolCallOutputScreenshotParam": "file_id image_url type",
     "ToolSearchToolParam": "description execution parameters type",
     "ToolSearchCall": "arguments call_id execution id status type",
     "LocalShellCall": "action call_id id status type",
@@ -183,10 +188,7 @@ IDLE: Mapping[str, str] = {
 }
 """The fields that are accepted and have no effect, with the reason: none of them restricts or changes an answer."""
 
-NOT_RUN = (
-    *("FileSearchToolParam", "ComputerToolParam", "ComputerUsePreviewToolParam"),
-    *("ProgrammaticToolCalling", "ImageGeneration"),
-)
+NOT_RUN = (*("FileSearchToolParam", "ProgrammaticToolCalling", "ImageGeneration"),)
 """The tools that this server does not run."""
 
 ALLOWLIST = "ContainerNetworkPolicyAllowlistParam"
@@ -201,16 +203,13 @@ NOT_HERE: Mapping[str, str | None] = {
     **dict.fromkeys(("SkillReferenceParam", "InlineSkillParam"), "tools[0].environment.skills"),
     "ContainerReferenceParam": "tools[0].environment.container_id",
     ALLOWLIST: "tools[0].container.network_policy.type",
-    **dict.fromkeys(
-        (*("ResponseComputerToolCallParam", "ComputerCallOutput"),),
-        "input[0].type",
-    ),
     **dict.fromkeys(("ResponseFileSearchToolCallParam", "ImageGenerationCall", "Program", "ProgramOutput"), None),
     "ResponseToolSearchOutputItemParamParam": None,
+    "ResponseComputerToolCallParam": None,
 }
 """The objects that are refused with all of their fields, by the path in ``param``.
 
-None stands for items that are passed over, and for one that repeats the tools of a request.
+None stands for items that are passed over, for one that repeats the tools of a request, and for actions as they came.
 """
 
 REFUSED: Mapping[str, str | None] = {
@@ -258,6 +257,7 @@ REFUSED: Mapping[str, str | None] = {
     f"ContainerAutoParam.network_policy:{ALLOWLIST}": "tools[0].environment.network_policy.type",
     "ResponseInputImageParam.file_id": "input[0].content[0].file_id",
     "ResponseInputImageContentParam.file_id": "input[1].output[0].file_id",
+    "ResponseComputerToolCallOutputScreenshotParam.file_id": "input[1].output.file_id",
     **{
         f"{part}.{field}": f"{place}{end}"
         for part, place in (
@@ -275,6 +275,7 @@ REFUSED: Mapping[str, str | None] = {
 CALLS: Mapping[str, Json] = {
     "function_call_output": {"type": "function_call", "call_id": "call_1", "name": "x", "arguments": "{}"},
     "custom_tool_call_output": {"type": "custom_tool_call", "call_id": "call_1", "name": "x", "input": "x"},
+    "computer_call_output": {"type": "computer_call", "call_id": "call_1", "actions": [{"type": "wait"}]},
     "tool_search_output": {"type": "tool_search_call", "call_id": "call_1", "arguments": {}},
     "local_shell_call_output": {
         "type": "local_shell_call",
@@ -303,6 +304,11 @@ CALLS: Mapping[str, Json] = {
 OUTPUTS: Mapping[str, Json] = {
     "function_call": {"type": "function_call_output", "call_id": "call_1", "output": "x"},
     "custom_tool_call": {"type": "custom_tool_call_output", "call_id": "call_1", "output": "x"},
+    "computer_call": {
+        "type": "computer_call_output",
+        "call_id": "call_1",
+        "output": {"type": "computer_screenshot", "image_url": IMAGE},
+    },
     "tool_search_call": {"type": "tool_search_output", "call_id": "call_1", "tools": []},
     "local_shell_call": {"type": "local_shell_call_output", "id": "call_1", "output": "x"},
     "shell_call": {"type": "shell_call_output", "call_id": "call_1", "output": []},

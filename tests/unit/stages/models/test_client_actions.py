@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types.responses import (
+    ResponseComputerToolCall,
     response_apply_patch_tool_call,
     response_function_shell_tool_call,
     response_output_item,
@@ -19,6 +21,7 @@ from penstock.pipeline.frames import FunctionCallOpened
 from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone
 from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
+    ComputerCall,
     ItemStatus,
     LocalShellCall,
     Reasoning,
@@ -92,6 +95,30 @@ def test_patch_operation_changes_one_file(arguments: str, operation: dict[str, A
     assert called("apply_patch", arguments) == ApplyPatchCall("apc_10000", "call_10000", operation, "completed")
 
 
+WAIT = {"type": "wait"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "actions"),
+    [
+        (FORMS["computer"], [{"type": "click", "x": 1, "y": 2, "button": "left"}, WAIT]),
+        ('{"action": {"type": "wait", "why": "?"}}', [WAIT]),
+        (
+            '{"actions": [{"type": "drag", "path": [{"x": 1, "y": 2}, {"x": 3, "y": 4}], "keys": ["CTRL"]}]}',
+            [{"type": "drag", "path": [{"x": 1, "y": 2}, {"x": 3, "y": 4}], "keys": ["CTRL"]}],
+        ),
+    ],
+)
+def test_computer_actions_are_a_list(arguments: str, actions: list[dict[str, Any]]) -> None:
+    assert called("computer", arguments) == ComputerCall("cu_10000", "call_10000", "completed", actions=(*actions,))
+
+
+def test_preview_of_a_computer_has_one_action() -> None:
+    for arguments in ('{"action": {"type": "wait"}}', '{"actions": [{"type": "wait"}]}'):
+        call = called("computer_use_preview", arguments)
+        assert call == ComputerCall("cu_10000", "call_10000", "completed", action=WAIT)
+
+
 NO_ACTIONS: dict[ClientForm, list[str]] = {
     "shell": [
         *("", "ls", '"ls"', "[]", '["ls"]', "{}", DEEP, '{"commands":["rm -rf build', '{"commands": []}'),
@@ -107,6 +134,12 @@ NO_ACTIONS: dict[ClientForm, list[str]] = {
         json.dumps({"input": "*** Begin Patch"}),
     ],
     "tool_search": ["weather", '"weather"', "[]", '{"query": "wea', DEEP],
+    "computer": [
+        *("click", "{}", '{"actions": []}', '{"actions": [{"type": "jump"}]}', '{"actions": [{"type": "click"}]}'),
+        *('{"actions": [{"type": "move", "x": "1", "y": 2}]}', '{"actions": [{"type": "wait"}', DEEP),
+        json.dumps({"actions": [{"type": "wait"}] * 65}),
+    ],
+    "computer_use_preview": ['{"action": "click"}', '{"actions": [{"type": "wait"}, {"type": "wait"}]}'],
 }
 
 
@@ -130,11 +163,21 @@ def test_call_that_was_cut_behind_its_arguments_is_incomplete(form: ClientForm) 
 
 _WORDS = st.sampled_from(["ls", "", " ", "a b", '{"command": ["ls"]}', '["ls"]', "[ -f a ]", "{}", "a\0b", "é"])
 _COMMANDS = st.recursive(_WORDS, lambda inner: st.lists(inner, max_size=3), max_leaves=4)
-_VALUES = _COMMANDS | _COMMANDS.map(json.dumps) | st.none() | st.integers(-1, 9) | st.booleans() | st.floats(0, 9)
+_ACTIONS = st.sampled_from([WAIT, {"type": "click", "x": 1, "y": 2, "button": "left"}, {"type": "jump"}])
+_VALUES = (
+    _ACTIONS
+    | st.lists(_ACTIONS, max_size=3)
+    | _COMMANDS
+    | _COMMANDS.map(json.dumps)
+    | st.none()
+    | st.integers(-1, 9)
+    | st.booleans()
+    | st.floats(0, 9)
+)
 _KEYS = st.sampled_from(
     [
         *("cmd", "command", "commands", "timeout", "timeout_ms", "max_output_length", "workdir", "env", "user"),
-        *("type", "path", "diff", "input", "working_directory"),
+        *("type", "path", "diff", "input", "working_directory", "action", "actions"),
     ]
 )
 _TEXTS = (
@@ -194,6 +237,8 @@ def test_any_arguments_are_an_action_or_no_call(form: ClientForm, text: str, com
             assert operation["path"].strip()
         case ToolSearchCall(arguments=found):
             assert found == arguments
+        case ComputerCall():
+            ResponseComputerToolCall.model_validate_json(msgspec.json.encode(item), strict=True)
         case _:
             raise AssertionError(item)
 

@@ -170,6 +170,14 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
         [{"command": ["ls"]}, {"command": ["a"], "env": {"A": "b"}, "working_directory": "/", "user": "u"}],
         [{}, {"command": "ls"}, {"command": [], "env": {"A": 5}}],
     ),
+    "computer": (
+        [{"actions": [{"type": "click", "button": "left", "x": 1, "y": 2}, {"type": "wait"}]}],
+        [{"actions": []}, {"actions": [{"type": "jump"}]}, {"actions": [{"type": "click", "x": 1, "y": 2}]}],
+    ),
+    "computer_use_preview": (
+        [{"action": {"type": "type", "text": "Hi"}}],
+        [{"action": {"type": "keypress", "keys": []}}, {"actions": []}],
+    ),
     "apply_patch": (
         [{"type": "delete_file", "path": "a", "diff": ""}, {"type": "create_file", "path": "a", "diff": "+a"}],
         [{"type": "move_file", "path": "a", "diff": ""}, {"type": "update_file", "path": "", "diff": ""}],
@@ -181,10 +189,10 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
 @pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["no sandbox", "sandbox"])
 async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind: str, hosted: frozenset[str]) -> None:
     sent = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
-    resolved = await normalize(store, input="Hi", tools=[sent], hosted=hosted)
+    resolved = await normalize(store, input="Hi", tools=[sent], hosted=hosted, sees=True)
     (tool,) = resolved.facts.tools.tools
     assert isinstance(tool, FunctionTool)
-    assert (tool.name, tool.form, tool.namespace, tool.strict) == (kind, kind, None, True)
+    assert (tool.name, tool.form, tool.namespace, tool.strict) == (unversioned(kind), kind, None, True)
     assert tool.description
     assert resolved.facts.response.tools == (sent,)
     assert not resolved.facts.tools.runs_here

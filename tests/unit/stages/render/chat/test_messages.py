@@ -368,3 +368,17 @@ def test_truncated_answer_is_left_open() -> None:
     assert not lay_out_messages(conversation(ASKED, begun, ASKED)).continues
     assert not lay_out_messages(conversation(ASKED, message("assistant", "It is"))).continues
     assert isinstance(conversation(ASKED), ResolvedRequest)
+
+
+def test_screenshot_is_the_result_of_a_computer_call() -> None:
+    action = {"type": "wait"}
+    url = "data:image/png;base64,aGk="
+    call = items.ComputerCall("cu_1", "call_1", "completed", actions=(action,))
+    screen = items.ComputerCallOutput("cuo_1", "call_1", items.Screenshot(url), "completed")
+    laid_out = lay_out_messages(conversation(ASKED, call, screen), images={url: url})
+    _, called, shown = laid_out.messages
+    assert called["tool_calls"][0]["function"]["name"] == "computer"
+    assert called["tool_calls"][0]["function"]["arguments"] == {"actions": [action]}
+    assert (shown["role"], shown["tool_call_id"]) == ("tool", "call_1")
+    assert shown["content"] == [{"type": "image_url", "image_url": {"url": url}}]
+    assert laid_out.images == (url,)
