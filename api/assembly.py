@@ -90,6 +90,8 @@ async def toolbox(
             settings.container_ttl,
             settings.container_memory,
             most_containers,
+            embeddings=settings.embeddings or "",
+            embeddings_key=settings.embeddings_key.get_secret_value() if settings.embeddings_key else "",
         ),
         settings.tool,
     )

@@ -155,6 +155,22 @@ class ContainerElsewhere(InvalidRequest):
         """The body of the request."""
 
 
+class VectorStoreNotFound(InvalidRequest):
+    """A path or a parameter names no vector store of the client, or nothing in it."""
+
+    status = 404
+
+    def __init__(self, store_id: str, *, kind: str = "Vector store", param: str | None = "vector_store_id") -> None:
+        super().__init__(f"{kind} with id {store_id!r} not found.", param=param)
+
+
+class VectorStoreExpired(InvalidRequest):
+    """A vector store was not used for as long as it lasts: its files have left it."""
+
+    def __init__(self, store_id: str, *, param: str = "vector_store_id") -> None:
+        super().__init__(f"Vector store {store_id!r} is expired.", param=param, code="vector_store_expired")
+
+
 class NotRecorded(InvalidRequest):
     """The server answers from recordings and has none for this request.
 

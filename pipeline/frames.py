@@ -26,7 +26,16 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ECHOED, Effort, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.protocol.tools import NO_OPTIONS, ClientForm, ContainerUse, McpServer, Toolset, WebSearchOptions
+from penstock.pipeline.protocol.tools import (
+    NO_FILE_SEARCH,
+    NO_OPTIONS,
+    ClientForm,
+    ContainerUse,
+    FileSearchOptions,
+    McpServer,
+    Toolset,
+    WebSearchOptions,
+)
 from penstock.pipeline.tasks import MANY
 
 
@@ -191,6 +200,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The options of the web search, if the request has one."""
     containers: Mapping[str, ContainerUse] = {}
     """The containers of the built-in tools, by namespace; a tool that is not among them has one of its own."""
+    file_search: FileSearchOptions = NO_FILE_SEARCH
+    """The options of the file search, if the request has one."""
     raw: RawPrompt | None = None
     """The prompt, if the client has laid it out; there are then no items and no tools, and the output is plain text."""
 
@@ -515,6 +526,12 @@ class WebCallOpened(_Frame, frozen=True):
         return "browser", self.name
 
 
+class FileSearchOpened(_Frame, frozen=True):
+    """The model begins to write the arguments of a search in files."""
+
+    tool: ClassVar[tuple[str, str]] = ("file_search", "search")
+
+
 class ShellCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call to the shell of the sandbox."""
 
@@ -543,7 +560,7 @@ class CallStarted(_Frame, frozen=True):
     """The call of the open item begins to run."""
 
     action: dict[str, Any] | None = None
-    """Set for a call to the browser, whose item shows an action instead of the text."""
+    """Set for a call whose item shows an action instead of the text: one to the browser, or a search in files."""
 
 
 class ListedTools(_Frame, frozen=True):
@@ -576,6 +593,15 @@ class BrowserAction(_Frame, frozen=True):
     """The pages that a search has found, with their titles and snippets, if the request includes them."""
 
 
+class FileSearchResults(_Frame, frozen=True):
+    """The queries of a search in files, and what it has found, in the form of `FileSearchCall`."""
+
+    queries: tuple[str, ...]
+    """The texts that were searched for."""
+    results: tuple[dict[str, Any], ...]
+    """The chunks with their files and scores, best first; empty unless the request includes them."""
+
+
 class McpError(_Frame, frozen=True):
     """The error of a call to an MCP server, in one of the API's forms for it."""
 
@@ -590,7 +616,9 @@ class LoadedTools(_Frame, frozen=True):
     """Their wire forms, as the item shows them."""
 
 
-CallData: TypeAlias = ListedTools | CodeOutputs | ShellOutput | BrowserAction | McpError | LoadedTools
+CallData: TypeAlias = (
+    ListedTools | CodeOutputs | ShellOutput | BrowserAction | FileSearchResults | McpError | LoadedTools
+)
 """Content of an item beside the text of its call, by the kind of the item."""
 
 
@@ -703,13 +731,14 @@ TokenFrame: TypeAlias = GenerationStarted | TokenChunk | GenerationFinished
 ClientCallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
 """Calls that the client must run or approve before the model can continue."""
 
-HostedCallOpened: TypeAlias = CodeCallOpened | WebCallOpened | ShellCallOpened
-"""Calls of the built-in tools that models know from their training."""
+HostedCallOpened: TypeAlias = CodeCallOpened | WebCallOpened | FileSearchOpened | ShellCallOpened
+"""Calls of the built-in tools."""
 
 HOSTED_CALLS: Mapping[str, Callable[[str], HostedCallOpened]] = {
     "python": lambda _: CodeCallOpened(),
     "browser": WebCallOpened,
     "container": lambda _: ShellCallOpened(),
+    "file_search": lambda _: FileSearchOpened(),
 }
 """The frame that opens a call of a built-in tool, by its namespace; it is made from the tool's name."""
 
@@ -766,7 +795,7 @@ GRAMMAR: Mapping[str, str] = {
         | (ReasoningOpened | RefusalOpened | ClientCallOpened | ShellCallOpened | ToolSearchOpened) . ItemDelta*
     """,
     "OpenCall": "(ClientCallOpened | ShellCallOpened | ToolSearchOpened) . ItemDelta* | Call",
-    "Call": "(McpCallOpened | CodeCallOpened | WebCallOpened) . ItemDelta*",
+    "Call": "(McpCallOpened | CodeCallOpened | WebCallOpened | FileSearchOpened) . ItemDelta*",
     "ConversedFrame": """
         (ResponseStarted . ((Run | ShellCallOpened . ItemDelta*) . ItemClosed[complete])*)?
         . (GenerationStarted . ((Run | Text | Summary) . ItemClosed[complete] | OpenCall . ItemClosed[cut])*

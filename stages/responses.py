@@ -75,6 +75,7 @@ def responses_pipeline(
         frozenset(toolbox.own),
         toolbox.of_unknown,
         containers=toolbox.containers,
+        check=toolbox.check,
     )
     if isinstance(engine, TextBackend):
         turn = Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)

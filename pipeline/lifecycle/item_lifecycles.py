@@ -206,4 +206,14 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
         cut_fields={"action": NO_ACTION},
         hides_result=True,
     ),
+    items.FileSearchCall: ItemLifecycle(
+        milestones=(
+            _always("opened", events.FileSearchCallInProgress),
+            _if_started("started", events.FileSearchCallSearching),
+            Milestone("finished", {"completed": events.FileSearchCallCompleted}),
+        ),
+        added="started",
+        statuses=_RUN_STATUSES,
+        hides_result=True,
+    ),
 }

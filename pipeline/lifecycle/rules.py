@@ -160,4 +160,13 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
         ),
         runs=True,
     ),
+    items.FileSearchCall: ItemRules(
+        {"queries": ANY_VALUE, "results": None},
+        steps=(
+            _always(events.FileSearchCallInProgress),
+            _if_started(events.FileSearchCallSearching),
+            {"completed": events.FileSearchCallCompleted},
+        ),
+        runs=True,
+    ),
 }

@@ -209,6 +209,15 @@ class WebSearchCallSearching(Progress, frozen=True, tag="response.web_search_cal
 class WebSearchCallCompleted(Progress, frozen=True, tag="response.web_search_call.completed"): ...
 
 
+class FileSearchCallInProgress(Progress, frozen=True, tag="response.file_search_call.in_progress"): ...
+
+
+class FileSearchCallSearching(Progress, frozen=True, tag="response.file_search_call.searching"): ...
+
+
+class FileSearchCallCompleted(Progress, frozen=True, tag="response.file_search_call.completed"): ...
+
+
 class CompactionCompacting(Progress, frozen=True, tag="response.compaction.compacting"):
     """The summary of a compaction was written; it is not in the event."""
 
@@ -275,6 +284,9 @@ ToolProgress: TypeAlias = (
     | WebSearchCallInProgress
     | WebSearchCallSearching
     | WebSearchCallCompleted
+    | FileSearchCallInProgress
+    | FileSearchCallSearching
+    | FileSearchCallCompleted
 )
 ShellEvent: TypeAlias = (
     ShellCallCommandAdded

@@ -494,6 +494,20 @@ class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
         return "browser", _BROWSER_FUNCTIONS.get(str((self.action or {}).get("type")), "search")
 
 
+class FileSearchCall(BaseItem, frozen=True, tag="file_search_call"):
+    """A search in vector stores; ``results`` is None unless the request includes them."""
+
+    id_prefix: ClassVar[str] = "fs"
+    tool: ClassVar[tuple[str | None, str]] = ("file_search", "search")
+    queries: tuple[str, ...]
+    status: CallStatus
+    results: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return _json({"queries": self.queries})
+
+
 class Compaction(BaseItem, frozen=True, tag="compaction"):
     """A summary, sealed, of the conversation before it: it supersedes most of that (see `unsuperseded`)."""
 
@@ -516,15 +530,6 @@ class AdditionalTools(BaseItem, frozen=True, tag="additional_tools"):
 
 
 # Calls of tools that only other servers have
-
-
-class FileSearchCall(BaseItem, frozen=True, tag="file_search_call"):
-    """A search in files; ``results`` is None unless the request includes them."""
-
-    id_prefix: ClassVar[str] = "fs"
-    queries: tuple[str, ...]
-    status: Literal["in_progress", "searching", "completed", "incomplete", "failed"]
-    results: tuple[dict[str, Any], ...] | None = None
 
 
 class ImageGenerationCall(BaseItem, frozen=True, tag="image_generation_call"):
@@ -575,8 +580,8 @@ FormCallOutput: TypeAlias = (
 Call: TypeAlias = FunctionCall | CustomToolCall | FormCall
 CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput
 
-HostedCall: TypeAlias = CodeInterpreterCall | WebSearchCall
-"""Calls of tools that models know from their training; a `ShellCall` for the sandbox is another."""
+HostedCall: TypeAlias = CodeInterpreterCall | WebSearchCall | FileSearchCall
+"""Calls of built-in tools; a `ShellCall` for the sandbox is another."""
 
 ServedCall: TypeAlias = McpCall | HostedCall
 """Calls that contain their result, because this server runs them."""
@@ -590,7 +595,7 @@ ServerItem: TypeAlias = McpListTools | McpApprovalRequest | ServedCall
 ContextItem: TypeAlias = AdditionalTools | ConfigurationUpdate | Compaction
 """Items that change the context of what follows."""
 
-UnreadItem: TypeAlias = FileSearchCall | ImageGenerationCall | Program | ProgramOutput
+UnreadItem: TypeAlias = ImageGenerationCall | Program | ProgramOutput
 """Items of tools that only other servers have: the store keeps them for the client, and no model reads them."""
 
 Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | ContextItem | UnreadItem

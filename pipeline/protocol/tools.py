@@ -19,8 +19,8 @@ ClientForm: TypeAlias = Literal[
 ]
 """The type of a function call's item on the wire."""
 
-HostedKind: TypeAlias = Literal["python", "browser", "container"]
-"""The namespaces of the built-in tools, under the names that gpt-oss was trained with."""
+HostedKind: TypeAlias = Literal["python", "browser", "container", "file_search"]
+"""The namespaces of the built-in tools, under the names that gpt-oss was trained with, if it was."""
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
@@ -90,8 +90,9 @@ HOSTED: Mapping[HostedKind, tuple[HostedTool, ...]] = {
     "python": (HostedTool("python", "python"),),
     "browser": (HostedTool("browser", "search"), HostedTool("browser", "open"), HostedTool("browser", "find")),
     "container": (HostedTool("container", "exec"),),
+    "file_search": (HostedTool("file_search", "search"),),
 }
-"""The functions of each built-in tool, as in gpt-oss's training."""
+"""The functions of each built-in tool, as in gpt-oss's training; it was not trained to search in files."""
 
 TRAINED = frozenset((tool.namespace, tool.name) for tools in HOSTED.values() for tool in tools)
 """The keys of these functions.  An operator's server may offer more."""
@@ -139,6 +140,25 @@ class ContainerUse(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit of memory of a container that is made."""
     file_ids: tuple[str, ...] = ()
     """The files of the Files API to put into the folder before the first call."""
+
+
+class FileSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The options of a file search."""
+
+    stores: tuple[str, ...] = ()
+    """The ids of the vector stores."""
+    most: int = 20
+    """The most results of one call."""
+    filters: dict[str, Any] | None = None
+    """A condition on the attributes of the files, in the form of the API."""
+    score_threshold: float = 0.0
+    """Results with a lower score are left out."""
+    embedding_weight: float = 1.0
+    text_weight: float = 1.0
+    """The weights of both rankings, by meaning and by words, where they are fused."""
+
+
+NO_FILE_SEARCH = FileSearchOptions()
 
 
 class McpServer(msgspec.Struct, frozen=True):

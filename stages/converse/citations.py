@@ -1,8 +1,8 @@
-"""Citations: turn the marks with which the model cites browser pages into links with annotations.
+"""Citations: turn the marks with which the model cites pages and files into annotations, those of pages with a link.
 
 The state machine rewrites the text of messages while it streams, and passes everything else on.  A mark may arrive in
 any number of pieces, so a tail that may still become a mark is held back; marks are short, and so is that tail.  A mark
-of an unknown page stays as it is: it is the model's own text, and may be quoted from the user.
+of an unknown page or file stays as it is: it is the model's own text, and may be quoted from the user.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, MessageOpened
 from penstock.pipeline.protocol.items import Logprob
-from penstock.stages.services.tools import Listed, Source
+from penstock.stages.services.tools import FileSource, Listed, Source
 
 Frame = TypeVar("Frame")
 
@@ -24,23 +24,24 @@ _BEGINNING = re.compile(r"【(?:[0-9]{1,6}(?:†(?:L(?:[0-9][^【】\n]{0,88})?)
 
 
 class Citations:
-    """State machine, one per turn; ``resolve`` returns the page of a browser cursor, or None if there is none."""
+    """State machine, one per turn; ``resolve`` returns the page or the file of a cursor, or None if there is none."""
 
-    def __init__(self, resolve: Callable[[int], Source | None]) -> None:
+    def __init__(self, resolve: Callable[[int], Source | FileSource | None]) -> None:
         self._resolve = resolve
         self._is_message = False
         self._length = 0
         self._last = ""
         self._held = ""
         self._logprobs: tuple[Logprob, ...] = ()
+        self._has_removed = False
 
     def feed(self, frame: Frame) -> Iterable[Frame | ItemDelta | AnnotationAdded]:
         """Take one frame of the parser and return the frames that replace it."""
         match frame:
             case MessageOpened():
-                self._is_message, self._length, self._last = True, 0, ""
+                self._is_message, self._length, self._last, self._has_removed = True, 0, "", False
             case ItemDelta() if self._is_message:
-                if not self._held and "【" not in frame.text:
+                if not (self._held or self._has_removed or "【" in frame.text):
                     self._count(frame.text)
                     return (frame,)
                 return tuple(self._grown(frame))
@@ -58,13 +59,33 @@ class Citations:
         logprobs, self._logprobs = logprobs[:at], logprobs[at:]
         for part in parts:
             if isinstance(part, str):
-                yield self._delta(part, logprobs)
+                yield from self._passed(part, logprobs)
+            elif isinstance(part, FileSource):
+                yield self._removed(part)
             else:
                 yield from self._cited(part, logprobs)
             logprobs = ()
 
-    def _read(self, text: str) -> Iterator[str | Source]:
-        """Yield the text, with each mark replaced by its page; hold back a tail that may become a mark."""
+    def _passed(self, text: str, logprobs: tuple[Logprob, ...]) -> Iterator[ItemDelta]:
+        """Yield text of the model.
+
+        After a removed mark, its first character comes without logprobs, as the tokens of the mark spell other text.
+        """
+        if self._has_removed and logprobs:
+            self._has_removed = False
+            yield self._delta(text[0])
+            text = text[1:]
+        if text:
+            yield self._delta(text, logprobs)
+
+    def _removed(self, source: FileSource) -> AnnotationAdded:
+        """Return the annotation in place of a mark of a file, where the text has nothing."""
+        self._has_removed = True
+        cited = {"file_id": source.file_id, "filename": source.filename, "index": self._length}
+        return AnnotationAdded({"type": "file_citation", **cited})
+
+    def _read(self, text: str) -> Iterator[str | Source | FileSource]:
+        """Yield the text, with each mark replaced by its page or file; hold back a tail that may become a mark."""
         done = at = 0
         self._held = ""
         while (at := text.find("【", at)) >= 0:
@@ -79,7 +100,7 @@ class Citations:
         if rest := text[done : len(text) - len(self._held)]:
             yield rest
 
-    def _source(self, mark: re.Match[str]) -> Source | None:
+    def _source(self, mark: re.Match[str]) -> Source | FileSource | None:
         source = self._resolve(int(mark[1]))
         return source.at(int(mark[2])) if isinstance(source, Listed) else source
 

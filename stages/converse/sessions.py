@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
 from penstock.pipeline import frames, metrics
-from penstock.pipeline.protocol.params.request import OUTPUTS, SOURCES, WEB_RESULTS
+from penstock.pipeline.protocol.params.request import OUTPUTS, RESULTS, SOURCES, WEB_RESULTS
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.converse.turn import ToolCall
 from penstock.stages.services.own_hosts import OwnSession
@@ -25,6 +25,7 @@ from penstock.stages.services.tools import (
     Acting,
     Citable,
     ContainerFiles,
+    FileSource,
     HasFiles,
     Session,
     Source,
@@ -42,10 +43,14 @@ GRACE = 15.0
 _BUILT_IN = {
     "browser": "web_search",
     "container": "shell",
+    "file_search": "file_search",
     "python": "code_interpreter",
     SEARCH_NAMESPACE: "tool_search",
 }
 """The names in the metrics of the built-in tools, by namespace."""
+
+_CITABLE = ("browser", "file_search")
+"""The tools whose pages or files can be cited."""
 
 Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
@@ -76,7 +81,8 @@ class RunningCall:
 class Sessions:
     """The open sessions of one response; a call may take ``seconds``, and its result ``longest`` characters.
 
-    ``has_browsed`` is True if the conversation has used the browser.  ``tools`` returns the tools of the next turn.
+    ``cited`` are the namespaces of the tools that the conversation has used before, if their pages can be cited.
+    ``tools`` returns the tools of the next turn.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class Sessions:
         seconds: float,
         longest: int,
         *,
-        has_browsed: bool,
+        cited: Collection[str],
         tools: Callable[[], Toolset],
     ) -> None:
         self._toolbox = toolbox
@@ -94,17 +100,23 @@ class Sessions:
         self._seconds = seconds
         self._longest = longest
         self._servers = {server.label: server for server in request.facts.tools.servers}
-        self._has_browsed = has_browsed
+        self._cited = cited
         self._open: dict[str, Session] = {SEARCH_NAMESPACE: ToolSearch(tools)}
         self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
 
     @property
-    def source(self) -> Callable[[int], Source | None] | None:
-        """A function that finds the page of a browser cursor, or None if the conversation has not used the browser."""
-        if not self._has_browsed and "browser" not in self._open:
+    def source(self) -> Callable[[int], Source | FileSource | None] | None:
+        """A function that finds the page or the file of a cursor; None if the conversation has none."""
+        used: list[object] = [self._session(kind) for kind in _CITABLE if kind in self._cited or kind in self._open]
+        sessions = [session for session in used if isinstance(session, Citable)]
+        if not sessions:
             return None
-        browser: object = self._session("browser")
-        return browser.source if isinstance(browser, Citable) else None
+
+        def source(cursor: int) -> Source | FileSource | None:
+            found = (session.source(cursor) for session in sessions)
+            return next((each for each in found if each is not None), None)
+
+        return source
 
     @property
     def files(self) -> Sequence[ContainerFiles]:
@@ -202,7 +214,7 @@ class Sessions:
         return self._open.get(namespace)
 
     def _shown(self, data: frames.CallData | None) -> frames.CallData | None:
-        """Return the data that the item shows: code outputs and web sources only if the request includes them."""
+        """Return the data that the item shows: outputs, sources and results only if the request includes them."""
         include = self._request.facts.include
         match data:
             case frames.CodeOutputs() if OUTPUTS not in include:
@@ -211,6 +223,8 @@ class Sessions:
                 if SOURCES not in include:
                     action = {key: value for key, value in action.items() if key != "sources"}
                 return frames.BrowserAction(action, results if WEB_RESULTS in include else UNSET)
+            case frames.FileSearchResults(queries) if RESULTS not in include:
+                return frames.FileSearchResults(queries, ())
             case _:
                 return data
 

@@ -6,7 +6,7 @@ whose result is the frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import (
     Compaction,
+    FileSearchCall,
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
@@ -49,6 +50,10 @@ class Limits:
     """Seconds before retrying a turn that the engine had no room for."""
 
 
+_CITED: Mapping[type[Item], str] = {WebSearchCall: "browser", FileSearchCall: "file_search"}
+"""The namespaces of the tools whose calls may have found what the model cites."""
+
+
 class ToolLoop:
     """State machine, one per response; ``request`` is what the model reads in its next turn.
 
@@ -79,13 +84,12 @@ class ToolLoop:
         self._is_stopped = False  # a stop string has ended the turn
         self._has_stopped = False
         items = request.items
-        has_browsed = any(type(item) is WebSearchCall for item in items)
         self._sessions = Sessions(
             toolbox,
             request,
             limits.call_seconds,
             limits.result_characters,
-            has_browsed=has_browsed,
+            cited={_CITED[type(item)] for item in items if type(item) in _CITED},
             tools=lambda: self.request.facts.tools,
         )
         self._known = known_tools(items)

@@ -34,7 +34,7 @@ from penstock.pipeline.frames import (
 from penstock.stages.converse.citations import Citations
 from penstock.stages.converse.file_citations import FileCitations
 from penstock.stages.models.client_actions import problem_of
-from penstock.stages.services.tools import ContainerFiles, Source
+from penstock.stages.services.tools import ContainerFiles, FileSource, Source
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ModelTurn:
-    """State machine, one per turn; ``source`` finds the page of a browser cursor, None if the browser was not used.
+    """State machine, one per turn; ``source`` finds the page or file of a cursor, None if there are none.
 
     ``files`` are those that the calls of the response have left.
     """
 
-    source: Callable[[int], Source | None] | None = None
+    source: Callable[[int], Source | FileSource | None] | None = None
     files: Sequence[ContainerFiles] = ()
     calls: list[ToolCall] = field(default_factory=list)
     """The complete calls of the turn, in order."""

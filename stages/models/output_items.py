@@ -271,6 +271,15 @@ def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -
     return items.WebSearchCall(item_id, status, action, results)
 
 
+def _file_search(opening: frames.FileSearchOpened, draft: Draft, status: CallStatus) -> items.FileSearchCall:
+    item_id = items.FileSearchCall.new_id(draft.key)
+    data = draft.finished.data if draft.finished and draft.is_shown else None
+    if isinstance(data, frames.FileSearchResults):
+        return items.FileSearchCall(item_id, data.queries, status, data.results or None)
+    asked = (draft.started.action or {}).get("queries", ()) if draft.started else ()
+    return items.FileSearchCall(item_id, tuple(asked), status)
+
+
 def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatus) -> items.ShellCall:
     environment = {"type": "container_reference"} | ({"container_id": draft.container_id} if draft.is_shown else {})
     item_id = items.ShellCall.new_id(draft.key)
@@ -302,6 +311,7 @@ BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
     frames.McpApprovalOpened: _mcp_approval,
     frames.CodeCallOpened: _code_call,
     frames.WebCallOpened: _web_call,
+    frames.FileSearchOpened: _file_search,
     frames.ShellCallOpened: _shell_call,
     frames.ShellOutputOpened: _shell_output,
     frames.ToolSearchOpened: _tool_search,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -48,6 +48,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
     OUTPUTS,
+    RESULTS,
     SOURCES,
     WEB_RESULTS,
     CreateResponse,
@@ -55,7 +56,7 @@ from penstock.pipeline.protocol.params.request import (
 )
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.protocol.tools import HOSTED, NO_OPTIONS, ContainerUse, Toolset
+from penstock.pipeline.protocol.tools import HOSTED, NO_FILE_SEARCH, NO_OPTIONS, ContainerUse, Toolset
 from penstock.pipeline.tasks import MANY, apart, in_thread
 from penstock.stages.normalize.containers import ContainerFinder, earlier_containers
 from penstock.stages.normalize.input_items import (
@@ -85,12 +86,12 @@ DEFAULT_THRESHOLD = 200_000
 
 INCLUDABLE = frozenset(
     {
-        "file_search_call.results",
         "message.input_image.image_url",
         "computer_call_output.output.image_url",
         "reasoning.encrypted_content",
         LOGPROBS,
         OUTPUTS,
+        RESULTS,
         SOURCES,
         WEB_RESULTS,
     }
@@ -162,6 +163,10 @@ class _Read:
     """The containers of earlier calls, the latest first."""
 
 
+async def _accept(_: ResolvedRequest) -> None:
+    """Accept any request."""
+
+
 @dataclass(frozen=True)
 class Normalize:
     """Turn a request for one of ``models`` into a conversation.
@@ -193,6 +198,8 @@ class Normalize:
     prompts: Prompts = field(default_factory=Prompts)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names that a request may give, each with one of the ``models``."""
+    check: Callable[[ResolvedRequest], Awaitable[None]] = _accept
+    """Raises `InvalidRequest` for what the hosts of tools cannot do."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 
@@ -246,6 +253,7 @@ class Normalize:
             hosted=tuple(read.offered.settings.values()),
             web=read.offered.web or NO_OPTIONS,
             containers=containers,
+            file_search=read.offered.file_search or NO_FILE_SEARCH,
             compacting=_compacting(request),
             generates=envelope.generates,
             structured=request.structured_outputs.constraint if request.structured_outputs else {},
@@ -256,7 +264,9 @@ class Normalize:
         )
         results = {**thoughts.results, **past.results, **await self._results(read.run_here, request), **facts.results}
         tokens = {**past.tokens, **thoughts.tokens, **read.raw.tokens}
-        return ResolvedRequest(facts, read.history, tokens, results, files)
+        resolved = ResolvedRequest(facts, read.history, tokens, results, files)
+        await self.check(resolved)
+        return resolved
 
     async def _containers(self, request: CreateResponse, read: _Read, suffix: str) -> Mapping[str, ContainerUse]:
         """Return the containers of the built-in tools that run in one, by namespace."""

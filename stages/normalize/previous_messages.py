@@ -23,6 +23,7 @@ from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params.items import RawMessage
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, Tool
 from penstock.stages.models.browser_calls import Call, Find, Open, Search, parse_call
+from penstock.stages.models.file_searches import queries_in
 from penstock.stages.models.harmony.vocabulary import BUILT_IN, CALL, FUNCTIONS, load_encoding
 from penstock.stages.models.shell_calls import ArgumentsInvalid, shell_action
 
@@ -30,7 +31,7 @@ _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
 
 _ClientCall = wire.FunctionCall | wire.CustomToolCall
-_BuiltInCall = wire.CodeInterpreterCall | wire.WebSearchCall | wire.ShellCall
+_BuiltInCall = wire.CodeInterpreterCall | wire.WebSearchCall | wire.FileSearchCall | wire.ShellCall
 _OpenCall = _ClientCall | _BuiltInCall | wire.McpCall
 
 
@@ -135,7 +136,7 @@ class MessageReader:
         call: _OpenCall
         # on commentary are calls of browser and container that the server answered with an error, as it has none
         if recipient in BUILT_IN and not is_clients and (message.channel == "analysis" or recipient == "python"):
-            call = self._built_in(name, text, suffix)
+            call = self._built_in(recipient, name, text, suffix)
             header = f" to={recipient}<|channel|>analysis code<|message|>"
             self.tokens[call.id] = (*load_encoding().encode_markup(header), *load_encoding().encode(text), CALL)
         elif message.channel == "analysis" and not is_clients and self._is_built_in(head):
@@ -154,8 +155,10 @@ class MessageReader:
         """True for a built-in tool of the request: the operator's server for it may offer functions of its own."""
         return any(isinstance(tool, HostedTool) and tool.namespace == namespace for tool in self.tools.values())
 
-    def _built_in(self, name: str, text: str, suffix: str) -> _BuiltInCall:
+    def _built_in(self, recipient: str, name: str, text: str, suffix: str) -> _BuiltInCall:
         """Return the call of a built-in tool; it is incomplete until its output comes."""
+        if recipient == "file_search.search":
+            return wire.FileSearchCall(wire.FileSearchCall.new_id(suffix), queries_in(text), "incomplete")
         match name:
             case "python":
                 return wire.CodeInterpreterCall(wire.CodeInterpreterCall.new_id(suffix), text, "", "incomplete")

@@ -26,12 +26,15 @@ LABELS: Mapping[str, HostedKind] = {
 }
 """The built-in tools by the labels that enable them, for an ``mcp`` tool without a connector."""
 
+_NAMES: Mapping[str, HostedKind] = {**LABELS, "file_search": "file_search"}
+"""The built-in tools by the names with which an operator allows them."""
+
 NO_TOOL = "none"
 
 
 def is_label(name: str) -> bool:
     """Return True if a tool of the operator's own may have this label."""
-    return bool(_LABEL.fullmatch(name)) and name not in (*LABELS, NO_TOOL, FUNCTIONS)
+    return bool(_LABEL.fullmatch(name)) and name not in (*_NAMES, NO_TOOL, FUNCTIONS)
 
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -44,11 +47,11 @@ def named(names: Iterable[str], own: Collection[str] | None = ()) -> frozenset[s
     """
     kinds = set[str]()
     for name in names:
-        if name in LABELS:
-            kinds.add(LABELS[name])
+        if name in _NAMES:
+            kinds.add(_NAMES[name])
         elif name != NO_TOOL:
             if not (is_label(name) if own is None else name in own):
-                raise ValueError(f"{name!r} is not one of {', '.join((*LABELS, *sorted(own or ())))} and {NO_TOOL}")
+                raise ValueError(f"{name!r} is not one of {', '.join((*_NAMES, *sorted(own or ())))} and {NO_TOOL}")
             kinds.add(name)
     return frozenset(kinds)
 
@@ -56,7 +59,12 @@ def named(names: Iterable[str], own: Collection[str] | None = ()) -> frozenset[s
 _OF_VLLM = frozenset({"code_interpreter", "container", "web_search_preview"})
 """The labels that enable built-in tools in vLLM, where a ``server_url`` beside them has no effect."""
 
-_BUILT_IN: Mapping[str, HostedKind] = {"code_interpreter": "python", "web_search": "browser", "shell": "container"}
+_BUILT_IN: Mapping[str, HostedKind] = {
+    "code_interpreter": "python",
+    "web_search": "browser",
+    "shell": "container",
+    "file_search": "file_search",
+}
 """The built-in tools by their types in a request, without a version."""
 
 MISSING = "missing"
@@ -72,6 +80,7 @@ _OPTIONS: Mapping[str, str] = {
     "code_interpreter": "--sandbox",
     "shell": "--sandbox",
     "web_search": "--web-search",
+    "file_search": "--store",
 }
 """The option by which an operator gives a tool to the server."""
 

@@ -17,10 +17,13 @@ from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import tools as wire
 from penstock.pipeline.protocol.items import AdditionalTools, Item, ToolSearchOutput, of_type
 from penstock.pipeline.protocol.params import tools as params
+from penstock.pipeline.protocol.params.file_search import HybridWeights, RankingOptions
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import (
+    NO_FILE_SEARCH,
     NO_OPTIONS,
+    FileSearchOptions,
     HostedKind,
     McpServer,
     Tool,
@@ -96,6 +99,8 @@ class ToolsetBuilder:
     """The options of the web search, or None if there is no web search."""
     containers: dict[str, ContainerWish] = field(default_factory=dict)
     """The wishes for containers of built-in tools, by namespace."""
+    file_search: FileSearchOptions | None = None
+    """The options of the file search, or None if there is no file search."""
     ignored: dict[str, None] = field(default_factory=dict)
     """The types of tools in the request that were left out."""
     deferred: dict[str, Tool] = field(default_factory=dict)
@@ -255,6 +260,11 @@ class ToolsetBuilder:
     def _set_up(self, tool: params.ToolParam, kind: HostedKind, path: str) -> None:
         """Keep the options of a built-in tool; raises `InvalidRequest` for one that nothing here would obey."""
         options = NO_OPTIONS
+        if isinstance(tool, params.FileSearchToolParam):
+            searched = _file_options(tool)
+            if self.file_search not in (None, searched):
+                raise InvalidRequest("There are two file searches with different options.", param=path)
+            self.file_search = searched
         if isinstance(tool, params.McpToolParam):
             if tool.defer_loading:
                 raise UnsupportedParameter("A built-in tool cannot be deferred.", param=f"{path}.defer_loading")
@@ -438,6 +448,19 @@ def _web_options(tool: params.WebSearchToolParam, path: str) -> WebSearchOptions
         tool.search_context_size or "medium",
         tuple(filters.blocked_domains or ()),
         tool.user_location.in_words if tool.user_location else "",
+    )
+
+
+def _file_options(tool: params.FileSearchToolParam) -> FileSearchOptions:
+    ranking = tool.ranking_options or RankingOptions()
+    hybrid = ranking.hybrid_search or HybridWeights(embedding_weight=1.0, text_weight=1.0)
+    return FileSearchOptions(
+        tuple(dict.fromkeys(tool.vector_store_ids)),
+        tool.max_num_results or NO_FILE_SEARCH.most,
+        None if tool.filters is None else tool.filters.form,
+        ranking.score_threshold or 0.0,
+        hybrid.embedding_weight,
+        hybrid.text_weight,
     )
 
 

@@ -154,6 +154,9 @@ def result_of(call: items.ServedCall) -> str:
             return _joined(logs) if call.outputs else _FORGOTTEN
         case items.WebSearchCall():
             return _joined(_sources(call.action or {})) or _FORGOTTEN
+        case items.FileSearchCall():
+            found = [f"{result.get('filename') or ''}\n{result.get('text') or ''}" for result in call.results or ()]
+            return _joined(found) or _FORGOTTEN
         case _:
             return _FORGOTTEN
 

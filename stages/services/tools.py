@@ -48,6 +48,14 @@ class Source:
 
 
 @dataclass(frozen=True)
+class FileSource:
+    """A file that the model may cite."""
+
+    file_id: str
+    filename: str
+
+
+@dataclass(frozen=True)
 class Listed(Source):
     """A page that lists other pages, such as search results.  A citation of a line names the page listed there."""
 
@@ -92,9 +100,9 @@ class Acting(Protocol):
 
 @runtime_checkable
 class Citable(Protocol):
-    """A session whose pages the model may cite."""
+    """A session whose pages or files the model may cite."""
 
-    def source(self, cursor: int) -> Source | None:
+    def source(self, cursor: int) -> Source | FileSource | None:
         """Return the source to cite for a cursor; None if there is none."""
         ...
 
@@ -129,6 +137,15 @@ class Host(Protocol):
 
     async def close(self) -> None:
         """Release all resources; called when the server shuts down."""
+        ...
+
+
+@runtime_checkable
+class Checking(Protocol):
+    """A host that cannot serve each request that names its tool."""
+
+    async def check(self, request: ResolvedRequest) -> None:
+        """Raise `InvalidRequest` for a request that the host cannot serve, before its response begins."""
         ...
 
 
@@ -170,6 +187,9 @@ class HostSettings:
     """Gives the most containers of an owner; None if only the server has a limit."""
     containers: Containers | None = None
     """The containers of this server; None if there are to be no sandboxes."""
+    embeddings: str = ""
+    """The URL of the server that embeds, if there is one."""
+    embeddings_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -305,6 +325,13 @@ class Toolbox:
         """List the tools of a server, within ``seconds``; raises `ServerUnavailable`."""
         host = self.own_host(server)
         return await self.mcp.tools(server, seconds) if host is None else host.functions
+
+    async def check(self, request: ResolvedRequest) -> None:
+        """Raise `InvalidRequest` for a request that a host of its built-in tools cannot serve."""
+        used = {tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool)}
+        for kind, host in self.hosts.items():
+            if kind in used and isinstance(host, Checking):
+                await host.check(request)
 
     async def close(self) -> None:
         """Close all hosts and connections; log errors instead of raising them."""

@@ -490,9 +490,6 @@ class WebSearchCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="web_sear
         return wire.WebSearchCall(item_id, self.call_status, action)
 
 
-# Calls of tools that only other servers have
-
-
 class FileSearchCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="file_search_call"):
     queries: tuple[str, ...] = ()
     results: tuple[dict[str, Any], ...] | None = None
@@ -500,6 +497,9 @@ class FileSearchCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="file_se
     def as_item(self, item_id: str) -> wire.FileSearchCall:
         """Return the item of a conversation."""
         return wire.FileSearchCall(item_id, self.queries, self.call_status, self.results)
+
+
+# Calls of tools that only other servers have
 
 
 class ImageGenerationCallItem(_Item, frozen=True, kw_only=True, tag="image_generation_call"):

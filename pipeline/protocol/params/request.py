@@ -201,6 +201,10 @@ OUTPUTS = "code_interpreter_call.outputs"
 """The value of ``include`` that asks for what code has written."""
 
 
+RESULTS = "file_search_call.results"
+"""The value of ``include`` that asks for what a file search has found."""
+
+
 class Generating(Body):
     """The parameters that a request has by the same names in several APIs: who asks, and how to generate."""
 

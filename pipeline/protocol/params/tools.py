@@ -36,6 +36,10 @@ from penstock.pipeline.protocol.params.common import (
     one_of,
     type_of,
 )
+from penstock.pipeline.protocol.params.file_search import Filters, MaxResults, RankingOptions, StoreIds
+
+MOST_STORES = 20
+"""The most vector stores of a file search."""
 
 MOST_SKILLS = 200
 """The most skills of an environment."""
@@ -283,6 +287,16 @@ class ToolSearchToolParam(Echoed):
         return parameters
 
 
+class FileSearchToolParam(Echoed):
+    """A search in vector stores."""
+
+    type: Literal["file_search"]
+    vector_store_ids: Annotated[StoreIds, Field(min_length=1, max_length=MOST_STORES)]
+    max_num_results: MaxResults | None = None
+    filters: Filters | None = None
+    ranking_options: RankingOptions | None = None
+
+
 # MCP servers
 
 RESERVED = frozenset({"functions", "assistant", "user", "system", "developer", "tool", "all"})
@@ -439,7 +453,7 @@ def is_web_search(tool_type: str) -> bool:
 
 _known_tag = one_of(
     *("function", "custom", "namespace", "mcp", "code_interpreter", "shell", "apply_patch", "local_shell"),
-    *("tool_search", "computer", "computer_use_preview"),
+    *("tool_search", "computer", "computer_use_preview", "file_search"),
     tag="other",
 )
 
@@ -456,6 +470,7 @@ ToolParam: TypeAlias = Annotated[
     | Annotated[ToolSearchToolParam, Tag("tool_search")]
     | Annotated[ComputerToolParam, Tag("computer")]
     | Annotated[ComputerToolParam, Tag("computer_use_preview")]
+    | Annotated[FileSearchToolParam, Tag("file_search")]
     | Annotated[OtherToolParam, Tag("other")],
     Discriminator(_tool_tag),
 ]

@@ -30,6 +30,26 @@ _EXEC = FunctionTool(
         "required": ["cmd"],
     },
 )
+_FILE_SEARCH = (
+    "Tool for searching in the files of the user.\n"
+    "A search returns parts of files. Each begins with a line such as `[1000] report.pdf`.\n"
+    "Cite a part after what you take from it, as `【1000†L1】`: its number, and a line of it."
+)
+_SEARCH = FunctionTool(
+    "search",
+    "Finds the parts of the files that fit any of the queries.",
+    {
+        "type": "object",
+        "properties": {
+            "queries": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "One to five queries: the words that the parts should have, or a question.",
+            }
+        },
+        "required": ["queries"],
+    },
+)
 
 
 def hosted_section(tools: Sequence[HostedTool], descriptions: Mapping[str, str]) -> str:
@@ -71,6 +91,7 @@ def _trained() -> Mapping[HostedKind, tuple[str, Sequence[FunctionTool]]]:
         "browser": _of_package(ToolNamespaceConfig.browser()),
         "python": _of_package(ToolNamespaceConfig.python()),
         "container": (_CONTAINER, (_EXEC,)),
+        "file_search": (_FILE_SEARCH, (_SEARCH,)),
     }
 
 

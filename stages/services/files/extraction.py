@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from penstock.stages.services.files.office import KINDS, Archive, Unreadable
+from penstock.stages.services.files.office import KINDS, Archive, Unreadable, Unsupported
 from penstock.stages.services.sandbox.confined import LIBC, landlock, limit
 
 _MARKS = (
@@ -97,16 +97,16 @@ def _pages(data: bytes, most: int, ready: Callable[[], None]) -> Iterator[str]:
         has_text = has_text or bool(text)
         yield f"[page {number + 1}]\n{text}\n\n"
     if not has_text:
-        raise Unreadable("Its pages have no text: send them as images.")
+        raise Unsupported("Its pages have no text: send them as images.")
 
 
 def _plain(data: bytes, charset: str, is_html: bool, ready: Callable[[], None]) -> str:
     if data.startswith(_OLD_OFFICE):
-        raise Unreadable("It is encrypted, or a file of Office before 2007.")
+        raise Unsupported("It is encrypted, or a file of Office before 2007.")
     if data.startswith(b"{\\rtf"):
-        raise Unreadable("It is RTF.")
+        raise Unsupported("It is RTF.")
     if data.startswith(_IMAGES):
-        raise Unreadable("It is an image: send it as such.")
+        raise Unsupported("It is an image: send it as such.")
     text = _decoded(data, charset)
     if not is_html and not _HTML.match(text[:4096]):
         ready()
@@ -130,7 +130,7 @@ def _decoded(data: bytes, charset: str) -> str:
             continue
         if not _CONTROL.search(text):
             return text
-    raise Unreadable(f"It is neither text, nor a PDF, {', '.join(KINDS)}.")
+    raise Unsupported(f"It is neither text, nor a PDF, {', '.join(KINDS)}.")
 
 
 def lock() -> None:
@@ -151,14 +151,15 @@ def main() -> None:
     for name in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1", "cp437", _FALLBACK):
         codecs.lookup(name)
     text = problem = ""
+    is_unsupported = False
     try:
         text = text_of(sys.stdin.buffer.read(), order["charset"], order["is_html"], limits, lock)
     except Unreadable as error:
-        problem = str(error)
+        problem, is_unsupported = str(error), isinstance(error, Unsupported)
     except MemoryError:
         problem = "Reading it takes too much memory."
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    head = json.dumps({"problem": problem, "memory": used})
+    head = json.dumps({"problem": problem, "memory": used, "is_unsupported": is_unsupported})
     sys.stdout.buffer.write(head.encode() + b"\n" + text.encode())
 
 

@@ -68,8 +68,13 @@ class FileLimits:
     characters: int = 4_000_000
 
 
-class _NotRead(Exception):
+class NotRead(Exception):
     """The file cannot be read; the message is written for the client."""
+
+    def __init__(self, message: str, *, is_unsupported: bool = False) -> None:
+        super().__init__(message)
+        self.is_unsupported = is_unsupported
+        """True if no file of its kind is read here."""
 
 
 class _Head(msgspec.Struct):
@@ -77,6 +82,7 @@ class _Head(msgspec.Struct):
 
     problem: str
     memory: int
+    is_unsupported: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,16 @@ class FileReader:
         self._fetched: LruCache[tuple[float, str]] = LruCache(KEPT_CHARACTERS)
         """The time of the fetch and the name of the text, by URL."""
 
+    @property
+    def limits(self) -> FileLimits:
+        """The limits of one file."""
+        return self._limits
+
+    async def text_of(self, data: bytes, name: str, media_type: str) -> str:
+        """Return the text of a file; raises `NotRead`."""
+        content = await self._in_thread(_Content.of, data, media_type)
+        return (await self._read(content, name))[1]
+
     async def read_all(self, files: Sequence[tuple[InputFile, str]]) -> list[str]:
         """Return what the model reads for each file; the second value of each is its path in the request.
 
@@ -129,7 +145,7 @@ class FileReader:
             name = name_of(file)
             try:
                 text = await self._text(file, name)
-            except _NotRead as error:
+            except NotRead as error:
                 raise InvalidRequest(f"The file {name!r} cannot be read. {error}", param=path) from error
             size += len(text)
             if size > self._limits.characters:
@@ -181,7 +197,7 @@ class FileReader:
         try:
             return await fetcher.fetch(url, read)
         except fetch.NotFetched as error:
-            raise _NotRead(f"{shortened(url)} could not be fetched. {error}") from error
+            raise NotRead(f"{shortened(url)} could not be fetched. {error}") from error
         finally:
             await fetcher.close()
 
@@ -189,7 +205,7 @@ class FileReader:
         """Return the file in a data URL, or in base64 alone."""
         head = _HEAD.match(text)
         if head is None and text[:5].lower() == "data:":
-            raise _NotRead("Its data URL has no data.")
+            raise NotRead("Its data URL has no data.")
         media_type, start = (head["type"], head.end()) if head else ("", 0)
         if (len(text) - start) // 4 * 3 > self._limits.bytes:
             raise self._too_large()
@@ -209,18 +225,18 @@ class FileReader:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise _NotRead(f"Reading it takes longer than {self._limits.seconds:g} seconds.") from None
+            raise NotRead(f"Reading it takes longer than {self._limits.seconds:g} seconds.") from None
         line, _, text = ended.stdout.partition(b"\n")
         if ended.returncode != 0:
             logger.warning("Reading a file ended with %s: %s", ended.returncode, shortened(_last_line(ended.stderr)))
-            raise _NotRead("Reading it takes too much memory or time, or it is damaged.")
+            raise NotRead("Reading it takes too much memory or time, or it is damaged.")
         head = msgspec.json.decode(line, type=_Head)
         if head.problem:
-            raise _NotRead(head.problem)
+            raise NotRead(head.problem, is_unsupported=head.is_unsupported)
         return text.decode()
 
-    def _too_large(self) -> _NotRead:
-        return _NotRead(f"It is larger than {self._limits.bytes:,} bytes.")
+    def _too_large(self) -> NotRead:
+        return NotRead(f"It is larger than {self._limits.bytes:,} bytes.")
 
 
 def _last_line(errors: bytes) -> str:
@@ -232,6 +248,11 @@ def name_of(file: InputFile) -> str:
     given = file.filename if file.filename is not UNSET else ""
     if not given and isinstance(file.file_url, str):
         given = unquote(urlsplit(file.file_url).path)
+    return safe_name(given)
+
+
+def safe_name(given: str) -> str:
+    """Return a name without its folders and without what could forge a mark of a file."""
     return _MARKS.sub("_", plain_name(given))
 
 
@@ -247,4 +268,4 @@ def _decoded(text: str, start: int) -> Iterator[bytes]:
         try:
             yield a2b_base64(piece, strict_mode=True)
         except ValueError:
-            raise _NotRead("It is not valid base64.") from None
+            raise NotRead("It is not valid base64.") from None

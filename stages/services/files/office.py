@@ -34,6 +34,10 @@ class Unreadable(Exception):
     """The file cannot be read; the message is written for the client."""
 
 
+class Unsupported(Unreadable):
+    """No file of this kind is read."""
+
+
 class Archive:
     """The parts of an Office file, which may inflate to ``most`` bytes together."""
 
@@ -55,7 +59,7 @@ class Archive:
         for main, read in _READERS.items():
             if main in self:
                 return read
-        raise Unreadable(f"It is an archive, but not {', '.join(KINDS)}.")
+        raise Unsupported(f"It is an archive, but not {', '.join(KINDS)}.")
 
     def parse(
         self,

@@ -83,7 +83,7 @@ class OperatorServers(McpServers):
     """MCP servers, some of which run a built-in tool."""
 
     def host(self, kind: HostedKind) -> McpHost | None:
-        return McpHost(self, kind) if kind in self.labels else None
+        return McpHost(self, kind) if kind in _SESSIONS and kind in self.labels else None
 
 
 def servers(settings: HostSettings) -> OperatorServers:

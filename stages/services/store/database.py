@@ -24,6 +24,23 @@ OCTETS = "octet_length"
 SHARED = "for share"
 """Locks the selected rows against changes until the transaction is over."""
 
+
+def with_term(place: str) -> str:
+    """Return the part of a query that reads the chunks with a term, of which only the ``number`` can be read.
+
+    ``place`` is the placeholder of the term.  This is full-text search, of which the databases have no common form.
+    """
+    return f"from vector_store_chunks where {_HAS_TERM}cast({place} as text)]"
+
+
+_HAS_TERM = "string_to_array(terms, ' ') @> array["
+
+
+def is_search(sql: str) -> bool:
+    """Return True for a query for terms, which may take long."""
+    return _HAS_TERM in sql
+
+
 KEPT_BYTES = 16 * 2**20
 """Limit on the columns of all rows that one cache keeps decoded; they must not change while their ids are found."""
 

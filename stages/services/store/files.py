@@ -21,6 +21,7 @@ from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import BATCH, Row, Statement, placeholders
 from penstock.stages.services.store.heartbeats import of_dead_server
 from penstock.stages.services.store.statements import FORGET_FILE
+from penstock.stages.services.store.vector_stores import LEAVE_ALL
 from penstock.stages.services.store.writer import StoreContext
 
 CHUNK = 512 << 10
@@ -205,10 +206,11 @@ class StoredFiles:
             yield piece
 
     async def delete(self, file_id: str, owner: str) -> bool:
-        """Delete a file durably; False if there is none."""
+        """Delete a file durably, also from all vector stores; False if there is none."""
         if not rows.can_exist(file_id):
             return False
-        counts = await self.context.writer.carry_out([Statement(_DELETE, (owner, time.time(), file_id))], file_id)
+        deleted = Statement(_DELETE, (owner, time.time(), file_id))
+        counts = await self.context.writer.carry_out([deleted, Statement(LEAVE_ALL, (file_id,))], file_id)
         if counts[0]:
             await asyncio.shield(self._begin_clearing(file_id))
         return counts[0] > 0

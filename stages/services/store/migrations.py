@@ -11,7 +11,9 @@ null or have a default.  A release may drop only what its last release does not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from penstock.pipeline.errors import StoreFailed
 
@@ -259,7 +261,135 @@ _CONTAINERS = (
 )
 """The containers of all servers, and which server has each."""
 
-_SINCE_0_2 = (
+
+@dataclass(frozen=True)
+class Each:
+    """Statements that each database has in its own form."""
+
+    postgres: tuple[str, ...]
+    sqlite: tuple[str, ...]
+
+
+def _numbered(table: str) -> Each:
+    """Return the statement for a table whose rows are numbered by the database; no number comes twice."""
+    return Each(
+        (table.format(number="bigint generated always as identity primary key"),),
+        (table.format(number="integer primary key autoincrement"),),
+    )
+
+
+_CHUNKS = """
+    create table vector_store_chunks (
+        number {number},
+        text text not null,
+        fresh bigint not null,
+        terms text not null
+    )
+"""
+
+_VECTOR_STORES: tuple[str | Each, ...] = (
+    _numbered(
+        """
+        create table vector_stores (
+            number {number},
+            id text not null unique,
+            owner text not null,
+            name text not null,
+            metadata text not null,
+            created_at double precision not null,
+            active_at double precision not null,
+            expires_days bigint
+        )
+        """
+    ),
+    "create index vector_stores_of_owner on vector_stores (owner, number)",
+    "create index vector_stores_expiring on vector_stores (active_at) where expires_days is not null",
+    _numbered(
+        """
+        create table vector_store_files (
+            number {number},
+            vector_store_id text,
+            file_id text not null,
+            batch_id text,
+            owner text not null,
+            filename text not null,
+            created_at double precision not null,
+            attributes text not null,
+            chunk_tokens bigint not null,
+            overlap_tokens bigint not null,
+            status text not null,
+            error text,
+            bytes bigint not null,
+            chunks bigint not null,
+            work text,
+            server_id text,
+            unique (vector_store_id, file_id)
+        )
+        """
+    ),
+    "create index vector_store_files_of_store on vector_store_files (vector_store_id, number)",
+    "create index vector_store_files_of_batch on vector_store_files (batch_id, number) where batch_id is not null",
+    "create index vector_store_files_of_file on vector_store_files (file_id)",
+    "create index vector_store_files_to_do on vector_store_files (owner, number) where work is not null",
+    "create index vector_store_files_bytes on vector_store_files (owner, bytes)",
+    """
+    create table vector_store_attributes (
+        file bigint not null,
+        name text not null,
+        words bytea,
+        number double precision,
+        flag bigint,
+        primary key (file, name)
+    )
+    """,
+    """
+    create table vector_store_batches (
+        id text primary key,
+        vector_store_id text not null,
+        created_at double precision not null,
+        is_cancelled bigint not null
+    )
+    """,
+    "create index vector_store_batches_of_store on vector_store_batches (vector_store_id)",
+    Each((_CHUNKS.format(number="bigint primary key"),), (_CHUNKS.format(number="integer primary key"),)),
+    "create table vector_store_vectors (first bigint primary key, count bigint not null, data bytea not null)",
+    Each(
+        (
+            """
+            create index vector_store_terms on vector_store_chunks using gin (string_to_array(terms, ' '))
+            with (gin_pending_list_limit = 512)
+            """,
+        ),
+        (
+            """
+            create virtual table vector_store_terms using fts5 (
+                terms, content = 'vector_store_chunks', content_rowid = 'number', tokenize = 'ascii', detail = 'none',
+                columnsize = 0
+            )
+            """,
+            """
+            create trigger vector_store_chunk_added after insert on vector_store_chunks begin
+                insert into vector_store_terms (rowid, terms) values (new.number, new.terms);
+            end
+            """,
+            """
+            create trigger vector_store_chunk_deleted after delete on vector_store_chunks begin
+                insert into vector_store_terms (vector_store_terms, rowid, terms)
+                values ('delete', old.number, old.terms);
+            end
+            """,
+        ),
+    ),
+)
+"""The vector stores, the files in them, and the chunks of these: texts, the terms that are searched, and vectors.
+
+A file that has left its store has no ``vector_store_id`` any more, but chunks that a server still has to delete.
+``work`` is what is left to do with a file, and ``server_id`` the server that does it.  The number of a chunk is that of
+its file, shifted, and its place in the file; its text is ``fresh`` from that character on, after the overlap.  SQLite
+finds terms by a table of FTS5, which holds no positions, and PostgreSQL by an index over an array.
+"""
+
+_SINCE_0_2: tuple[str | Each, ...] = (
     """
     create table approvals (
         owner text not null,
@@ -271,6 +401,7 @@ _SINCE_0_2 = (
     """,
     *_FILES,
     *_CONTAINERS,
+    *_VECTOR_STORES,
 )
 """The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used."""
 
@@ -304,5 +435,10 @@ class Schema:
         return statements, max(usable_from, self.usable_from)
 
 
-POSTGRES = Schema((*_POSTGRES_0_1, *_SINCE_0_1, *_SINCE_0_2), len(_POSTGRES_0_1))
-SQLITE = Schema((*_SQLITE_0_1, *_SINCE_0_1, *_SINCE_0_2), len(_SQLITE_0_1))
+def _since_0_2(own: Callable[[Each], tuple[str, ...]]) -> tuple[str, ...]:
+    each = ((entry,) if isinstance(entry, str) else own(entry) for entry in _SINCE_0_2)
+    return tuple(chain.from_iterable(each))
+
+
+POSTGRES = Schema((*_POSTGRES_0_1, *_SINCE_0_1, *_since_0_2(lambda each: each.postgres)), len(_POSTGRES_0_1))
+SQLITE = Schema((*_SQLITE_0_1, *_SINCE_0_1, *_since_0_2(lambda each: each.sqlite)), len(_SQLITE_0_1))

@@ -1,13 +1,14 @@
 """SQLite: a durable store in one file, without a service to run, shared by the processes of one machine.
 
-All writes run on one thread.  Reads have their own thread and connection; with the write-ahead log, reads and writes
-do not wait for each other.
+All writes run on one thread.  Reads have their own thread and connection, and so have searches; with the write-ahead
+log, reads and writes do not wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import glob
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,8 @@ T = TypeVar("T")
 _NAMES = tuple(str(number) for number in range(1, database.BATCH + 100))
 """The names of a statement's arguments, without the ``$``."""
 
+_WITH_TERM = re.compile(re.escape(database.with_term("PLACE")).replace("PLACE", r"(\$[0-9]+)"))
+
 _BUSY_SECONDS = 5.0
 """Seconds that one process waits for another to finish writing to the same file."""
 
@@ -40,6 +43,7 @@ class SqliteDatabase:
         self._file = Path(path).absolute()
         self._write_thread = ThreadPoolExecutor(1, "store-write")
         self._read_thread = ThreadPoolExecutor(1, "store-read")
+        self._search_thread = ThreadPoolExecutor(1, "store-search")
         self._connections = ExitStack()
 
     async def open(self) -> None:
@@ -50,7 +54,9 @@ class SqliteDatabase:
         return await self._on(self._write_thread, lambda: self._write(units))
 
     async def read(self, sql: str, *arguments: database.Value) -> Sequence[database.Row]:
-        return await self._on(self._read_thread, lambda: self._read(sql, arguments))
+        if database.is_search(sql):
+            return await self._on(self._search_thread, lambda: _rows(self._searching, sql, arguments))
+        return await self._on(self._read_thread, lambda: _rows(self._reading, sql, arguments))
 
     async def size(self) -> int:
         pragmas = ("page_count", "freelist_count", "page_size")
@@ -76,6 +82,7 @@ class SqliteDatabase:
                 self._writing = _connect(self._file, undo)
                 _upgrade(self._writing)
                 self._reading = _connect(self._file, undo)
+                self._searching = _connect(self._file, undo)
             except (OSError, sqlite3.Error) as exc:
                 raise StoreFailed(f"The store {self._file} cannot be opened: {exc}.") from exc
             self._connections = undo.pop_all()
@@ -83,6 +90,7 @@ class SqliteDatabase:
     def _close(self) -> None:
         self._write_thread.shutdown()
         self._read_thread.shutdown()
+        self._search_thread.shutdown()
         self._connections.close()  # the write connection is closed last, and merges the write-ahead log into the file
 
     def _write(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
@@ -107,14 +115,23 @@ class SqliteDatabase:
             self._writing.executemany(_translated(sql), map(_named, arguments))
         return [()] * len(units)
 
-    def _read(self, sql: str, arguments: Sequence[database.Value]) -> Sequence[database.Row]:
-        return self._reading.execute(_translated(sql), _named(arguments)).fetchall()
+
+def _rows(connection: sqlite3.Connection, sql: str, arguments: Sequence[database.Value]) -> Sequence[database.Row]:
+    return connection.execute(_translated(sql), _named(arguments)).fetchall()
 
 
 @cache
 def _translated(sql: str) -> str:
     """Return a statement in SQLite's dialect.  It needs no row locks, because there is one writer at a time."""
-    return sql.replace(database.NOW, "clock()").replace(database.SHARED, "").replace(database.OCTETS, "octets")
+    sql = sql.replace(database.NOW, "clock()").replace(database.SHARED, "").replace(database.OCTETS, "octets")
+    sql = sql.replace("string_agg(", "group_concat(")
+    return _WITH_TERM.sub(_matching, sql) if database.is_search(sql) else sql
+
+
+def _matching(found: re.Match[str]) -> str:
+    """Return the query for the chunks with a term; quotes make it a term, whatever is in it."""
+    quoted = f"""'"' || replace({found[1]}, '"', '""') || '"'"""
+    return f"from (select rowid as number from vector_store_terms where vector_store_terms match {quoted})"
 
 
 def _named(arguments: Sequence[database.Value]) -> dict[str, database.Value]:

@@ -49,6 +49,7 @@ from penstock.stages.services.store.key_limits import StoredAllowances, StoredRe
 from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
 from penstock.stages.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.stored_keys import StoredKeys
+from penstock.stages.services.store.vector_stores import StoredVectorStores
 from penstock.stages.services.store.writer import Statements, StoreContext
 
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
@@ -76,7 +77,7 @@ _IN_BACKGROUND = """
     where ended_at is null and request is not null and (owner = $1 or cast($1 as text) is null)
 """
 
-_OWNED = ("responses", "conversations", "files")
+_OWNED = ("responses", "conversations", "files", "vector_store_files")
 """The tables whose rows count as bytes of their owners."""
 
 _BYTES = tuple(
@@ -111,6 +112,7 @@ class Store:
         self.writer = self.context.writer
         self.conversations = StoredConversations(self.context)
         self.files = StoredFiles(self.context)
+        self.vector_stores = StoredVectorStores(self.context)
         self.servers = Servers(self.context)
         self.keys = StoredKeys(self.context)
         self.allowances = StoredAllowances(self.context)
@@ -405,6 +407,7 @@ class Store:
         self._known.clear()  # what has expired, or was deleted by another server, leaves the memory too
         self.conversations.forget()
         await self.files.sweep()
+        await self.vector_stores.sweep()
         return await sweep(self.context, keep_responses, keep_logs)
 
 

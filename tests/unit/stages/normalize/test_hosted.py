@@ -105,7 +105,12 @@ async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
 
 
 async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    tools = [{"type": "image_generation"}, CODE, {"type": "file_search"}, {"type": "computer"}]
+    tools = [
+        {"type": "image_generation"},
+        CODE,
+        {"type": "file_search", "vector_store_ids": ["a"]},
+        {"type": "computer"},
+    ]
     with caplog.at_level(logging.INFO):
         resolved = await normalize(
             store, input="Hi", tools=tools, hosted=ALL_HOSTED, left_out=ALL_LEFT_OUT - {"code_interpreter"}

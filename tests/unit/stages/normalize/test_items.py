@@ -129,8 +129,6 @@ async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
 
 
 PASSED_OVER: list[dict[str, Any]] = [
-    {"type": "file_search_call", "id": "fs_1", "queries": ["a"], "status": "completed", "results": [{"text": "b"}]},
-    {"type": "file_search_call", "id": "fs_2", "queries": ["a"], "status": "completed", "results": None},
     {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "aGk="},
     {"type": "program", "id": "p_1", "call_id": "c", "code": "f()", "fingerprint": "x"},
     {"type": "program_output", "id": "po_1", "call_id": "c", "result": "2", "status": "completed"},
@@ -167,7 +165,7 @@ async def test_unknown_item_is_refused_by_type(store: Store) -> None:
 
 def test_every_sdk_item_type_is_covered() -> None:
     accepted = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call"}
-    accepted |= {"computer_call", "computer_call_output"}
+    accepted |= {"computer_call", "computer_call_output", "file_search_call"}
     accepted |= {"configuration_update", "tool_search_call", "tool_search_output"}
     accepted |= {"custom_tool_call_output", "item_reference", "additional_tools", "compaction", "compaction_trigger"}
     accepted |= {item["type"] for name in ("server tools", "client shells") for item in CLIENTS[name]["input"][1:]}

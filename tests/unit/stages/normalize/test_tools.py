@@ -77,7 +77,7 @@ async def test_unavailable_hosted_tools_are_refused_or_left_out(
     store: Store, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some clients send them by default; then the operator decides, and the log names them."""
-    tools = [{"type": kind, "x": 1}, WEATHER]
+    tools = [{"type": kind, "x": 1, "vector_store_ids": ["vs_1"]}, WEATHER]
     name = unversioned(kind)
     with pytest.raises(UnsupportedParameter, match=f"--leave-out-tool {name}") as caught:
         await normalize(store, input="Hi", tools=tools, left_out=ALL_LEFT_OUT - {name})
