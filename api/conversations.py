@@ -36,10 +36,11 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.pipeline.tasks import in_thread
-from penstock.stages.normalize.input_items import InputReader, id_prefix, new_items, references
+from penstock.stages.normalize.input_items import InputReader, files_of, id_prefix, new_items, references
 from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
 from penstock.stages.normalize.toolset import ToolsetBuilder
+from penstock.stages.services.files.owned import OwnedFiles
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import StoredConversation
 
@@ -167,6 +168,10 @@ class Conversations:
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None
             await in_thread(check_pairs, past.items if past else (), items, "items")
+        owned, paths = OwnedFiles(self.store.files, owner), {item.id: f"items[{at}]" for at, item in enumerate(items)}
+        for _, part, path in files_of(items, paths, "items"):
+            if isinstance(part.file_id, str):
+                await owned.find(part.file_id, path)
         return new_items(present.values(), items)
 
 

@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.items import Item, ListedTool, Logprob, Phase, with_files
+from penstock.pipeline.protocol.items import FileReading, Item, ListedTool, Logprob, Phase, with_files
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ECHOED, Effort, Response
@@ -246,14 +246,14 @@ class ResolvedRequest(_Frame, frozen=True):
     """The tokens that the engine generated for earlier items, by item id (see `ItemTokens`)."""
     results: Mapping[str, str] = {}
     """The text that the model reads as the result of a call, or a compaction, by the item's id (see `ItemResult`)."""
-    files: Mapping[str, tuple[str, ...]] = {}
-    """The texts that the model reads in the place of an item's files, by the item's id."""
+    files: Mapping[str, tuple[FileReading, ...]] = {}
+    """The readings that take the place of an item's files, by the item's id."""
 
     @property
     def items(self) -> tuple[Item, ...]:
         """All items that the model reads: those that no compaction has superseded (see `unsuperseded`).
 
-        They have texts in the place of files, which so count among the texts that a compaction leaves.
+        They have texts and images in the place of files, which so count among the texts that a compaction leaves.
         """
         return unsuperseded(self._read(self.history), self._read(self.facts.input))
 

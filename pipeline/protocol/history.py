@@ -59,6 +59,10 @@ def _content(item: Item) -> str:
         return item.encrypted_content
     if not isinstance(item, Message):
         return ""
-    images = [part.image_url[-_TAIL:] for part in item.content if isinstance(part, InputImage)]
-    files = [str(part.file_data or part.file_url)[-_TAIL:] for part in item.content if isinstance(part, InputFile)]
+    images = [str(part.url or part.file_id)[-_TAIL:] for part in item.content if isinstance(part, InputImage)]
+    files = [
+        str(part.file_data or part.file_url or part.file_id)[-_TAIL:]
+        for part in item.content
+        if isinstance(part, InputFile)
+    ]
     return "\n".join((item.role, item.text, *images, *files))

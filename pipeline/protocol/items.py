@@ -7,7 +7,7 @@ the protocol leaves out, instead of sending null, are `msgspec.UNSET`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -28,13 +28,19 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
 
 
 class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
-    """An image for the model: an address on the web, or a data URL.
+    """An image for the model: an address on the web, a data URL, or the id of a stored file.
 
     ``detail`` is the detail that the client wants; it is kept, but models here treat all images alike.
     """
 
-    image_url: str
+    image_url: str | UnsetType = UNSET
     detail: ImageDetail = "auto"
+    file_id: str | UnsetType = UNSET
+
+    @property
+    def url(self) -> str:
+        """The address; empty if the image is a stored file, which is not read yet."""
+        return self.image_url if isinstance(self.image_url, str) else ""
 
     @property
     def text(self) -> str:
@@ -43,15 +49,16 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
 
 
 class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
-    """A file for the model, as the client sent it: an address on the web, or a data URL or base64.
+    """A file for the model, as the client sent it: an address on the web, a data URL or base64, or a stored file's id.
 
-    The model reads its text (see `with_files`).  ``detail`` is kept, and has no effect.
+    The model reads its text (see `with_files`), and sees pages of a PDF as far as ``detail`` wants that.
     """
 
     filename: str | UnsetType = UNSET
     file_data: str | UnsetType = UNSET
     file_url: str | UnsetType = UNSET
     detail: FileDetail | UnsetType = UNSET
+    file_id: str | UnsetType = UNSET
 
     @property
     def text(self) -> str:
@@ -106,6 +113,9 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
 
 
 InputPart: TypeAlias = InputText | InputImage | InputFile
+
+FileReading: TypeAlias = str | tuple[InputText | InputImage, ...]
+"""The part of a prompt that a file becomes: its text alone, or texts and images."""
 """Content for the model from a client or one of its tools."""
 MessagePart: TypeAlias = InputPart | OutputText | Refusal
 OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
@@ -631,14 +641,21 @@ def images_of(item: Item) -> tuple[InputImage, ...]:
     return tuple(part for part in parts_of(item) if isinstance(part, InputImage))
 
 
-def with_files(item: Item, texts: Iterable[str]) -> Item:
-    """Return an item with the texts of its files in the place of these, each on a line of its own."""
+def is_file(part: MessagePart) -> TypeGuard[InputFile | InputImage]:
+    """True if the model reads something else in the place of a part: a file, or an image that is a stored file."""
+    return isinstance(part, InputFile) or (isinstance(part, InputImage) and part.file_id is not UNSET)
+
+
+def with_files(item: Item, readings: Iterable[FileReading]) -> Item:
+    """Return an item with what the model reads of its files in the place of these, each text on a line of its own."""
     read: list[MessagePart] = []
-    left = iter(texts)
+    left = iter(readings)
     for part in parts_of(item):
-        if isinstance(part, InputFile):
-            follows_text = bool(read) and isinstance(read[-1], InputText) and not read[-1].text.endswith("\n")
-            read.append(InputText("\n" * follows_text + next(left)))
-        else:
+        if not is_file(part):
             read.append(part)
+            continue
+        reading = next(left)
+        for shown in (InputText(reading),) if isinstance(reading, str) else reading:
+            follows_text = bool(read) and isinstance(read[-1], InputText) and not read[-1].text.endswith("\n")
+            read.append(InputText("\n" + shown.text) if follows_text and isinstance(shown, InputText) else shown)
     return msgspec.structs.replace(item, **{"content" if isinstance(item, Message) else "output": tuple(read)})

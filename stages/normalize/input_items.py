@@ -26,8 +26,8 @@ MOST_FILES = 50
 
 Value = TypeVar("Value")
 
-PlacedFile: TypeAlias = tuple[str, wire.InputFile, str]
-"""The id of an item, a file in it, and the path of the file in the request."""
+PlacedFile: TypeAlias = tuple[str, wire.InputFile | wire.InputImage, str]
+"""The id of an item, a file or a stored image in it, and the path of this part in the request."""
 
 _KINDS: Mapping[str, type[wire.BaseItem]] = {str(kind.__struct_config__.tag): kind for kind in get_args(wire.Item)}
 
@@ -192,7 +192,7 @@ def files_of(items: Iterable[wire.Item], paths: Mapping[str, str], others: str) 
     for item in items:
         field = "content" if isinstance(item, wire.Message) else "output"
         for position, part in enumerate(wire.parts_of(item)):
-            if isinstance(part, wire.InputFile):
+            if wire.is_file(part):
                 path = f"{paths[item.id]}.{field}[{position}]" if item.id in paths else others
                 found.append((item.id, part, path))
     if len(found) > MOST_FILES:
@@ -216,11 +216,12 @@ def unreadable(kind: str, path: str, *, sees_images: bool) -> InvalidRequest:
 
 
 def _image(part: params.ImagePart, path: str) -> wire.InputImage:
-    if part.file_id is not None:
-        raise InvalidRequest("This server keeps no files: give the image_url.", param=f"{path}.file_id")
-    url, param = part.image_url, f"{path}.image_url"
+    url, param, detail = part.image_url, f"{path}.image_url", part.detail or "auto"
+    if (url is None) == (part.file_id is None):
+        message = "An image has either an image_url or a file_id"
+        raise InvalidRequest(f"{message} (at {param})", param=param if url is None else f"{path}.file_id")
     if url is None:
-        raise InvalidRequest(f"An image needs an image_url (at {param})", param=param)
+        return wire.InputImage(detail=detail, file_id=_unset(part.file_id))
     if is_data_url(url):
         try:
             check_data_url(url)
@@ -229,19 +230,19 @@ def _image(part: params.ImagePart, path: str) -> wire.InputImage:
     elif not url.lower().startswith(("http://", "https://")):
         message = f"An image_url begins with https://, http:// or data:, and {shortened(url)!r} does not."
         raise InvalidRequest(message, param=param)
-    return wire.InputImage(url, part.detail or "auto")
+    return wire.InputImage(url, detail)
 
 
 def _file(part: params.FilePart, path: str) -> wire.InputFile:
-    if part.file_id is not None:
-        message = "This server has no Files API yet: send the file as file_data, or its address as file_url."
-        raise InvalidRequest(message, param=f"{path}.file_id")
-    if (part.file_data is None) == (part.file_url is None):
-        raise InvalidRequest("A file has either file_data or a file_url.", param=path)
+    if sum(source is not None for source in (part.file_data, part.file_url, part.file_id)) != 1:
+        param = path if part.file_id is None else f"{path}.file_id"
+        raise InvalidRequest("A file has one of file_data, file_url and file_id.", param=param)
     if part.file_url is not None and not part.file_url.lower().startswith(("http://", "https://")):
         message = f"A file_url begins with https:// or http://, and {shortened(part.file_url)!r} does not."
         raise InvalidRequest(message, param=f"{path}.file_url")
-    return wire.InputFile(_unset(part.filename), _unset(part.file_data), _unset(part.file_url), _unset(part.detail))
+    return wire.InputFile(
+        _unset(part.filename), _unset(part.file_data), _unset(part.file_url), _unset(part.detail), _unset(part.file_id)
+    )
 
 
 def _unset(value: Value | None) -> Value | UnsetType:

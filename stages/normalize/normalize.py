@@ -37,6 +37,7 @@ from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import (
     Compaction,
     ConfigurationUpdate,
+    FileReading,
     Item,
     McpApprovalResponse,
     McpCall,
@@ -75,6 +76,7 @@ from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.containers import Containers
 from penstock.stages.services.files.file_reader import FileReader
+from penstock.stages.services.files.owned import OwnedFiles
 from penstock.stages.services.model_names import in_words, served_name
 from penstock.stages.services.prompts import Applied, Prompts, applied, blamed
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
@@ -229,7 +231,7 @@ class Normalize:
         thoughts = ThoughtOpener(self.sealer, envelope.owner)
         read = await in_thread(self._read, request, past, referenced, suffix, thoughts)
         await self._refuse_used_approvals(request, read.granted)
-        files = await self._texts(read.files)
+        files = await self._readings(read.files, request)
         containers = await self._containers(request, read, suffix)
         summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
@@ -279,13 +281,19 @@ class Normalize:
         finder = ContainerFinder(self.containers, self.store, envelope.owner, envelope.moves)
         return await finder.uses(read.offered.containers, read.containers, f"cntr_{suffix}")
 
-    async def _texts(self, files: Sequence[PlacedFile]) -> Mapping[str, tuple[str, ...]]:
-        """Return the texts of the files, by the ids of their items."""
-        texts: dict[str, tuple[str, ...]] = {}
-        read = await self.files.read_all([(file, path) for _, file, path in files]) if files else []
-        for (item_id, _, _), text in zip(files, read, strict=True):
-            texts[item_id] = (*texts.get(item_id, ()), text)
-        return texts
+    async def _readings(
+        self, files: Sequence[PlacedFile], request: CreateResponse
+    ) -> Mapping[str, tuple[FileReading, ...]]:
+        """Return what the model reads of the files, by the ids of their items."""
+        readings: dict[str, tuple[FileReading, ...]] = {}
+        if not files:
+            return readings
+        owned = OwnedFiles(self.store.files, request.envelope.owner)
+        placed = [(part, path) for _, part, path in files]
+        read = await self.files.read_all(placed, owned, sees_images=self.traits.sees_images)
+        for (item_id, _, _), reading in zip(files, read, strict=True):
+            readings[item_id] = (*readings.get(item_id, ()), reading)
+        return readings
 
     async def _refuse_used_approvals(self, request: CreateResponse, granted: Collection[str]) -> None:
         """Raise `InvalidRequest` for an approval whose call another response has made: a client may send it twice."""

@@ -197,7 +197,7 @@ def body(request: frames.ResolvedRequest, names: ToolNames) -> dict[str, Any]:
 
 def messages(request: frames.ResolvedRequest, names: ToolNames) -> list[dict[str, Any]]:
     instructions, items = split(request)
-    images = {image.image_url: image.image_url for item in items for image in images_of(item)}
+    images = {image.url: image.url for item in items for image in images_of(item)}
     layout = chat_conversation(instructions, items, MessageContext(request, names, images, stops=()))
     return [sendable(message) for message in layout.messages]
 

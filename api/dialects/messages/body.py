@@ -306,11 +306,11 @@ class CountTokens(Body):
     @property
     def place(self) -> Callable[[str], str]:
         """Return the place in this body of a parameter of the request."""
-        places, tools = self._conversation.places, [position for position, _ in self._tools]
+        conversation, tools = self._conversation, [position for position, _ in self._tools]
 
         def placed(param: str) -> str:
-            if item := re.match(r"input\[(\d+)\]", param):
-                return f"messages[{places[int(item[1])]}]"
+            if item := re.match(r"input\[(\d+)\](?:\.\w+\[(\d+)\])?", param):
+                return conversation.place(int(item[1]), int(item[2]) if item[2] else None)
             if tool := re.match(r"tools\[(\d+)\]", param):
                 return f"tools[{tools[int(tool[1])]}]{param[tool.end() :]}"
             return _PLACES.get(param, param)

@@ -349,7 +349,7 @@ class _Messages:
         content: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, items.InputImage):
-                url = self._context.images[part.image_url]
+                url = self._context.images[part.url]
                 self.images.append(url)
                 content.append({"type": "image_url", "image_url": {"url": url}})
             elif content and content[-1]["type"] == "text":

@@ -38,7 +38,7 @@ class RenderChat:
         """
         async for request in source:
             items = request.items
-            urls = [image.image_url for item in items for image in images_of(item)]
+            urls = [image.url for item in items for image in images_of(item)]
             images = dict(zip(urls, await self.images.resolve_all(urls), strict=True))
             yield await in_thread(self._prompt, request, images)
 

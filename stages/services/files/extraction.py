@@ -1,8 +1,8 @@
-"""The text of a file: a separate program, run once per file.
+"""The text of a file, and images of its pages: a separate program, run once per file.
 
 A file is hostile input for a parser, so it is read in a process with limits, which can be killed.  The process cannot
 open any file once its libraries are loaded, where the kernel has Landlock.  It takes one line of JSON with the limits,
-then the file, and writes one line of JSON, then the text.
+then the file, and writes one line of JSON, then the texts and images.
 
 The content decides how a file is read, as names and declared types are often wrong.  PDFium reads PDFs, by pypdfium2
 (4 MB, BSD and Apache): pypdf is slow and loses the layout, and PyMuPDF has another kind of licence.
@@ -15,13 +15,24 @@ import json
 import os
 import re
 import resource
+import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from penstock.stages.services.files.office import KINDS, Archive, Unreadable, Unsupported
 from penstock.stages.services.sandbox.confined import LIBC, landlock, limit
+
+LONGEST_SIDE = 1_600
+"""The most pixels of a side of a page that is shown."""
+
+MOST_SCALE = 2.0
+"""The most pixels of a point, of which an inch has 72: small print can be read."""
+
+_FEW_SHADES = bytes(min(255, (shade + 8) // 16 * 17) for shade in range(256))
+"""The 16 shades of each color that are left, so that the noise of a scan takes a third of the bytes."""
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -41,63 +52,118 @@ _BROKEN_WORD = "\ufffe"
 """PDFium's mark for a hyphen at the end of a line."""
 
 
-def text_of(data: bytes, charset: str, is_html: bool, limits: dict[str, int], ready: Callable[[], None]) -> str:
-    """Return the text of a file; raises `Unreadable`.
+def parts_of(data: bytes, order: Mapping[str, Any], ready: Callable[[], None]) -> list[str | bytes]:
+    """Return the texts of a file, and images of its pages; raises `Unreadable`.
 
-    ``charset`` and ``is_html`` are what its sender declares.  ``ready`` is called once all libraries are loaded.
+    The ``order`` has the limits, what the sender declares, and the pages to show.  ``ready`` is called once all
+    libraries are loaded.
     """
+    limits = order["limits"]
     if not data.strip():
         raise Unreadable("It is empty.")
     if b"%PDF-" in data[:1024]:
-        parts: Iterable[str] = _pages(data, limits["pages"], ready)
+        parts: Iterable[str | bytes] = _Pdf(data, order["shows"], limits).parts(ready)
     elif data.startswith(b"PK\x03\x04"):
         ready()
         archive = Archive(data, limits["inflated"])
         parts = archive.reader()(archive)
     else:
-        parts = [_plain(data, charset, is_html, ready)]
-    text = _joined(parts, limits["characters"])
-    if not text.strip():
+        parts = [_plain(data, order["charset"], order["is_html"], ready)]
+    joined = _joined(parts, limits)
+    if not any(part.strip() for part in joined):
         raise Unreadable("It has no text.")
-    return text.encode("utf-8", "replace").decode()
+    return joined
 
 
-def _joined(parts: Iterable[str], most: int) -> str:
-    kept, size = list[str](), 0
+def _joined(parts: Iterable[str | bytes], limits: Mapping[str, int]) -> list[str | bytes]:
+    """Join the texts between two images; raises `Unreadable` if texts or images are too much."""
+    joined, text = list[str | bytes](), list[str]()
+    most, characters, size = limits["characters"], 0, 0
     for part in parts:
-        size += len(part)
-        if size > most:
+        if isinstance(part, str):
+            characters += len(part)
+            text.append(part)
+        else:
+            size += len(part)
+            joined += ["".join(text), part]
+            text.clear()
+        if characters > most:
             raise Unreadable(f"Its text is longer than {most:,} characters.")
-        kept.append(part)
-    return "".join(kept).strip("\n")
+        if size > limits["shown_bytes"]:
+            raise Unreadable(f"Its pages take more than {limits['shown_bytes']:,} bytes as images.")
+    joined.append("".join(text))
+    if len(joined) == 1:
+        joined = ["".join(text).strip("\n")]
+    return [part.encode("utf-8", "replace").decode() if isinstance(part, str) else part for part in joined]
 
 
-def _pages(data: bytes, most: int, ready: Callable[[], None]) -> Iterator[str]:
-    import pypdfium2  # noqa: PLC0415 - most files need no PDFium, which takes long to load
+class _Pdf:
+    """A PDF, of which ``shows`` are the pages to show as images: ``all``, the ``scans`` without text, or ``none``."""
 
-    ready()
-    try:
-        document = pypdfium2.PdfDocument(data)
-        count = len(document)
-    except pypdfium2.PdfiumError as error:
-        is_locked = error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD
-        raise Unreadable("It needs a password." if is_locked else "It is no valid PDF.") from None
-    if count > most:
-        raise Unreadable(f"It has {count:,} pages, and {most:,} are allowed.")
-    has_text = False
-    for number in range(count):
+    def __init__(self, data: bytes, shows: str, limits: Mapping[str, int]) -> None:
+        self._data = data
+        self._shows = shows
+        self._most, self._most_shown = limits["pages"], limits["shown"]
+
+    def parts(self, ready: Callable[[], None]) -> Iterator[str | bytes]:
+        """Yield the text of each page, and its image if it is to be shown."""
+        import pypdfium2  # noqa: PLC0415 - most files need no PDFium, which takes long to load
+
+        ready()
         try:
-            page = document[number]
-            content = page.get_textpage()
-            text = content.get_text_range().replace("\r\n", "\n").replace(_BROKEN_WORD, "-").strip()
-            content.close()
-            page.close()
-        except pypdfium2.PdfiumError:
-            raise Unreadable(f"Its page {number + 1} is damaged.") from None
-        has_text = has_text or bool(text)
-        yield f"[page {number + 1}]\n{text}\n\n"
-    if not has_text:
-        raise Unsupported("Its pages have no text: send them as images.")
+            document = pypdfium2.PdfDocument(self._data)
+            count = len(document)
+        except pypdfium2.PdfiumError as error:
+            is_locked = error.err_code == pypdfium2.raw.FPDF_ERR_PASSWORD
+            raise Unreadable("It needs a password." if is_locked else "It is no valid PDF.") from None
+        if count > self._most:
+            raise Unreadable(f"It has {count:,} pages, and {self._most:,} are allowed.")
+        found = shown = 0
+        for number in range(count):
+            try:
+                page = document[number]
+                text = _text_on(page)
+                is_shown = self._shows == "all" or (self._shows == "scans" and not text)
+                shown += is_shown
+                if shown > self._most_shown:
+                    raise Unreadable(f"It has more than {self._most_shown:,} pages that are to be shown as images.")
+                image = _image_of(page) if is_shown else b""
+                page.close()
+            except pypdfium2.PdfiumError:
+                raise Unreadable(f"Its page {number + 1} is damaged.") from None
+            found += bool(text or image)
+            yield f"[page {number + 1}]\n{text}\n" + "\n" * (not image)
+            if image:
+                yield image
+                yield "\n"
+        if not found:
+            raise Unsupported("Its pages have no text: send them as images.")
+
+
+def _text_on(page: Any) -> str:
+    content = page.get_textpage()
+    text: str = content.get_text_range().replace("\r\n", "\n").replace(_BROKEN_WORD, "-").strip()
+    content.close()
+    return text
+
+
+def _image_of(page: Any) -> bytes:
+    """Return a page as a PNG, written here, because Pillow only comes with vLLM."""
+    scale = min(MOST_SCALE, LONGEST_SIDE / max(*page.get_size(), 1.0))
+    bitmap = page.render(scale=scale, rev_byteorder=True)
+    width, height, channels = bitmap.width, bitmap.height, bitmap.n_channels
+    pixels = bytes(bitmap.buffer).translate(_FEW_SHADES)
+    rows = (pixels[at : at + width * channels] for at in range(0, height * bitmap.stride, bitmap.stride))
+    color = {1: 0, 3: 2, 4: 6}[channels]
+    bitmap.close()
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows), 6)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 def _plain(data: bytes, charset: str, is_html: bool, ready: Callable[[], None]) -> str:
@@ -150,17 +216,18 @@ def main() -> None:
         codecs.lookup(order["charset"])
     for name in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1", "cp437", _FALLBACK):
         codecs.lookup(name)
-    text = problem = ""
-    is_unsupported = False
+    parts, problem, is_unsupported = list[str | bytes](), "", False
     try:
-        text = text_of(sys.stdin.buffer.read(), order["charset"], order["is_html"], limits, lock)
+        parts = parts_of(sys.stdin.buffer.read(), order, lock)
     except Unreadable as error:
         problem, is_unsupported = str(error), isinstance(error, Unsupported)
     except MemoryError:
         problem = "Reading it takes too much memory."
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    head = json.dumps({"problem": problem, "memory": used, "is_unsupported": is_unsupported})
-    sys.stdout.buffer.write(head.encode() + b"\n" + text.encode())
+    written = [part.encode() if isinstance(part, str) else part for part in parts]
+    sizes = [len(data) * (1 if isinstance(part, str) else -1) for part, data in zip(parts, written, strict=True)]
+    head = json.dumps({"problem": problem, "memory": used, "parts": sizes, "is_unsupported": is_unsupported})
+    sys.stdout.buffer.write(head.encode() + b"\n" + b"".join(written))
 
 
 if __name__ == "__main__":

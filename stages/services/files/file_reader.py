@@ -1,6 +1,7 @@
 """Reading the files of a conversation: the model reads the text of each in the place of its part.
 
-The texts are cached by the SHA-256 of the files, so that the turns of a conversation do not read the same file again.
+A model that sees images is also shown pages of PDFs.  All is cached by the SHA-256 of the files, so that the turns of a
+conversation do not read the same file again.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ import sys
 from binascii import a2b_base64
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, TypeVarTuple, Unpack
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.items import InputFile
+from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage, InputText
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url
 from penstock.stages.services.files.names import plain_name
+from penstock.stages.services.files.owned import OwnedFiles
 from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.lru_cache import LruCache
+from penstock.stages.services.store.files import StoredFile
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
@@ -42,13 +47,18 @@ Given = TypeVarTuple("Given")
 MOST_AT_ONCE = 4
 """Files that are read at once, each in a process."""
 KEPT_CHARACTERS = 64 << 20
-"""Characters of the texts that are cached."""
+"""Characters of the texts and data URLs that are cached."""
 
 _KEPT_SECONDS = 300.0
 _PROGRAM = "penstock.stages.services.files.extraction"
 _HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "*/*"}
 _PIECE = 1 << 16  # a multiple of four characters, so that each piece of base64 can be decoded alone
 _HEAD = re.compile(r"data:(?P<type>[^,]{0,200}?)(?P<base64>;base64)?,", re.IGNORECASE)
+_Parts: TypeAlias = tuple[str | InputImage, ...]
+
+_SHOWS = {"low": "none", "auto": "scans", "high": "all"}
+"""The pages that a detail shows as images to a model that sees some: scans are those without text."""
+
 _MARKS = re.compile(r'[<>"]')
 
 _threads = ThreadPoolExecutor(MOST_AT_ONCE, "files")
@@ -66,6 +76,10 @@ class FileLimits:
     inflated: int = 256 << 20
     """Bytes to which an archive may inflate."""
     characters: int = 4_000_000
+    shown: int = 100
+    """Pages that are shown as images; also of all files of a conversation."""
+    shown_bytes: int = 32 << 20
+    """Bytes of these images, of one file."""
 
 
 class NotRead(Exception):
@@ -78,10 +92,14 @@ class NotRead(Exception):
 
 
 class _Head(msgspec.Struct):
-    """The first line of what the program writes: ``memory`` is the most that it took."""
+    """The first line of what the program writes: ``memory`` is the most that it took.
+
+    ``parts`` are the sizes of the texts and images after this line, in bytes, those of images as negative numbers.
+    """
 
     problem: str
     memory: int
+    parts: tuple[int, ...]
     is_unsupported: bool = False
 
 
@@ -119,10 +137,10 @@ class FileReader:
         self._allowed = allowed
         self._resolver = resolver
         self._clock = clock
-        self._texts: LruCache[str] = LruCache(KEPT_CHARACTERS)
-        """The texts, by the SHA-256 of the file and what is declared of it."""
+        self._known: LruCache[_Parts] = LruCache(KEPT_CHARACTERS)
+        """The texts and images, by the SHA-256 of the file, what is declared of it, and what is shown of it."""
         self._fetched: LruCache[tuple[float, str]] = LruCache(KEPT_CHARACTERS)
-        """The time of the fetch and the name of the text, by URL."""
+        """The time of the fetch and the name of what was read, by what is shown of it and its URL."""
 
     @property
     def limits(self) -> FileLimits:
@@ -132,53 +150,102 @@ class FileReader:
     async def text_of(self, data: bytes, name: str, media_type: str) -> str:
         """Return the text of a file; raises `NotRead`."""
         content = await self._in_thread(_Content.of, data, media_type)
-        return (await self._read(content, name))[1]
+        _, parts = await self._read(content, name, "none")
+        return "".join(part for part in parts if isinstance(part, str))
 
-    async def read_all(self, files: Sequence[tuple[InputFile, str]]) -> list[str]:
+    async def read_all(
+        self,
+        files: Sequence[tuple[InputFile | InputImage, str]],
+        owned: OwnedFiles | None = None,
+        *,
+        sees_images: bool = False,
+    ) -> list[FileReading]:
         """Return what the model reads for each file; the second value of each is its path in the request.
 
-        Raises `InvalidRequest` with that path if a file cannot be read, or is too much beside those before it.  They
-        are read one after another, so that one conversation takes no more than one place of `MOST_AT_ONCE`.
+        Raises `InvalidRequest` with that path if a file cannot be read, or is too much beside those before it, and
+        `StoredFileNotFound` for an id that is not among the ``owned`` files.  They are read one after another, so that
+        one conversation takes no more than one place of `MOST_AT_ONCE`.
         """
-        texts, size = list[str](), 0
-        for file, path in files:
-            name = name_of(file)
+        readings, size, shown = list[FileReading](), 0, 0
+        for part, path in files:
+            stored = await _stored(part, path, owned)
+            name = name_of(part, stored)
             try:
-                text = await self._text(file, name)
+                if isinstance(part, InputImage):
+                    readings.append((await self._image(part, stored, owned),))
+                    continue
+                parts = await self._parts(part, name, stored, owned, sees_images=sees_images)
             except NotRead as error:
                 raise InvalidRequest(f"The file {name!r} cannot be read. {error}", param=path) from error
-            size += len(text)
+            size += sum(len(each) for each in parts if isinstance(each, str))
             if size > self._limits.characters:
                 message = f"The files of a conversation may have {self._limits.characters:,} characters together."
                 raise InvalidRequest(message, param=path)
-            texts.append(f'<file name="{name}">\n{text}\n</file>\n')
-        return texts
+            shown += sum(isinstance(each, InputImage) for each in parts)
+            if shown > self._limits.shown:
+                message = f"The files of a conversation may show {self._limits.shown:,} pages as images together."
+                raise InvalidRequest(message, param=path)
+            readings.append(_between_marks(name, parts))
+        return readings
 
-    async def _text(self, file: InputFile, name: str) -> str:
+    async def _parts(
+        self, file: InputFile, name: str, stored: StoredFile | None, owned: OwnedFiles | None, *, sees_images: bool
+    ) -> _Parts:
+        shows = _SHOWS[file.detail or "auto"] if sees_images else "none"
+        if stored is not None and owned is not None:
+            declared = _Content(b"", stored.media_type, stored.sha256)
+            if (known := self._known.get(_key(declared, name, shows))) is not None:
+                return known
+            return (await self._read(replace(declared, data=await self._whole(stored, owned)), name, shows))[1]
         if isinstance(url := file.file_url, str):
-            return await self._text_at(url, name)
+            return await self._parts_at(url, name, shows)
         data = file.file_data if isinstance(file.file_data, str) else ""
-        return (await self._read(await self._in_thread(self._content, data), name))[1]
+        return (await self._read(await self._in_thread(self._content, data), name, shows))[1]
 
-    async def _text_at(self, url: str, name: str) -> str:
-        fetched_at, key = self._fetched.get(url) or (0.0, "")
-        if key and fetched_at + _KEPT_SECONDS >= self._clock() and (text := self._texts.get(key)) is not None:
-            return text
+    async def _image(self, image: InputImage, stored: StoredFile | None, owned: OwnedFiles | None) -> InputImage:
+        """Return an image that is a stored file with its data."""
+        if stored is None or owned is None or stored.bytes > LARGEST_IMAGE:
+            raise NotRead(f"An image may have {LARGEST_IMAGE:,} bytes.")
+        content = await owned.content(stored)
+        try:
+            return InputImage(await self._in_thread(as_data_url, content), image.detail)
+        except NoImage as error:
+            raise NotRead(str(error)) from error
+
+    async def _whole(self, stored: StoredFile, owned: OwnedFiles) -> bytes:
+        if stored.bytes > self._limits.bytes:
+            raise self._too_large()
+        return await owned.content(stored)
+
+    async def _parts_at(self, url: str, name: str, shows: str) -> _Parts:
+        place = f"{shows} {url}"
+        fetched_at, key = self._fetched.get(place) or (0.0, "")
+        if key and fetched_at + _KEPT_SECONDS >= self._clock() and (known := self._known.get(key)) is not None:
+            return known
         content = await self._fetch(url)
-        key, text = await self._read(content, name)
-        self._fetched.put(url, (self._clock(), key), len(url))
-        return text
+        key, parts = await self._read(content, name, shows)
+        self._fetched.put(place, (self._clock(), key), len(url))
+        return parts
 
-    async def _read(self, content: _Content, name: str) -> tuple[str, str]:
-        """Return the name of the text in the cache, and the text."""
-        is_html = "html" in content.media_type.lower() or name.lower().endswith((".html", ".htm"))
-        key = f"{content.digest} {content.charset} {is_html}"
-        if (known := self._texts.get(key)) is not None:
+    async def _read(self, content: _Content, name: str, shows: str) -> tuple[str, _Parts]:
+        """Return the name of what is read in the cache, and what is read."""
+        key = _key(content, name, shows)
+        if (known := self._known.get(key)) is not None:
             return key, known
-        order = {"charset": content.charset, "is_html": is_html, "limits": asdict(self._limits)}
-        text = await self._in_thread(self._extracted, msgspec.json.encode(order) + b"\n", content.data)
-        self._texts.put(key, text, len(text))
-        return key, text
+        order = {
+            "charset": content.charset,
+            "is_html": _is_html(content, name),
+            "shows": shows,
+            "limits": asdict(self._limits),
+        }
+        child = _Child(msgspec.json.encode(order) + b"\n", content.data, self._limits.seconds)
+        try:
+            parts = await self._in_thread(child.run)
+        except asyncio.CancelledError:
+            child.kill()
+            raise
+        self._known.put(key, parts, sum(len(each if isinstance(each, str) else each.url) for each in parts))
+        return key, parts
 
     async def _in_thread(self, work: Callable[[Unpack[Given]], Result], *given: *Given) -> Result:
         return await asyncio.get_running_loop().run_in_executor(_threads, work, *given)
@@ -213,41 +280,97 @@ class FileReader:
             return _Content.of(unquote_to_bytes(text[start:]), media_type)
         return _Content.of(b"".join(_decoded(text, start)), media_type)
 
-    def _extracted(self, order: bytes, data: bytes) -> str:
-        try:
-            ended = subprocess.run(  # noqa: S603 - this project's own command line
-                (sys.executable, "-I", "-m", _PROGRAM),
-                input=order + data,
-                capture_output=True,
-                timeout=self._limits.seconds,
-                env={},
-                cwd="/",
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise NotRead(f"Reading it takes longer than {self._limits.seconds:g} seconds.") from None
-        line, _, text = ended.stdout.partition(b"\n")
-        if ended.returncode != 0:
-            logger.warning("Reading a file ended with %s: %s", ended.returncode, shortened(_last_line(ended.stderr)))
-            raise NotRead("Reading it takes too much memory or time, or it is damaged.")
-        head = msgspec.json.decode(line, type=_Head)
-        if head.problem:
-            raise NotRead(head.problem, is_unsupported=head.is_unsupported)
-        return text.decode()
-
     def _too_large(self) -> NotRead:
         return NotRead(f"It is larger than {self._limits.bytes:,} bytes.")
 
 
-def _last_line(errors: bytes) -> str:
-    return errors.decode(errors="replace").strip().rpartition("\n")[2]
+class _Child:
+    """One run of the program, which ends with the request that wants it."""
+
+    def __init__(self, order: bytes, data: bytes, seconds: float) -> None:
+        self._input = order + data
+        self._seconds = seconds
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_unwanted = False
+
+    def run(self) -> _Parts:
+        """Return what the program reads; raises `NotRead`."""
+        with self._lock:
+            if self._is_unwanted:
+                raise NotRead("It is not wanted any more.")
+            self._process = process = subprocess.Popen(  # noqa: S603 - this project's own command line
+                (sys.executable, "-I", "-m", _PROGRAM),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={},
+                cwd="/",
+            )
+        with process:
+            try:
+                written, errors = process.communicate(self._input, self._seconds)
+            except subprocess.TimeoutExpired:
+                raise NotRead(f"Reading it takes longer than {self._seconds:g} seconds.") from None
+            finally:
+                process.kill()
+        line, _, content = written.partition(b"\n")
+        if process.returncode != 0:
+            if not self._is_unwanted:
+                last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+                logger.warning("Reading a file ended with %s: %s", process.returncode, shortened(last))
+            raise NotRead("Reading it takes too much memory or time, or it is damaged.")
+        head = msgspec.json.decode(line, type=_Head)
+        if head.problem:
+            raise NotRead(head.problem, is_unsupported=head.is_unsupported)
+        return tuple(_split(content, head.parts))
+
+    def kill(self) -> None:
+        """End the program, or keep it from being started."""
+        with self._lock:
+            self._is_unwanted = True
+            if self._process is not None:
+                self._process.kill()
 
 
-def name_of(file: InputFile) -> str:
+def _split(content: bytes, sizes: Sequence[int]) -> Iterator[str | InputImage]:
+    """Yield the texts and images of these sizes, those of images below zero."""
+    start = 0
+    for size in sizes:
+        part = content[start : start + abs(size)]
+        yield part.decode() if size >= 0 else InputImage(as_data_url(part))
+        start += abs(size)
+
+
+def _between_marks(name: str, parts: _Parts) -> FileReading:
+    first, last = f'<file name="{name}">\n', "\n</file>\n"
+    match parts:
+        case (str(text),):
+            return f"{first}{text}{last}"
+        case _:
+            shown = (InputText(part) if isinstance(part, str) else part for part in parts)
+            return (InputText(first), *shown, InputText(last))
+
+
+async def _stored(part: InputFile | InputImage, path: str, owned: OwnedFiles | None) -> StoredFile | None:
+    return await owned.find(part.file_id, path) if owned and isinstance(part.file_id, str) else None
+
+
+def _is_html(content: _Content, name: str) -> bool:
+    return "html" in content.media_type.lower() or name.lower().endswith((".html", ".htm"))
+
+
+def _key(content: _Content, name: str, shows: str) -> str:
+    return f"{content.digest} {content.charset} {_is_html(content, name)} {shows}"
+
+
+def name_of(part: InputFile | InputImage, stored: StoredFile | None = None) -> str:
     """Return the name of a file without its folders and without what could forge a mark of a file."""
-    given = file.filename if file.filename is not UNSET else ""
-    if not given and isinstance(file.file_url, str):
-        given = unquote(urlsplit(file.file_url).path)
+    given = part.filename if isinstance(part, InputFile) and part.filename is not UNSET else ""
+    if not given and stored is not None:
+        given = stored.filename
+    if not given and isinstance(part, InputFile) and isinstance(part.file_url, str):
+        given = unquote(urlsplit(part.file_url).path)
     return safe_name(given)
 
 

@@ -143,7 +143,7 @@ async def test_a_file_on_the_web_is_fetched(
                     }
                 ],
             },
-            "messages[0]",
+            "messages[0].content[0]",
         ),
     ],
     ids=["responses", "chat", "messages"],

@@ -63,10 +63,10 @@ async def test_a_history_is_read_again(store: Store) -> None:
 @pytest.mark.parametrize(
     ("part", "param", "words"),
     [
-        (FILE | {"file_id": "file_1"}, ".file_id", "no Files API"),
-        ({"type": "input_file"}, "", "either file_data or a file_url"),
-        ({"type": "input_file", "filename": "a.txt"}, "", "either file_data or a file_url"),
-        (FILE | {"file_url": "https://example.com"}, "", "either file_data or a file_url"),
+        (FILE | {"file_id": "file_1"}, ".file_id", "one of file_data, file_url and file_id"),
+        ({"type": "input_file"}, "", "one of file_data, file_url and file_id"),
+        ({"type": "input_file", "filename": "a.txt"}, "", "one of file_data, file_url and file_id"),
+        (FILE | {"file_url": "https://example.com"}, "", "one of file_data, file_url and file_id"),
         ({"type": "input_file", "file_url": "file:///etc/passwd"}, ".file_url", "begins with"),
         ({"type": "input_file", "file_url": ""}, ".file_url", "begins with"),
         (FILE | {"file_data": 5}, ".file_data", "string"),

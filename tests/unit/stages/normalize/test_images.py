@@ -66,8 +66,9 @@ async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type
 @pytest.mark.parametrize(
     ("part", "param", "words"),
     [
-        ({"type": "input_image"}, ".image_url", "needs an image_url"),
-        ({"type": "input_image", "file_id": "file_1"}, ".file_id", "keeps no files"),
+        ({"type": "input_image"}, ".image_url", "either an image_url or a file_id"),
+        ({"type": "input_image", "file_id": "file_1"}, ".file_id", "No such File object: file_1"),
+        ({"type": "input_image", "file_id": "file_1", "image_url": PICTURE}, ".file_id", "either an image_url"),
         ({"type": "input_image", "image_url": "data:,"}, ".image_url", "image cannot be read"),
         ({"type": "input_image", "image_url": data_url(b"<svg/>", "image/svg+xml")}, ".image_url", "Its type"),
         ({"type": "input_image", "image_url": "file:///etc/passwd"}, ".image_url", "begins with"),
@@ -76,7 +77,7 @@ async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type
         ({"type": "input_image", "image_url": ""}, ".image_url", "begins with"),
         ({"type": "input_image", "image_url": 5}, ".image_url", "string"),
         ({"type": "input_image", "image_url": PICTURE, "detail": "tiny"}, ".detail", "Input should be"),
-        ({"type": "input_file", "file_id": "file_1"}, ".file_id", "no Files API"),
+        ({"type": "input_file", "file_id": "file_1"}, ".file_id", "No such File object: file_1"),
     ],
 )
 async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
@@ -85,6 +86,33 @@ async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json,
         with pytest.raises(InvalidRequest, match=words) as refused:
             await normalize(store, sees=True, input=items)
         assert refused.value.param == place + param
+
+
+@pytest.mark.parametrize("call", [CALL, CUSTOM_CALL])
+async def test_stored_image_is_read_in_place_of_its_id(store: Store, call: Json) -> None:
+    async with store.files.uploading("ann") as upload:
+        await upload.write(png())
+        file = await upload.finish("a.png", "vision")
+    sent = {"type": "input_image", "file_id": file.id, "detail": "high"}
+    output = {"type": f"{call['type']}_output", "call_id": "c", "output": [sent]}
+    resolved = await normalize(store, owner="ann", sees=True, input=[user(TEXT, sent), call, output])
+    for item, read in zip(resolved.facts.input, resolved.items, strict=True):
+        if wire.images_of(item):
+            assert wire.images_of(item) == (wire.InputImage(detail="high", file_id=file.id),)
+            assert wire.images_of(read) == (wire.InputImage(PICTURE, "high"),)
+    with pytest.raises(InvalidRequest, match="No such File object"):
+        await normalize(store, owner="bob", sees=True, input=[user(sent)])
+    with pytest.raises(InvalidRequest, match="reads text only"):
+        await normalize(store, owner="ann", input=[user(sent)])
+
+
+async def test_stored_file_that_is_no_image_is_refused(store: Store) -> None:
+    async with store.files.uploading("") as upload:
+        await upload.write(b"words")
+        file = await upload.finish("a.png", "vision")
+    with pytest.raises(InvalidRequest, match=r"'a\.png' cannot be read\. It is not a PNG") as refused:
+        await normalize(store, sees=True, input=[user({"type": "input_image", "file_id": file.id})])
+    assert refused.value.param == "input[0].content[0]"
 
 
 async def test_assistant_messages_have_no_images(store: Store) -> None:

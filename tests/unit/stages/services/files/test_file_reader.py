@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import subprocess
 import sys
 import zlib
@@ -15,9 +16,11 @@ import pytest
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.items import InputFile
+from penstock.pipeline.protocol.items import InputFile, InputImage, InputText
+from penstock.stages.models.images import check_data_url, image_in
 from penstock.stages.services.files.file_reader import FileLimits, FileReader, name_of
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.documents import archive, as_base64, docx, paragraph, pdf, pdf_of, pptx, table, xlsx
@@ -35,6 +38,7 @@ DOCTYPE = '<!DOCTYPE d [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;">]><w:document xm
 async def text_of(data: bytes, name: str = "a.bin", head: str = "", reader: FileReader | None = None) -> str:
     file = InputFile(filename=name, file_data=head + as_base64(data))
     (text,) = await (reader or FileReader()).read_all([(file, PATH)])
+    assert isinstance(text, str)
     return text
 
 
@@ -189,19 +193,128 @@ def test_any_bytes_of_any_type_have_a_text_or_a_400(data: bytes, name: str, head
 
 async def test_a_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
-    run = subprocess.run
+    start = subprocess.Popen
 
     def counted(*words: Any, **more: Any) -> Any:
         started.append(words)
-        return run(*words, **more)
+        return start(*words, **more)
 
-    monkeypatch.setattr(subprocess, "run", counted)
+    monkeypatch.setattr(subprocess, "Popen", counted)
     reader = FileReader()
     first = await text_of(b"a", "a.txt", reader=reader)
     assert await text_of(b"a", "b.txt", reader=reader) == first.replace("a.txt", "b.txt")
     assert len(started) == 1
     await text_of(b"a", "a.html", reader=reader)
     assert len(started) == 2
+
+
+async def test_a_cancelled_request_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def noted(*words: Any, **more: Any) -> Any:
+        started.append(start(*words, **more))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    reading = asyncio.create_task(text_of(pdf(["a" * 50] * 2_000)))
+    while not started:
+        await asyncio.sleep(0.001)
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert await asyncio.to_thread(started[0].wait) == -9
+
+
+SCAN = pdf(["", "", "Words"])
+
+
+async def shown(data: bytes, detail: Any, limits: FileLimits | None = None, *, sees_images: bool = True) -> list[str]:
+    """Return what a model reads of a file; each image as its size."""
+    file = InputFile(filename="a.pdf", file_data=as_base64(data), detail=detail)
+    reader = FileReader(limits or FileLimits())
+    (reading,) = await reader.read_all([(file, PATH)], sees_images=sees_images)
+    parts = [InputText(reading)] if isinstance(reading, str) else reading
+    return [part.text if isinstance(part, InputText) else size_of(part) for part in parts]
+
+
+def size_of(image: InputImage) -> str:
+    check_data_url(image.url)
+    width, height = struct.unpack(">II", image_in(image.url)[16:24])
+    return f"{width} x {height}"
+
+
+START, PAGE = '<file name="a.pdf">\n', "1224 x 1584"
+
+
+@pytest.mark.parametrize(
+    ("detail", "parts"),
+    [
+        ("low", [f"{START}[page 1]\n\n\n[page 2]\n\n\n[page 3]\nWords\n</file>\n"]),
+        ("auto", [START, "[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n\n", "\n</file>\n"]),
+        (UNSET, [START, "[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n\n", "\n</file>\n"]),
+        (
+            "high",
+            [START, "[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n", PAGE, "\n", "\n</file>\n"],
+        ),
+    ],
+)
+async def test_detail_decides_which_pages_a_model_sees(detail: Any, parts: list[str]) -> None:
+    assert await shown(SCAN, detail) == parts
+    assert len(await shown(SCAN, detail, sees_images=False)) == 1
+
+
+async def test_page_looks_as_its_pdf_says() -> None:
+    """Helvetica is not in the file, and the process cannot open the fonts of the system: PDFium has its own."""
+    file = InputFile(file_data=as_base64(pdf(["MMMMMM"])), detail="high")
+    (reading,) = await FileReader().read_all([(file, PATH)], sees_images=True)
+    page = reading[2]
+    assert isinstance(page, InputImage)
+    image = image_in(page.url)
+    (size,) = struct.unpack(">I", image[33:37])
+    rows = zlib.decompress(image[41 : 41 + size])
+    dark = [at for at, value in enumerate(rows) if value == 0 and at % (1224 * 3 + 1)]
+    places = [(at // (1224 * 3 + 1), at % (1224 * 3 + 1) // 3) for at in dark]
+    assert len(places) > 200
+    assert all(60 < row < 90 and 90 < column < 260 for row, column in places)
+
+
+@pytest.mark.parametrize(
+    ("data", "limits", "words"),
+    [
+        (pdf([""] * 3), {"shown": 2}, "more than 2 pages that are to be shown"),
+        (pdf([""] * 3), {"shown_bytes": 1_000}, "more than 1,000 bytes as images"),
+    ],
+)
+async def test_shown_pages_are_limited(data: bytes, limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        await shown(data, "auto", replace(FileLimits(), **limits))
+
+
+async def test_shown_pages_of_a_conversation_are_limited_together() -> None:
+    reader = FileReader(replace(FileLimits(), shown=3))
+    scan = InputFile(file_data=as_base64(pdf(["", ""])))
+    with pytest.raises(InvalidRequest, match="show 3 pages") as refused:
+        await reader.read_all([(scan, "input[0].content[0]"), (scan, PATH)], sees_images=True)
+    assert refused.value.param == PATH
+
+
+@pytest.mark.parametrize(
+    "size", ["[0 0 0 0]", "[0 0 1 1]", "[0 0 1e7 1]", "[0 0 1 1e7]", "[0 0 14400 14400]", "[9 9 -9 -9]"]
+)
+async def test_pages_of_any_size_are_shown_within_bounds(size: str) -> None:
+    data = pdf_of(
+        [
+            "<</Type/Catalog/Pages 2 0 R>>",
+            "<</Type/Pages/Count 1/Kids[3 0 R]>>",
+            f"<</Type/Page/Parent 2 0 R/MediaBox{size}>>",
+        ]
+    )
+    try:
+        parts = await shown(data, "high")
+    except InvalidRequest as error:
+        assert "damaged" in error.message  # noqa: PT017 - a page without room has no image
+    else:
+        assert all(int(side) <= 1_600 for part in parts if " x " in part for side in part.split(" x "))
 
 
 async def test_the_loop_goes_on_while_a_large_file_is_read() -> None:
@@ -222,7 +335,7 @@ async def test_the_loop_goes_on_while_a_large_file_is_read() -> None:
 
 
 async def test_a_process_without_memory_is_an_error_of_the_file() -> None:
-    for data in (docx(paragraph("a")), b"a " * (10 << 20)):
+    for data in (docx(paragraph("a" * (4 << 20))), b"a " * (10 << 20)):
         assert "too much memory" in await refusal(data, replace(FileLimits(), memory=1 << 20))
 
 
