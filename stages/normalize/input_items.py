@@ -164,7 +164,11 @@ class InputReader:
     def _screenshot(self, part: params.ScreenshotPart, path: str) -> wire.Screenshot:
         if not self.sees_images:
             raise unreadable(part.type, path, sees_images=False)
-        return wire.Screenshot(_image(params.ImagePart(image_url=part.image_url, file_id=part.file_id), path).image_url)
+        if part.file_id is not None:
+            raise InvalidRequest(
+                "Send the image_url of a screenshot: it cannot be a stored file.", param=f"{path}.file_id"
+            )
+        return wire.Screenshot(_image(params.ImagePart(image_url=part.image_url), path).url)
 
 
 def id_prefix(item: params.InputItem) -> str:
