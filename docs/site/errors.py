@@ -128,10 +128,19 @@ def _section(kind: type[Exception], all_texts: list[Text]) -> str:
     cause, cure = cause_and_cure(kind)
     wire = _wire(kind) if issubclass(kind, StageError) else ""
     rows = [text for text in all_texts if text.error == kind.__name__]
-    table = "".join(f"| {_cell(text.message)} | {_code(text.param)} | {_code(text.code)} |\n" for text in rows)
-    texts = f"| text | `param` | `code` |\n|---|---|---|\n{table}\n" if rows else ""
+    columns = [("text", [_cell(text.message) for text in rows])]
+    columns += [("`param`", [_code(text.param) for text in rows]), ("`code`", [_code(text.code) for text in rows])]
     cured = f"**Cure.** {_plain(cure)}\n\n" if cure else ""
-    return f"### {kind.__name__}\n\n{wire}**Cause.** {_plain(cause)}\n\n{cured}{texts}"
+    return f"### {kind.__name__}\n\n{wire}**Cause.** {_plain(cause)}\n\n{cured}{_table(columns)}"
+
+
+def _table(columns: list[tuple[str, list[str]]]) -> str:
+    """Return a table of the columns that have any value."""
+    filled = [(name, cells) for name, cells in columns if any(cells)]
+    if not filled:
+        return ""
+    lines = [[name for name, _ in filled], ["---"] * len(filled), *zip(*(cells for _, cells in filled), strict=True)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
 
 
 def _wire(kind: type[StageError]) -> str:
