@@ -156,7 +156,11 @@ class ContainerElsewhere(InvalidRequest):
 
 
 class VectorStoreNotFound(InvalidRequest):
-    """A path or a parameter names no vector store of the client, or nothing in it."""
+    """A path or a parameter names no vector store of the client, or nothing in it.
+
+    Cure: use an id from a list of vector stores, of their files or of their batches, with the API key that made
+    them.
+    """
 
     status = 404
 
@@ -165,7 +169,10 @@ class VectorStoreNotFound(InvalidRequest):
 
 
 class VectorStoreExpired(InvalidRequest):
-    """A vector store was not used for as long as it lasts: its files have left it."""
+    """A vector store was not used for as long as it lasts: its files have left it.
+
+    Cure: add the files to a new vector store, with a longer ``expires_after`` or none.
+    """
 
     def __init__(self, store_id: str, *, param: str = "vector_store_id") -> None:
         super().__init__(f"Vector store {store_id!r} is expired.", param=param, code="vector_store_expired")
