@@ -7,7 +7,7 @@ requests end in ``Param``, because an object may have one form in a request and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib.metadata import version
@@ -34,6 +34,7 @@ Schema: TypeAlias = dict[str, Any]
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 JSON = "application/json"
+FORM = "multipart/form-data"
 
 _REF = "#/components/schemas/"
 
@@ -45,7 +46,8 @@ class Operation:
     ``answer`` is the type of its JSON answer, or None if it only answers with errors, and ``statuses`` are the
     statuses of that answer.  ``body`` is the model that validates the body of a request.  ``refusals`` are the errors
     that it may answer with, besides an internal one and those of the body.  With ``streams``, it answers with events on
-    request.  ``body_type`` and ``answer_type`` are the media types.
+    request.  ``body_type`` and ``answer_type`` are the media types.  ``form`` is the model of a form that may come in
+    the place of the body.
     """
 
     answer: Any
@@ -56,6 +58,13 @@ class Operation:
     statuses: tuple[int, ...] = (200,)
     body_type: str = JSON
     answer_type: str = JSON
+    form: Any = None
+
+    @property
+    def bodies(self) -> dict[str, Any]:
+        """The models of the bodies that it takes, by their media types."""
+        given = {self.body_type: self.body} if self.body else {}
+        return given | ({FORM: self.form} if self.form else {})
 
 
 def operation(described: Operation) -> Callable[[AnyHandler], AnyHandler]:
@@ -74,10 +83,10 @@ def takes_body(request: web.Request) -> bool:
     return described is not None and described.body is not None
 
 
-def body_type(request: web.Request) -> str:
-    """Return the media type of the body that a request is to have."""
+def body_types(request: web.Request) -> Sequence[str]:
+    """Return the media types that the body of a request may have, the usual one first."""
     described: Operation | None = getattr(request.match_info.handler, "operation", None)
-    return described.body_type if described else JSON
+    return (described.body_type, *described.bodies) if described else (JSON,)
 
 
 Spoken: TypeAlias = Mapping[str, tuple[Wire, Conventions]]
@@ -127,7 +136,7 @@ class _Schemas:
         answered, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
         self.answers: dict[Any, Schema] = dict(zip(answers, answered, strict=False))
         self.streams: dict[frozenset[Any], Schema] = dict(zip(events, answered[len(answers) :], strict=True))
-        bodies = dict.fromkeys(operation.body for operation in operations if operation.body)
+        bodies = dict.fromkeys(body for operation in operations for body in operation.bodies.values())
         named, incoming = models_json_schema(
             [(model, "validation") for model in (*bodies, *MODELS)], ref_template=f"{_REF}{{model}}Param"
         )
@@ -195,7 +204,7 @@ def _described(
     if operation.body:
         operation_object["requestBody"] = {
             "required": True,
-            "content": {operation.body_type: {"schema": schemas.bodies[operation.body]}},
+            "content": {kind: {"schema": schemas.bodies[body]} for kind, body in operation.bodies.items()},
         }
     if operation.answer:
         operation_object["responses"] = {

@@ -19,7 +19,7 @@ from aiohttp import hdrs, web
 
 from penstock.api.http.auth import is_open
 from penstock.api.http.errors import Handler
-from penstock.api.http.openapi import JSON, body_type
+from penstock.api.http.openapi import JSON, body_types
 from penstock.api.http.proxies import AS_SENT
 from penstock.pipeline.errors import ForeignHost, ForeignOrigin, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -101,9 +101,9 @@ class Origins:
 def _check_content_type(request: web.Request) -> None:
     if not request.can_read_body or request.match_info.http_exception:
         return  # the second is the answer to a URL that has no route
-    kind = body_type(request)
-    if request.content_type != kind and not (kind == JSON and request.content_type.endswith("+json")):
-        raise UnsupportedMediaType(f"Send the body with the header 'Content-Type: {kind}'.")
+    kinds = body_types(request)
+    if request.content_type not in kinds and not (kinds[0] == JSON and request.content_type.endswith("+json")):
+        raise UnsupportedMediaType(f"Send the body with the header 'Content-Type: {kinds[0]}'.")
 
 
 def _host(request: web.Request) -> str:

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import STREAMING, as_json, listed_as_json
-from penstock.api.http.openapi import Operation, operation
+from penstock.api.http.openapi import FORM, Operation, operation
 from penstock.api.http.pagination import AFTER, LIMIT, ORDER
 from penstock.api.http.query import AnyText
 from penstock.api.http.request_body import off_loop, receive
@@ -25,7 +25,7 @@ from penstock.api.limits.admission import PAUSE
 from penstock.api.resources.resources import BASE, ServerParts
 from penstock.api.resources.upload_form import ANY_TYPE, UploadForm
 from penstock.pipeline import errors
-from penstock.pipeline.protocol.params.containers import AddContainerFile, CreateContainer
+from penstock.pipeline.protocol.params.containers import AddContainerFile, CreateContainer, UploadContainerFile
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.stages.normalize.containers import check_memory
@@ -233,6 +233,7 @@ class ContainerRoutes:
         Operation(
             ContainerFile,
             body=AddContainerFile,
+            form=UploadContainerFile,
             refusals=(*_FILE_REFUSALS, errors.BodyTooLarge, errors.StoredFileNotFound),
         )
     )
@@ -241,13 +242,12 @@ class ContainerRoutes:
         containers, container = self._offered(), await self._found(request)
         async with containers.used(container):
             try:
-                if request.content_type == "multipart/form-data":
+                if request.content_type == FORM:
                     form = UploadForm(request, containers.largest_file)
                     async with container.uploading() as upload:
                         await form.receive(upload.write)
-                        if "file" not in form.fields:
-                            raise errors.InvalidRequest("The form has no file.", param="file")
-                        file = await upload.finish(plain_name(form.fields["file"]))
+                        sent = read_body(msgspec.json.encode(form.fields), UploadContainerFile)
+                        file = await upload.finish(plain_name(sent.file))
                 else:
                     asked = await off_loop(read_body, await receive(request), AddContainerFile)
                     stored = await self.store.files.get(asked.file_id, request[OWNER])

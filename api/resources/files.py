@@ -18,7 +18,7 @@ from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import api_of
 from penstock.api.http.errors import INVALID, STREAMING, as_error, as_json, listed_as_json
-from penstock.api.http.openapi import Operation, operation
+from penstock.api.http.openapi import FORM, Operation, operation
 from penstock.api.http.query import AnyText, Choice, Number
 from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import BASE, ServerParts
@@ -177,7 +177,7 @@ class Files:
         Operation(
             FileObject,
             body=UploadFile,
-            body_type="multipart/form-data",
+            body_type=FORM,
             refusals=(InvalidRequest, BodyTooLarge, StorageFull, StoreFailed),
         )
     )

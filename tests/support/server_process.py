@@ -37,10 +37,13 @@ from tests.support.server import COUNT, HELLO
 _forks = get_context("forkserver")
 _forks.set_forkserver_preload(["tests.support.preloaded"])
 
+SLEEPING_CODE = "<|channel|>analysis to=python code<|message|>import time; time.sleep(600)<|call|>"
+
 SCRIPTS = {
     "quick": (HELLO, 0.0),
     "brisk": (HELLO, 0.002),
     "slow": (COUNT, 0.02),
+    "code": (SLEEPING_CODE, 0.0),
     "long": (COUNT.replace("99<", " ".join(map(str, range(99, 2000))) + "<"), 0.02),
 }
 """Text of the engine and seconds before each token, by name."""

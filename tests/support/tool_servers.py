@@ -86,6 +86,13 @@ def mcp_tool(label: str = "docs", url: str | None = None, **fields: Any) -> Json
 
 
 CODE_TOOL: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
+
+
+def in_container(container_id: str) -> list[Json]:
+    """Return the code interpreter in a container, as the tools of a request."""
+    return [{"type": "code_interpreter", "container": container_id}]
+
+
 SEARCH_TOOL: Json = {"type": "web_search"}
 
 # Serving

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from penstock.pipeline.protocol.params.common import Body, Name, Refused
+from penstock.pipeline.protocol.params.files import UploadedFile
 from penstock.pipeline.protocol.params.tools import MOST_FILE_IDS, NetworkPolicy
 
 
@@ -28,7 +29,13 @@ class CreateContainer(Body):
     skills: Refused = None
 
 
+class UploadContainerFile(Body):
+    """A file for a container."""
+
+    file: UploadedFile
+
+
 class AddContainerFile(Body):
-    """A file for a container: a stored one by its id, or one in a form."""
+    """A stored file for a container."""
 
     file_id: Name

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.pipeline.protocol.params.common import Body
 
-_UploadedFile: TypeAlias = Annotated[str, Field(json_schema_extra={"format": "binary"})]
+UploadedFile: TypeAlias = Annotated[str, Field(json_schema_extra={"format": "binary"})]
 """The name of a file, whose bytes are received apart from the fields."""
 
 
@@ -22,7 +22,7 @@ class ExpiresAfter(Body):
 class UploadFile(Body):
     """A file to store, with its purpose, which changes nothing here."""
 
-    file: _UploadedFile
+    file: UploadedFile
     purpose: Literal["assistants", "batch", "evals", "user_data", "vision"]
     expires_after: ExpiresAfter | None = None
 
@@ -35,7 +35,7 @@ class UploadFile(Body):
 class UploadFileToAnthropic(Body):
     """A file to store, in the form of Anthropic's API, which has no purposes."""
 
-    file: _UploadedFile
+    file: UploadedFile
     expires_in_seconds: int | None = Field(None, ge=3_600, le=7_776_000, strict=False)
 
     @property

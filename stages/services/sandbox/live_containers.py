@@ -32,7 +32,7 @@ from penstock.stages.services.containers import (
     TooManyContainers,
 )
 from penstock.stages.services.sandbox.folder import CHUNK, Folder, sweep
-from penstock.stages.services.sandbox.plan import HOME, Kind, SandboxLimits
+from penstock.stages.services.sandbox.plan import Kind, Plan
 from penstock.stages.services.sandbox.probe import Sandbox
 from penstock.stages.services.sandbox.process import Process, SandboxDied
 from penstock.stages.services.slots import Limit, Slots, sandbox_slots, unlimited
@@ -54,7 +54,8 @@ class OpenContainer:
     known: Described
     """The container as it was made."""
     folder: Folder
-    limits: SandboxLimits
+    plan: Plan
+    """The plan of its sandboxes."""
     users: int = 0
     """The responses and requests that use it: only an idle one, without users, ends of itself."""
     uploaded: set[str] = field(default_factory=set)
@@ -81,7 +82,7 @@ class OpenContainer:
     @property
     def home(self) -> str:
         """The path of the folder for code in the container."""
-        return next((process.home for process in self.processes.values()), HOME)
+        return self.plan.home(self.folder.path)
 
     async def files(self) -> list[FoundFile]:
         """Return the files in the folder, in the order of their paths."""
@@ -101,7 +102,7 @@ class OpenContainer:
     @asynccontextmanager
     async def uploading(self) -> AsyncGenerator[FolderUpload, None]:
         """Receive a file for the length of a block; nothing is left of it unless the block finishes it."""
-        room = self.limits.disk - sum(file.size for file in await self.files())
+        room = self.plan.limits.disk - sum(file.size for file in await self.files())
         upload = FolderUpload(self, *(await asyncio.to_thread(self.folder.begin)), room)
         try:
             yield upload
@@ -197,7 +198,7 @@ class OpenContainers:
     @property
     def largest_file(self) -> int:
         """Bytes of all files of a container."""
-        return self._limits().disk
+        return self._plan().limits.disk
 
     @property
     def most(self) -> int:
@@ -287,7 +288,7 @@ class OpenContainers:
             folder = await _folder()
             now = self.clock()
             known = replace(wanted, created_at=now, ttl=min(wanted.ttl, self.ttl))
-            made = self._live[wanted.id] = OpenContainer(known, folder, self._limits(), used_at=now)
+            made = self._live[wanted.id] = OpenContainer(known, folder, self._plan(), used_at=now)
             self._count_user(made)
             metrics.CONTAINERS.inc()
         finally:
@@ -349,8 +350,9 @@ class OpenContainers:
 
     # Life
 
-    def _limits(self) -> SandboxLimits:
-        return next((sandbox.plan.limits for sandbox in self.sandboxes.values()), SandboxLimits())
+    def _plan(self) -> Plan:
+        """Return the plan of one kind of sandbox; those of the others have the same limits and mode."""
+        return next(iter(self.sandboxes.values())).plan
 
     def _count_user(self, container: OpenContainer) -> None:
         container.users += 1

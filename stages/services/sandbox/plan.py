@@ -98,6 +98,10 @@ class Plan:
         packages = () if self.packages is None else (str(self.packages),)
         return (*programs, str(prefix / "lib"), str(prefix / "lib64"), *packages, *_FILES)
 
+    def home(self, folder: Path) -> str:
+        """Return the path inside of the folder of a container."""
+        return HOME if self.isolates else str(folder)
+
     def with_memory(self, memory: int | None) -> Plan:
         """Return the plan with another limit of memory, in bytes, if one is given."""
         return self if memory is None else replace(self, limits=replace(self.limits, memory=memory))

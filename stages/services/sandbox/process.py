@@ -41,7 +41,7 @@ class Process:
     def __init__(self, plan: Plan, folder: Folder) -> None:
         self._plan = plan
         self._folder = folder
-        self.home = HOME if plan.isolates else str(folder.path)
+        self.home = plan.home(folder.path)
         """The path of the folder inside."""
         self.excess: str | None = None
         """The limit that the sandbox exceeded, ``output`` or ``disk``; None if it did not."""

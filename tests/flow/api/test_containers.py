@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import pytest
+from openai.types.responses import ResponseCodeInterpreterToolCall, ResponseOutputMessage, ResponseOutputText
+from openai.types.responses.response_output_text import AnnotationContainerFileCitation
 
 from penstock.stages.services.sandbox.probe import Sandbox
+from tests.support.api_clients import openai_client
 from tests.support.sandboxes import available
 from tests.support.server import ScriptedServer
 from tests.support.tool_servers import (
@@ -19,6 +24,7 @@ from tests.support.tool_servers import (
     answer_markup,
     call_markup,
     data_url,
+    in_container,
     play_turns,
     png,
     python_markup,
@@ -52,10 +58,6 @@ def call_of(response: Json) -> Json:
 
 def logs(response: Json) -> str:
     return str(call_of(response)["outputs"][0]["logs"])
-
-
-def in_container(container_id: str) -> list[Json]:
-    return [{"type": "code_interpreter", "container": container_id}]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -164,6 +166,33 @@ async def test_shell_works_in_the_container_of_python(tmp_path: Path, sandbox: S
         assert (status, refused["error"]["param"]) == (404, "tools[0].environment.container_id")
 
 
+async def test_client_of_openai_gets_the_plot(served: ScriptedServer) -> None:
+    client, tools = openai_client(served.url), [cast("Any", CODE_TOOL)]
+    play_turns(served.engine, python_markup(f"plot = {png()!r}"), answer_markup())
+    first = await client.responses.create(model="tiny", input="Hi", tools=tools)
+    play_turns(
+        served.engine,
+        python_markup("_ = open('plot.png', 'wb').write(plot)"),
+        answer_markup("![The plot](sandbox:/mnt/data/plot.png)"),
+    )
+    second = await client.responses.create(
+        model="tiny", input="Draw it.", tools=tools, previous_response_id=first.id, include=[OUTPUTS]
+    )
+    call, message = second.output
+    assert isinstance(call, ResponseCodeInterpreterToolCall)
+    assert isinstance(message, ResponseOutputMessage)
+    assert call.outputs
+    assert (call.outputs[0].type, call.outputs[0].url) == ("image", data_url(png()))
+    assert isinstance(message.content[0], ResponseOutputText)
+    (cited,) = message.content[0].annotations
+    assert isinstance(cited, AnnotationContainerFileCitation)
+    content = await client.containers.files.content.retrieve(cited.file_id, container_id=cited.container_id)
+    assert content.content == png()
+    assert (cited.container_id, cited.filename) == (call.container_id, "plot.png")
+    assert [container.id async for container in client.containers.list()] == [call.container_id]
+    await client.close()
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -195,6 +224,48 @@ async def test_containers_are_listed_page_by_page(served: ScriptedServer) -> Non
     assert [each["id"] for each in named["data"]] == made[1::2]
 
 
+async def upload(served: ScriptedServer, container_id: str, name: str, content: bytes) -> tuple[int, Json]:
+    form = aiohttp.FormData(quote_fields=False)
+    form.add_field("file", BytesIO(content), filename=name)
+    async with served.client.post(f"{served.url}/v1/containers/{container_id}/files", data=form) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_uploaded_file_is_in_the_folder(served: ScriptedServer) -> None:
+    _, made = await served.post({"name": "mine"}, "/v1/containers")
+    status, file = await upload(served, made["id"], "../../dir/a b.csv", b"1,2")
+    assert (status, file["path"], file["bytes"], file["source"]) == (200, "/mnt/data/a b.csv", 3, "user")
+    response = await run(served, "open('a b.csv').read()", tools=in_container(made["id"]))
+    assert logs(response) == "'1,2'\n"
+    status, again = await upload(served, made["id"], "a b.csv", b"3")
+    assert (status, again["id"], again["bytes"]) == (200, file["id"], 1)
+
+
+async def test_upload_beyond_the_disk_leaves_nothing(served: ScriptedServer) -> None:
+    _, made = await served.post({"name": "mine"}, "/v1/containers")
+    path = f"/v1/containers/{made['id']}/files"
+    assert (await upload(served, made["id"], "a", bytes(40 << 20)))[0] == 200
+    status, refused = await upload(served, made["id"], "b", bytes(40 << 20))
+    assert (status, refused["error"]["param"]) == (400, "file")
+    assert [file["path"] for file in (await served.get(path))[1]["data"]] == ["/mnt/data/a"]
+    for body in ({}, {"file_id": "file-none"}, {"file_id": 5}, {"file": "a"}):
+        assert (await served.post(body, path))[0] in (400, 404)
+
+
+async def test_stored_file_is_put_into_the_folder(served: ScriptedServer) -> None:
+    async with served.store.files.uploading("") as sent:
+        await sent.write(b"1,2")
+        stored = await sent.finish("a.csv", "user_data")
+    _, made = await served.post({"name": "mine", "file_ids": [stored.id]}, "/v1/containers")
+    response = await run(served, "open('a.csv').read()", tools=in_container(made["id"]))
+    assert logs(response) == "'1,2'\n"
+    auto = {"type": "code_interpreter", "container": {"type": "auto", "file_ids": [stored.id]}}
+    assert logs(await run(served, "open('a.csv').read()", tools=[auto])) == "'1,2'\n"
+    _, other = await served.post({"name": "other"}, "/v1/containers")
+    status, file = await served.post({"file_id": stored.id}, f"/v1/containers/{other['id']}/files")
+    assert (status, file["bytes"], file["source"]) == (200, 3, "user")
+
+
 @asynccontextmanager
 async def two_servers(store_at: str, sandbox: Sandbox) -> AsyncGenerator[tuple[ScriptedServer, ScriptedServer], None]:
     async with AsyncExitStack() as closing:
@@ -217,6 +288,8 @@ async def test_owner_server_answers_for_its_container(store_at: str, sandbox: Sa
         _, page = await other.get(f"{path}/files")
         async with other.client.get(f"{other.url}{path}/files/{page['data'][0]['id']}/content") as content:
             assert await content.read() == b"1,2"
+        assert (await upload(other, container_id, "b.csv", bytes(1 << 20)))[1]["bytes"] == 1 << 20
+        assert len((await one.get(f"{path}/files"))[1]["data"]) == 2
         assert (await other.delete(path))[0] == 200
         assert (await one.get(path))[0] == 404
 

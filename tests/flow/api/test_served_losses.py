@@ -197,14 +197,17 @@ async def test_processes_of_code_end_with_its_response(tmp_path: Path, sandbox: 
 
 
 @pytest.mark.defect("30")
-async def test_finished_response_leaves_no_process(tmp_path: Path, sandbox: Sandbox) -> None:
+async def test_ended_container_leaves_no_process(tmp_path: Path, sandbox: Sandbox) -> None:
     turns = [python_markup("x = 1"), python_markup("print(x)"), answer_markup()]
-    async with tool_server(tmp_path, turns, sandbox=sandbox) as served:
+    async with tool_server(tmp_path, turns, sandbox=sandbox, resources=("containers",)) as served:
         others = descendants(os.getpid())
         received = await respond(
             served, "background", {"tools": [CODE_TOOL], "include": ["code_interpreter_call.outputs"]}
         )
         assert received.output[1]["outputs"] == [{"type": "logs", "logs": "1\n"}]
+        assert descendants(os.getpid()) - others  # its container outlives the response
+        container_id = received.output[1]["container_id"]
+        assert (await served.delete(f"/v1/containers/{container_id}"))[0] == 200
         await wait_until(lambda: not descendants(os.getpid()) - others)
 
 

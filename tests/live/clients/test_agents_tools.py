@@ -66,6 +66,26 @@ async def test_agent_uses_mcp_server_and_interpreter(model: OpenAIResponsesModel
     assert ran[1].outputs[0].logs == "40\n"
 
 
+async def test_session_of_an_agent_keeps_its_container(model: OpenAIResponsesModel) -> None:
+    worker, session = agent(model, PYTHON), SQLiteSession("container")
+    containers = set()
+    for _ in range(2):
+        result = await Runner.run(worker, TWICE, session=session)
+        assert result.final_output == "Twice 20 is 40."
+        containers |= {item.raw_item.container_id for item in result.new_items if item.type == "tool_call_item"}
+    assert len(containers) == 1
+
+
+async def test_agent_runs_code_in_a_named_container(model: OpenAIResponsesModel, url: str) -> None:
+    client = openai.AsyncOpenAI(base_url=url, api_key="none")
+    container = await client.containers.create(name="of an agent")
+    tool = CodeInterpreterTool({"type": "code_interpreter", "container": container.id})
+    result = await Runner.run(agent(model, tool), TWICE)
+    ran = [item.raw_item for item in result.new_items if item.type == "tool_call_item"]
+    assert {call.container_id for call in ran} == {container.id}
+    await client.containers.delete(container.id)
+
+
 async def test_agent_streams_mcp_and_interpreter_calls(model: OpenAIResponsesModel, documents: str) -> None:
     worker = agent(model, server("docs", documents), PYTHON)
     for question, did_what, answer in (

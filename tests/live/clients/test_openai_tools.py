@@ -104,3 +104,38 @@ def test_server_side_items_can_be_sent_back(client: openai.OpenAI, tools: Any) -
     second = client.responses.create(**request_body(context, tools, store=False))
     assert second.output_text == "2 plus 3 is 5."
     assert [item.type for item in did(second)] == ["mcp_call"]
+
+
+TWICE = "Set x to 20 in Python, then double it."
+
+
+def test_container_is_made_filled_used_and_deleted(client: openai.OpenAI) -> None:
+    expires: Any = {"anchor": "last_active_at", "minutes": 5}
+    container = client.containers.create(name="mine", expires_after=expires, memory_limit="1g")
+    assert (container.status, container.memory_limit, container.network_policy) != ("expired", None, None)
+    assert [found.id for found in client.containers.list(extra_query={"name": "mine"})] == [container.id]
+    file = client.containers.files.create(container.id, file=("a.csv", b"1,2"))
+    assert (file.bytes, file.source, file.path.rpartition("/")[2]) == (3, "user", "a.csv")
+    found = client.containers.files.retrieve(file.id, container_id=container.id)
+    assert found.to_dict() == file.to_dict()
+    content = client.containers.files.content.retrieve(file.id, container_id=container.id)
+    assert content.read() == b"1,2"
+    tools = [{"type": "code_interpreter", "container": container.id}]
+    first, second = did(client.responses.create(**request_body(TWICE, tools)))
+    assert (first.container_id, second.container_id, second.outputs[0].logs) == (container.id, container.id, "40\n")
+    assert [found.id for found in client.containers.files.list(container.id)] == [file.id]
+    client.containers.files.delete(file.id, container_id=container.id)
+    assert list(client.containers.files.list(container.id)) == []
+    client.containers.delete(container.id)
+    with pytest.raises(openai.NotFoundError):
+        client.containers.retrieve(container.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(**request_body(TWICE, tools))
+
+
+def test_conversation_keeps_its_container(client: openai.OpenAI) -> None:
+    first = client.responses.create(**request_body(TWICE, [PYTHON]))
+    second = client.responses.create(**request_body(TWICE, [PYTHON], previous_response_id=first.id))
+    assert {call.container_id for call in did(first)} == {call.container_id for call in did(second)}
+    other = client.responses.create(**request_body(TWICE, [PYTHON]))
+    assert {call.container_id for call in did(other)}.isdisjoint({call.container_id for call in did(first)})

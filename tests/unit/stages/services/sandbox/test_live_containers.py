@@ -246,7 +246,7 @@ async def test_broken_upload_leaves_nothing(containers: OpenContainers) -> None:
     container = await containers.create("cntr_1", "", "", 60, None)
     with pytest.raises(FolderFull):
         async with container.uploading() as upload:
-            await upload.write(bytes(container.limits.disk + 1))
+            await upload.write(bytes(container.plan.limits.disk + 1))
     for name in ("../a", "", "a\nb", "x" * 300):
         with pytest.raises(FolderFull):
             async with container.uploading() as upload:

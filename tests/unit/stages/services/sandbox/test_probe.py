@@ -40,10 +40,11 @@ print(found.plan.mode if isinstance(found, Sandbox) else "none: " + found.reason
 SERVE = """
 import asyncio, sys
 from penstock.stages.services.sandbox.probe import probe
+from tests.support.sandboxes import code_host, shell_host
 from tests.support.scripted_tools import NO_CONVERSATION
 
 async def main(kind, mode, text):
-    host = {"python": PythonHost, "container": ContainerHost}[kind](await probe(kind, modes=(mode,)))
+    host = {"python": code_host, "container": shell_host}[kind](await probe(kind, modes=(mode,)))
     print(flush=True)
     await host.session(NO_CONVERSATION).run("", text, 60)
 asyncio.run(main(*sys.argv[1:]))

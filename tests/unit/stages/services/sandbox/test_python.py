@@ -107,7 +107,7 @@ async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
     host = code_host(Sandbox(replace(python_sandbox.plan, limits=limits)))
     session = host.session(NO_CONVERSATION)
     try:
-        outcome = await session.run("python", "while True: pass", 30)
+        outcome = await session.run("python", "while True: pass", 120)
         assert "used up its processor time" in (outcome.error or "")
     finally:
         await host.close()
