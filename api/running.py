@@ -39,8 +39,11 @@ from penstock.stages.services import tracing
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
+from penstock.stages.services.standard_webhooks import Signer
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.web.ssrf import AllowedNetworks
+from penstock.stages.services.webhooks import Webhooks
 
 UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
 """Errors that the operator can fix: they end the command with their message, without a traceback."""
@@ -117,7 +120,8 @@ async def _scheduler(
         if settings.record:
             make_folder(settings.record)
         place = str(share.counts or settings.store)
-        store = Store(database(place), settings.stale, keeps=settings.store != NO_STORE)
+        keeps, notifies = settings.store != NO_STORE, settings.webhook is not None
+        store = Store(database(place), settings.stale, keeps=keeps, notifies=notifies)
         closing.push_async_callback(store.close)
         await store.open()
         await keys.read_store(store.keys)
@@ -170,7 +174,7 @@ async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGener
             asyncio.create_task(keep_tidying(scheduler.admission)),
         )
         try:
-            async with opened(parts) as resources:
+            async with _delivering(settings, store), opened(parts) as resources:
                 yield Api(
                     scheduler,
                     settings.keep_alive,
@@ -188,6 +192,18 @@ async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGener
         finally:
             for task in housekeeping:
                 task.cancel()
+
+
+@asynccontextmanager
+async def _delivering(settings: Settings, store: Store) -> AsyncGenerator[None, None]:
+    """Deliver webhooks for the length of a block, if the settings have a receiver."""
+    if settings.webhook is None or settings.webhook_secret is None:
+        yield
+        return
+    signer = Signer.of(settings.webhook_secret.get_secret_value())
+    allowed = AllowedNetworks.parse(settings.allow_address)
+    async with Webhooks(store.webhooks, settings.webhook, signer, allowed).delivering():
+        yield
 
 
 def _upstream(settings: Settings) -> Upstream | None:

@@ -15,7 +15,14 @@ from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
 from penstock.api.recording_settings import RecordingSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
 from penstock.api.sources import FILE, PREFIX, keys, read_file, unknown_variables
-from penstock.api.tool_settings import CacheSettings, FileSettings, PromptSettings, StageSettings, ToolSettings
+from penstock.api.tool_settings import (
+    CacheSettings,
+    FileSettings,
+    PromptSettings,
+    StageSettings,
+    ToolSettings,
+    WebhookSettings,
+)
 
 OF_VLLM = {
     "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions",
@@ -31,6 +38,7 @@ class Settings(  # pydantic begins with the fields of the last class
     StageSettings,
     CacheSettings,
     PromptSettings,
+    WebhookSettings,
     FileSettings,
     ToolSettings,
     ServersSettings,
@@ -66,6 +74,12 @@ class Settings(  # pydantic begins with the fields of the last class
     def _has_store_of_keys(self) -> Self:
         if self.store_keys and self.store == NO_STORE:
             raise ValueError("--store-keys needs a store")
+        return self
+
+    @model_validator(mode="after")
+    def _has_store_of_webhooks(self) -> Self:
+        if self.webhook and self.store == NO_STORE:
+            raise ValueError("--webhook needs a store")
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, CliSuppress
 from penstock.api.values import Duration, Size, Texts
 from penstock.stages.normalize.tool_types import LEAVABLE, is_label, leavable, named
 from penstock.stages.services.own_hosts import label_of
+from penstock.stages.services.standard_webhooks import Signer, checked_url
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
 
@@ -156,6 +157,39 @@ class PromptSettings(BaseSettings):
         "SIGHUP",
         examples=["prompts"],
     )
+
+
+class WebhookSettings(BaseSettings):
+    """The receiver of webhooks."""
+
+    SECTION: ClassVar[str] = "Webhooks"
+
+    webhook: str | None = Field(
+        default=None,
+        title="URL",
+        description="a URL that learns of the end of each background response; PENSTOCK_WEBHOOK_SECRET signs what it "
+        "gets; public, or one of --allow-address",
+        examples=["https://example.com/hooks"],
+    )
+    webhook_secret: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        return url and checked_url(url)
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _signs(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret:
+            Signer.of(secret.get_secret_value())
+        return secret
+
+    @model_validator(mode="after")
+    def _has_secret(self) -> Self:
+        if self.webhook is not None and self.webhook_secret is None:
+            raise ValueError("--webhook needs a secret: set PENSTOCK_WEBHOOK_SECRET")
+        return self
 
 
 class CacheSettings(BaseSettings):

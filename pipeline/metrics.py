@@ -125,6 +125,14 @@ TURN_WAIT_SECONDS = Histogram(
     buckets=(0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 
+# Webhooks
+
+WEBHOOKS = Counter(
+    "penstock_webhooks",
+    "Attempts to deliver a webhook; outcome is delivered, failed (another attempt follows) or given_up",
+    ["outcome"],
+)
+
 # Tools
 
 TOOL_CALLS = Counter(

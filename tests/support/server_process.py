@@ -29,6 +29,7 @@ from penstock.pipeline.frames import Prompt
 from penstock.pipeline.logs import log_to_stderr
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
+from penstock.stages.services import webhooks
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import ApiClient
 from tests.support.processes import free_port
@@ -74,6 +75,16 @@ async def scripted(*arguments: str) -> None:
 
 def serve_script(*arguments: str) -> None:
     uvloop.run(scripted(*arguments))
+
+
+WEBHOOK_SECRET = "whsec_c2VjcmV0IG9mIHRoZSB0ZXN0cw=="
+
+
+def serve_with_webhooks(*arguments: str) -> None:
+    """Serve a scripted engine, and deliver webhooks without long pauses."""
+    os.environ["PENSTOCK_WEBHOOK_SECRET"] = WEBHOOK_SECRET
+    webhooks.PAUSES, webhooks.CLAIM, webhooks.POLL = (0.1, 0.5), 1.0, 0.1
+    serve_script(*arguments)
 
 
 def serve_with_few_descriptors(*arguments: str) -> None:

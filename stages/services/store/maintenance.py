@@ -60,6 +60,9 @@ _OLD_RESPONSES = f"""
 
 _LONG_GONE = f"delete from servers where beat_at < {NOW} - 86400"
 
+_LEFT_WEBHOOKS = f"delete from webhooks where created_at < {NOW} - 172800"
+"""Notifications that no server has delivered or given up, because none has a receiver any more."""
+
 _OLD_APPROVALS = "delete from approvals where used_at < $1"
 
 _PLACES_OF_NONE = """
@@ -125,7 +128,8 @@ async def sweep(context: StoreContext, keep_responses: float, keep_logs: float) 
             break
     forgotten = Statement(_OLD_APPROVALS, (now - keep_responses,))
     gone = Statement(containers.SWEEP, (now - containers.KEPT, context.stale))
-    await context.writer.carry_out((gone, Statement(_LONG_GONE, ()), Statement(_PLACES_OF_NONE, ()), forgotten))
+    left = (Statement(sql, ()) for sql in (_LONG_GONE, _PLACES_OF_NONE, _LEFT_WEBHOOKS))
+    await context.writer.carry_out((gone, *left, forgotten))
     ((count, oldest),) = await context.read(_COUNT) or ((0, None),)
     return Report(count, await context.size(), max(0.0, now - oldest) if oldest else 0.0)
 

@@ -389,6 +389,21 @@ its file, shifted, and its place in the file; its text is ``fresh`` from that ch
 finds terms by a table of FTS5, which holds no positions, and PostgreSQL by an index over an array.
 """
 
+_WEBHOOKS = (
+    """
+    create table webhooks (
+        id text primary key,
+        response_id text not null,
+        kind text not null,
+        created_at double precision not null,
+        attempts bigint not null,
+        due_at double precision not null
+    )
+    """,
+    "create index webhooks_due on webhooks (due_at)",
+)
+"""The notifications of ended responses that are not delivered yet, and the time at which each is tried next."""
+
 _SINCE_0_2: tuple[str | Each, ...] = (
     """
     create table approvals (
@@ -402,6 +417,7 @@ _SINCE_0_2: tuple[str | Each, ...] = (
     *_FILES,
     *_CONTAINERS,
     *_VECTOR_STORES,
+    *_WEBHOOKS,
 )
 """The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used."""
 

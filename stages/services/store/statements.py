@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.stages.services.store.database import SHARED, Statement, Unit, Value
+from penstock.stages.services.store.database import NOW, SHARED, Statement, Unit, Value
 
 BEGIN = """
     insert into responses (id, owner, previous_response_id, conversation_id, position, created_at, status, server_id,
@@ -61,6 +61,14 @@ END = """
     where id = $1 and server_id = $7
 """
 
+NOTIFY = f"""
+    insert into webhooks (id, response_id, kind, created_at, attempts, due_at)
+    select cast($2 as text), id, cast($3 as text), {NOW}, 0, {NOW}
+    from responses where id = $1 and server_id = $4 and request is not null {SHARED}
+    on conflict do nothing
+"""
+"""Records that a background response has ended; to be executed before its end."""
+
 WITHDRAWAL = (
     """
     delete from items where response_id = $1 and exists (
@@ -76,7 +84,7 @@ RELEASE = "update responses set server_id = null where id = $1 and server_id = $
 FORGET_FILE = "delete from files where id = $1"
 """Deletes a file whose upload broke off."""
 
-STATEMENTS = (BEGIN, *WITHDRAWAL, START, INDEX, APPEND, GROW, ADD, UNLOCK, END, RELEASE, FORGET_FILE)
+STATEMENTS = (BEGIN, *WITHDRAWAL, START, INDEX, APPEND, GROW, ADD, UNLOCK, NOTIFY, END, RELEASE, FORGET_FILE)
 """All statements, in their order of execution when many units are merged."""
 
 

@@ -50,6 +50,7 @@ from penstock.stages.services.store.maintenance import claim, orphans, restart, 
 from penstock.stages.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.stored_keys import StoredKeys
 from penstock.stages.services.store.vector_stores import StoredVectorStores
+from penstock.stages.services.store.webhooks import StoredWebhooks
 from penstock.stages.services.store.writer import Statements, StoreContext
 
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
@@ -102,11 +103,13 @@ class Store:
     """The storage of responses, conversations and files; without ``keeps`` there are none, and nothing may be stored.
 
     An operation that fails raises `StoreFailed`, as does every operation after `close`.  The responses that this server
-    runs carry its id.  After ``stale`` seconds without a heartbeat, other servers may take them over.
+    runs carry its id.  After ``stale`` seconds without a heartbeat, other servers may take them over.  If the store
+    ``notifies``, the end of a background response leaves a notification in ``webhooks``.
     """
 
-    def __init__(self, database: Database, stale: float = STALE, *, keeps: bool = True) -> None:
+    def __init__(self, database: Database, stale: float = STALE, *, keeps: bool = True, notifies: bool = False) -> None:
         self.keeps = keeps
+        self._notifies = notifies
         self._database = database
         self.context = StoreContext(database, stale)
         self.writer = self.context.writer
@@ -119,6 +122,7 @@ class Store:
         self.reservations = StoredReservations(self.context)
         self.approvals = StoredApprovals(self.context)
         self.containers = StoredContainers(self.context)
+        self.webhooks = StoredWebhooks(self.context)
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @property
@@ -236,6 +240,9 @@ class Store:
         yield from self._indexed(response.id, response.output, now)
         if response.conversation is not UNSET:
             yield from self._added(stored, response.conversation.id, now)
+        if self._notifies:
+            notified = (response.id, _notification_id(response), f"response.{response.status}", self.server_id)
+            yield Statement(run_sql.NOTIFY, notified)
         yield self._ended(stored, now)
 
     def _indexed(self, response_id: str, items: Iterable[Item], now: float) -> Iterator[Statement]:
@@ -454,3 +461,7 @@ def _keys(response: Response) -> tuple[str, ...]:
 
 def _conversation_id(response: Response) -> str | None:
     return None if response.conversation is UNSET else response.conversation.id
+
+
+def _notification_id(response: Response) -> str:
+    return f"evt_{response.id.removeprefix('resp_')}"

@@ -338,6 +338,7 @@ def test_printed_example_shows_no_key(keys: str | None) -> None:
         (["--api-key", ALICE], "--api-key-file or PENSTOCK_API_KEYS"),
         ([f"--api-keys={ALICE}"], "--api-key-file or PENSTOCK_API_KEYS"),
         (["--web-search-key", ALICE], "PENSTOCK_WEB_SEARCH_KEY"),
+        (["--webhook-secret", ALICE], "PENSTOCK_WEBHOOK_SECRET"),
         (["--embeddings-key", ALICE], "PENSTOCK_EMBEDDINGS_KEY"),
     ],
 )

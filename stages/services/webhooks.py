@@ -1,0 +1,157 @@
+"""Webhooks: the operator's URL learns of the end of each background response.
+
+They are signed as Standard Webhooks are.  A delivery that fails is tried again for a day, by any server of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from penstock.pipeline import metrics
+from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.logs import duration
+from penstock.stages.services.standard_webhooks import Signer
+from penstock.stages.services.store.webhooks import Notification, StoredWebhooks
+from penstock.stages.services.web.fetch import guarded_connector
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
+
+logger = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 16
+"""Deliveries of one process at once."""
+
+TIMEOUT = 15.0
+"""Seconds in which the receiver must have answered."""
+
+CLAIM = 2 * TIMEOUT
+"""Seconds after which another server may deliver what this one has begun to deliver."""
+
+PAUSES = (5.0, 3600.0)
+"""The first and the longest pause in seconds before another attempt.  Each pause is twice the one before."""
+
+PATIENCE = 86_400.0
+"""Seconds after the end of a response in which its notification is tried."""
+
+POLL = 2.0
+"""Seconds between two looks for notifications that are due."""
+
+_SUCCESS = range(200, 300)
+
+
+class _Data(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Event(msgspec.Struct, frozen=True):
+    id: str
+    type: str
+    created_at: int
+    data: _Data
+    object: str = "event"
+
+
+def body_of(notification: Notification) -> bytes:
+    """Return the body that the receiver gets: an event with the id of the response."""
+    data = _Data(notification.response_id)
+    return msgspec.json.encode(_Event(notification.id, notification.kind, int(notification.created_at), data))
+
+
+def pause_after(attempts: int) -> float:
+    """Return the seconds before the next attempt, after a number of attempts."""
+    first, longest = PAUSES
+    return min(first * 2.0 ** min(attempts - 1, 30), longest)
+
+
+class _Refused(Exception):
+    """The receiver has not taken a webhook."""
+
+
+@dataclass
+class Webhooks:
+    """Delivers the notifications of a store to ``url``, at most `MOST_AT_ONCE` at a time."""
+
+    stored: StoredWebhooks
+    url: str
+    signer: Signer
+    allowed: AllowedNetworks = NOTHING_ALLOWED
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def delivering(self) -> AsyncGenerator[None, None]:
+        """Deliver what is due for the length of a block; what is on its way at the end is delivered again."""
+        trusted = self.allowed.names(URL(self.url).host or "")
+        connector = aiohttp.TCPConnector() if trusted else guarded_connector(self.allowed)
+        timeout, jar = aiohttp.ClientTimeout(total=TIMEOUT), aiohttp.DummyCookieJar()
+        headers = {"Content-Type": "application/json", "User-Agent": "penstock"}
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, cookie_jar=jar, headers=headers
+        ) as session:
+            looking = asyncio.create_task(self._keep_looking(session))
+            try:
+                yield
+            finally:
+                ending = [looking, *self._tasks.values()]
+                for task in ending:
+                    task.cancel()
+                await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            with suppress(StoreFailed):  # the store logs its faults; the notifications stay
+                for notification in await self.stored.due(MOST_AT_ONCE - len(self._tasks)):
+                    if notification.id not in self._tasks and await self.stored.claim(notification, CLAIM):
+                        self._tasks[notification.id] = asyncio.create_task(self._deliver(session, notification))
+            await asyncio.sleep(POLL)
+
+    async def _deliver(self, session: aiohttp.ClientSession, notification: Notification) -> None:
+        """Deliver a claimed notification, and record what became of it."""
+        try:
+            await self._post(session, notification)
+        except _Refused as error:
+            outcome = await self._failed(notification, str(error))
+        else:
+            outcome = "delivered"
+            with suppress(StoreFailed):  # then it is delivered again
+                await self.stored.forget(notification)
+        finally:
+            del self._tasks[notification.id]
+        metrics.WEBHOOKS.labels(outcome).inc()
+
+    async def _post(self, session: aiohttp.ClientSession, notification: Notification) -> None:
+        body = body_of(notification)
+        headers = self.signer.headers(notification.id, body, int(time.time()))
+        try:
+            async with session.post(self.url, data=body, headers=headers, allow_redirects=False) as answer:
+                if answer.status not in _SUCCESS:
+                    raise _Refused(f"the receiver answered with status {answer.status}")
+        except TimeoutError:
+            raise _Refused(f"the receiver did not answer within {duration(TIMEOUT)}") from None
+        except aiohttp.ClientConnectorError as error:
+            is_blocked = isinstance(error.os_error, Blocked)
+            why = f"{error.os_error}: see --allow-address" if is_blocked else "no connection could be made"
+            raise _Refused(why) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _Refused(f"no answer came ({type(error).__name__})") from None
+
+    async def _failed(self, notification: Notification, why: str) -> str:
+        """Have a notification delivered later, or give it up; return the outcome."""
+        attempts = notification.attempts + 1
+        pause = pause_after(attempts)
+        news = f"{notification.kind} of {notification.response_id}"
+        with suppress(StoreFailed):  # then it is due again when the claim is over
+            if notification.age + pause > PATIENCE:
+                await self.stored.forget(notification)
+                logger.warning("The webhook %s is given up after %d attempts: %s", news, attempts, why)
+                return "given_up"
+            await self.stored.retry(notification, pause)
+        logger.info("The webhook %s has failed and is tried again in %s: %s", news, duration(pause), why)
+        return "failed"
