@@ -13,6 +13,7 @@ from aiohttp import web
 from penstock.api.cli.command_line import read_settings
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.server_process import WEBHOOK_SECRET, ServerProcess, serve_with_webhooks, serving_process
+from tests.support.stores import wait_until_stored
 from tests.support.tool_servers import web_server
 
 KNOWN = ("--heartbeat", "0.2", "--stale-after", "2", "--no-sandbox", "--allow-address", "127.0.0.1")
@@ -91,9 +92,7 @@ async def test_orphan_that_another_server_ends_is_announced(store_at: str, tmp_p
         options = ("slow", *KNOWN, "--webhook", receiver)
         async with serving_process(serve_with_webhooks, options, store_at, tmp_path) as server:
             response_id = await begin(server)
-            async with asyncio.timeout(60):
-                while await status(server, response_id) != "in_progress":
-                    await asyncio.sleep(0.02)
+            await wait_until_stored(store_at, response_id, 5)
             await server.kill()
             assert got == []
             await server.start()
