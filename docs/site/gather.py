@@ -22,6 +22,9 @@ PAGES = sorted(
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HIDDEN = {".", "_"}
+"""Starts of the names of files and folders that are not for readers."""
+
 _PICTURES = (".png", ".svg")
 _LANGUAGES = {".yml": "yaml", ".service": "ini", "": "docker"}
 """Names by which the highlighter knows a language, where they are not the end of the file's name."""
@@ -88,10 +91,11 @@ class Gathered:
         """Write the list of a folder's files, unless it has a page; return its name."""
         if (path / "README.md").exists():
             return "README.md"
-        files = sorted(file for file in path.iterdir() if file.is_file())
+        names = {file: file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()}
+        files = {file: name for file, name in names.items() if not _HIDDEN & {part[:1] for part in name.parts}}
         for file in files:
             self._show(file)
-        lines = "".join(f"* [{file.name}]({file.name}.md)\n" for file in files)
+        lines = "".join(f"* [{name}]({name}.md)\n" for name in files.values())
         self.write(f"{path.relative_to(ROOT)}/README.md", f"{_UNSEARCHED}# `{path.relative_to(ROOT)}`\n\n{lines}")
         return "README.md"
 
