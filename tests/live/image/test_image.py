@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -81,6 +82,13 @@ def test_server_answers_and_ends_in_a_read_only_container(image: Image, start: S
             == ""
         )
         assert container.stop() == 0, container.log
+
+
+def test_image_says_what_it_is(image: Image) -> None:
+    labels = {name.removeprefix("org.opencontainers.image."): text for name, text in image.config["Labels"].items()}
+    assert (labels["title"], labels["licenses"]) == ("penstock", "Apache-2.0")
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert labels["version"] == version
 
 
 def sandboxes(start: Start, *security: str) -> dict[str, str]:
