@@ -31,6 +31,7 @@ FOUND_PAGES = {**SEARCH, "sources": [{"type": "url", "url": "https://a.example/"
 LOGS = {"type": "logs", "logs": "2\n"}
 LISTED_TOOL = {"name": "ask", "input_schema": {"type": "object"}, "description": "Asks."}
 SHELL_OUTPUT = {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+LOADED_TOOL = {"type": "function", "name": "ask", "parameters": {"type": "object"}, "strict": None}
 SHELL_TIMEOUT = {"stdout": "", "stderr": "b\n", "outcome": {"type": "timeout"}}
 
 FORMS: dict[ClientForm, str] = {
@@ -102,7 +103,7 @@ def approval(*texts: str, complete: bool = True) -> Frames:
 
 
 def server_item(
-    opening: frames.ItemOpened | frames.McpListToolsOpened | frames.ShellOutputOpened,
+    opening: frames.ItemOpened | frames.McpListToolsOpened | frames.ServedOutputOpened,
     *texts: str,
     outcome: frames.CallFinished | None = None,
     action: dict[str, Any] | None = None,
@@ -146,6 +147,16 @@ def shell_call(*texts: str, complete: bool = True) -> Frames:
 def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
     return server_item(
         frames.ShellOutputOpened(), outcome=frames.CallFinished("a\n", error, frames.ShellOutput(outputs))
+    )
+
+
+def tool_search(*texts: str, complete: bool = True) -> Frames:
+    return item(frames.ToolSearchOpened(), *texts, complete=complete)
+
+
+def loaded_tools(*tools: dict[str, Any], error: str | None = None) -> Frames:
+    return server_item(
+        frames.ToolSearchOutputOpened(), outcome=frames.CallFinished(error or "", error, frames.LoadedTools(tools))
     )
 
 
