@@ -139,3 +139,69 @@ def test_conversation_keeps_its_container(client: openai.OpenAI) -> None:
     assert {call.container_id for call in did(first)} == {call.container_id for call in did(second)}
     other = client.responses.create(**request_body(TWICE, [PYTHON]))
     assert {call.container_id for call in did(other)}.isdisjoint({call.container_id for call in did(first)})
+
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Tells the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Oslo", "Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+BLOCK = 128
+"""The tokens of a block of vLLM's prefix cache on a CPU: a part of one is not cached."""
+SEARCHING: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "tool_search"}]}
+
+
+def test_server_search_has_items_and_a_stream(client: openai.OpenAI) -> None:
+    tools: Any = [{"type": "tool_search"}, {**WEATHER, "defer_loading": True}]
+    body = request_body("How is the weather in Paris?", tools, tool_choice=SEARCHING, max_output_tokens=600)
+    with client.responses.stream(**body) as stream:
+        done = [event.item.type for event in stream if event.type == "response.output_item.done"]
+    assert [kind for kind in done if kind.startswith("tool_search")][:2] == ["tool_search_call", "tool_search_output"]
+
+
+def test_tools_that_the_client_finds_can_be_called(client: openai.OpenAI) -> None:
+    tools: Any = [
+        {
+            "type": "tool_search",
+            "execution": "client",
+            "description": "Finds tools.",
+            "parameters": {
+                "type": "object",
+                "properties": {"topic": {"type": "string", "enum": ["weather"]}},
+                "required": ["topic"],
+                "additionalProperties": False,
+            },
+        }
+    ]
+    long: Any = {"instructions": "Be brief. " * 300}
+    first = client.responses.create(**request_body("How is the weather?", tools, tool_choice=SEARCHING, **long))
+    (search,) = did(first)
+    assert (search.type, search.execution, search.arguments) == ("tool_search_call", "client", {"topic": "weather"})
+    found: Any = {"type": "tool_search_output", "call_id": search.call_id, "execution": "client", "tools": [WEATHER]}
+    choice: Any = {"type": "function", "name": "get_weather"}
+    more = request_body([found], tools, tool_choice=choice, previous_response_id=first.id)
+    second = client.responses.create(**more, **long)
+    (call,) = did(second)
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    before, after = first.usage, second.usage
+    assert before
+    assert after
+    assert after.input_tokens_details.cached_tokens > before.input_tokens - BLOCK  # the prefix stays
+
+
+@pytest.mark.parametrize("kind", ["shell", "local_shell", "apply_patch"])
+def test_required_calls_of_the_client_have_an_action(client: openai.OpenAI, kind: str) -> None:
+    body = request_body("List the files in this folder.", [{"type": kind}], tool_choice="required")
+    response = client.responses.create(**body, max_output_tokens=400)
+    if response.status == "completed":
+        (call,) = did(response)
+        assert call.type == f"{kind}_call"
+    else:  # a text that the tiny model does not end is no call
+        assert not did(response)
