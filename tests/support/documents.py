@@ -61,9 +61,12 @@ def relations(targets: Mapping[str, str]) -> str:
     return f'<Relationships xmlns="{_PACKAGE}">{entries}</Relationships>'
 
 
-def docx(body: str) -> bytes:
-    """A Word file with this XML in its body."""
-    return archive({"word/document.xml": f'<w:document xmlns:w="{_WORD}"><w:body>{body}</w:body></w:document>'})
+def docx(body: str, **notes: str) -> bytes:
+    """A Word file with this XML in its body, and in its ``footnotes`` and ``endnotes``."""
+    parts = {"word/document.xml": f'<w:document xmlns:w="{_WORD}"><w:body>{body}</w:body></w:document>'}
+    for kind, content in notes.items():
+        parts[f"word/{kind}.xml"] = f'<w:{kind} xmlns:w="{_WORD}"><w:note>{content}</w:note></w:{kind}>'
+    return archive(parts)
 
 
 def paragraph(text: str, style: str = "") -> str:
@@ -92,16 +95,22 @@ def xlsx(rows: str, strings: Iterable[str] = (), name: str = "Sales") -> bytes:
     )
 
 
-def pptx(slides: Sequence[str]) -> bytes:
-    """A PowerPoint file with a line of text on each slide; its parts are in reverse order."""
+def pptx(slides: Sequence[str], notes: Mapping[int, str] | None = None) -> bytes:
+    """A PowerPoint file with a line of text on each slide, and ``notes`` by the numbers of slides.
+
+    Its parts are in reverse order.
+    """
     numbers = range(1, len(slides) + 1)
     listed = "".join(f'<p:sldId id="{255 + at}" r:id="rId{at}"/>' for at in numbers)
-    spaces = f'xmlns:p="{_SLIDE}" xmlns:r="{_RELATIONS}"'
+    spaces = f'xmlns:p="{_SLIDE}" xmlns:r="{_RELATIONS}" xmlns:a="{_DRAWING}"'
     parts = {
-        f"ppt/slides/slide{at}.xml": f'<p:sld {spaces} xmlns:a="{_DRAWING}"><a:p><a:r><a:t>{text}</a:t></a:r></a:p>'
-        "</p:sld>"
+        f"ppt/slides/slide{at}.xml": f"<p:sld {spaces}><a:p><a:r><a:t>{text}</a:t></a:r></a:p></p:sld>"
         for at, text in reversed(list(zip(numbers, slides, strict=True)))
     }
+    for at, text in (notes or {}).items():
+        part = f"ppt/notesSlides/notesSlide{at}.xml"
+        parts[part] = f"<p:notes {spaces}><a:p><a:r><a:t>{text}</a:t></a:r></a:p></p:notes>"
+        parts[f"ppt/slides/_rels/slide{at}.xml.rels"] = relations({"rId1": f"../notesSlides/notesSlide{at}.xml"})
     parts["ppt/presentation.xml"] = f"<p:presentation {spaces}><p:sldIdLst>{listed}</p:sldIdLst></p:presentation>"
     parts["ppt/_rels/presentation.xml.rels"] = relations({f"rId{at}": f"slides/slide{at}.xml" for at in numbers})
     return archive(parts)

@@ -158,7 +158,7 @@ def _image_of(page: Any) -> bytes:
     bitmap.close()
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)),
-        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows), 6)),
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows), 3)),
         (b"IEND", b""),
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(

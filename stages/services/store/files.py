@@ -27,7 +27,7 @@ from penstock.stages.services.store.writer import StoreContext
 CHUNK = 512 << 10
 """Bytes of a chunk: the cost of a durable commit is small beside it, and other changes wait for it briefly."""
 
-_STEP = 16 << 20
+_STEP = 4 << 20
 """Bytes of the chunks that are deleted in one transaction."""
 
 _COLUMNS = "id, filename, purpose, media_type, bytes, created_at, expires_at, sha256"
@@ -212,7 +212,7 @@ class StoredFiles:
         deleted = Statement(_DELETE, (owner, time.time(), file_id))
         counts = await self.context.writer.carry_out([deleted, Statement(LEAVE_ALL, (file_id,))], file_id)
         if counts[0]:
-            await asyncio.shield(self._begin_clearing(file_id))
+            self._begin_clearing(file_id)
         return counts[0] > 0
 
     async def withdraw_abandoned(self) -> None:
@@ -239,11 +239,10 @@ class StoredFiles:
             if len(ids) < BATCH:
                 break
 
-    def _begin_clearing(self, file_id: str) -> asyncio.Task[None]:
+    def _begin_clearing(self, file_id: str) -> None:
         task = asyncio.create_task(self._cleared(file_id))
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
-        return task
 
     async def _cleared(self, file_id: str) -> None:
         with suppress(StoreFailed):  # a sweep deletes the rest

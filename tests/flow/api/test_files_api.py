@@ -396,5 +396,6 @@ async def test_deleted_file_breaks_its_download_off(served: ScriptedServer) -> N
     async with served.client.get(f"{served.url}/v1/files/{made['id']}/content", read_bufsize=1 << 10) as answer:
         await answer.content.readexactly(10)
         await served.delete(f"/v1/files/{made['id']}")
+        await wait_until_empty(served.store)
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.read()

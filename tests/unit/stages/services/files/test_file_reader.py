@@ -72,6 +72,14 @@ async def refusal(data: bytes, limits: FileLimits | None = None, name: str = "a.
         ),
         (xlsx(ROW + WORDS, ["Month"]), "[sheet Sales]\nMonth\t\t2.5\t2024-01-01\na b\tTRUE"),
         (pptx(["Hello", "Bye"]), "[slide 1]\nHello\n\n[slide 2]\nBye"),
+        (
+            pptx(["Hello", "Bye"], {1: "Smile."}),
+            "[slide 1]\nHello\n\n[notes of slide 1]\nSmile.\n\n[slide 2]\nBye",
+        ),
+        (
+            docx(paragraph("a"), footnotes=paragraph("b"), endnotes=paragraph("c")),
+            "a\n\n[footnotes]\nb\n\n[endnotes]\nc",
+        ),
     ],
 )
 async def test_content_decides_how_a_file_is_read(data: bytes, text: str) -> None:
@@ -144,12 +152,13 @@ DEEP = pdf_of(
         (b"a" * 101, {"bytes": 100}, "larger than 100 bytes"),
         (b"a" * 101, {"characters": 100}, "longer than 100 characters"),
         (pdf(["a"] * 11), {"pages": 10}, "has 11 pages"),
+        (pdf(["a"] * 10_000), {}, "has 10,000 pages, and 2,000 are allowed"),
         (BOMB, {"inflated": 1 << 20}, "inflates to too many bytes"),
         (xlsx('<row><c r="XFD1"><v>1</v></c></row>' * 5_000), {}, "more than 10,000,000 characters"),
         (DEEP, {"memory": 256 << 20}, "too much memory|no text|damaged"),
         (pdf(["a" * 50] * 2_000), {"seconds": 0.05}, "longer than 0.05 seconds"),
     ],
-    ids=["bytes", "characters", "pages", "zip bomb", "columns", "PDF bomb", "seconds"],
+    ids=["bytes", "characters", "pages", "10,000 pages", "zip bomb", "columns", "PDF bomb", "seconds"],
 )
 async def test_limits_hold(data: bytes, limits: dict[str, Any], words: str) -> None:
     message = await refusal(data, replace(FileLimits(), **limits))
@@ -210,7 +219,7 @@ async def test_a_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_cancelled_request_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
-    start = subprocess.Popen
+    start: Any = subprocess.Popen
 
     def noted(*words: Any, **more: Any) -> Any:
         started.append(start(*words, **more))
