@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
@@ -63,4 +63,23 @@ test("structured output", async () => {
 
 test("an unknown model", async () => {
   await assert.rejects(client.responses.create({ model: "gpt-9", input: "Hi" }), OpenAI.NotFoundError);
+});
+
+test("files: upload, list, content, a response that reads one, delete", async () => {
+  const file = await toFile(Buffer.from("Sales rose."), "report.txt", { type: "text/plain" });
+  const made = await client.files.create({ file, purpose: "user_data" });
+  assert.equal(made.filename, "report.txt");
+  assert.equal((await client.files.waitForProcessing(made.id)).status, "processed");
+  const listed = [];
+  for await (const each of client.files.list({ limit: 2, purpose: "user_data" })) listed.push(each.id);
+  assert.ok(listed.includes(made.id));
+  assert.equal(await (await client.files.content(made.id)).text(), "Sales rose.");
+  const content = [
+    { type: "input_file", file_id: made.id },
+    { type: "input_text", text: "Say hello." },
+  ];
+  const response = await client.responses.create({ model, max_output_tokens: 16, input: [{ role: "user", content }] });
+  assert.ok(response.usage.input_tokens > 20);
+  assert.equal((await client.files.delete(made.id)).deleted, true);
+  await assert.rejects(client.files.retrieve(made.id), OpenAI.NotFoundError);
 });
