@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -22,8 +23,11 @@ TRAINED = "/mnt/data"
 MOST_CITED = 100
 """Annotations of one message for files."""
 
-_END = r"(?![\w/-]|\.\w)"
-"""A pattern of no characters, which keeps a path from being the beginning of a longer one."""
+MOST_LOOKED_AT = 1_000
+"""Places of one message that may be citations."""
+
+_GOES_ON = re.compile(r"[\w/-]|\.\w")
+"""The beginning of more of a path: the one before it is not the whole."""
 
 
 class FileCitations:
@@ -68,13 +72,18 @@ def citations(text: str, files: Sequence[ContainerFiles]) -> Iterator[dict[str, 
 
 
 def _places(text: str, files: ContainerFiles) -> Iterator[tuple[int, int, str, str]]:
+    """Yield the start, the end, the container and the path of each place; each takes a step per length of a path."""
     homes = [home for home in dict.fromkeys((TRAINED, files.home)) if f"{home}/" in text]
     if not homes:
         return
-    paths = {written: path for path in files.paths for written in (path, quote(path)) if f"/{written}" in text}
-    if not paths:
-        return
-    longest_first = sorted(paths, key=len, reverse=True)
-    pattern = f"(?:sandbox:)?(?:{'|'.join(map(re.escape, homes))})/({'|'.join(map(re.escape, longest_first))}){_END}"
-    for match in re.finditer(pattern, text):
-        yield match.start(), match.end(), files.container_id, paths[match[1]]
+    paths = {written: path for path in files.paths for written in (path, quote(path))}
+    lengths = sorted({len(written) for written in paths}, reverse=True)
+    pattern = re.compile(f"(?:sandbox:)?(?:{'|'.join(map(re.escape, homes))})/")
+    for match in islice(pattern.finditer(text), MOST_LOOKED_AT):
+        at = match.end()
+        for length in lengths:
+            end = at + length
+            path = paths.get(text[at:end]) if end <= len(text) else None
+            if path is not None and not _GOES_ON.match(text, end):
+                yield match.start(), end, files.container_id, path
+                break

@@ -23,6 +23,9 @@ _NOTHING: Final = "(The code wrote nothing.)"
 MOST_IMAGES: Final = 8
 """Images of one call among its outputs."""
 
+MOST_CITABLE: Final = 1_000
+"""Files of a container that a message may cite, those that were changed last."""
+
 LARGEST_IMAGE: Final = 2**21
 """Bytes of such an image."""
 
@@ -114,7 +117,8 @@ class PythonSession:
 
 def files_of(container: OpenContainer, files: Sequence[FoundFile]) -> ContainerFiles | None:
     """Return what a message may cite of the files of a container."""
-    paths = tuple(file.path for file in files)
+    latest = sorted(files, key=lambda file: file.changed_at, reverse=True)[:MOST_CITABLE]
+    paths = tuple(sorted(file.path for file in latest))
     return ContainerFiles(container.known.id, container.home, paths) if paths else None
 
 

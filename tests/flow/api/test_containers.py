@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from io import BytesIO
@@ -9,14 +11,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
+import openai
 import pytest
 from openai.types.responses import ResponseCodeInterpreterToolCall, ResponseOutputMessage, ResponseOutputText
 from openai.types.responses.response_output_text import AnnotationContainerFileCitation
 
+from penstock.api.http.auth import Keys
+from penstock.pipeline.protocol.items import CodeInterpreterCall
+from penstock.stages.services.engines.scripted import Script
 from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import openai_client
+from tests.support.chat_families import load_model
 from tests.support.sandboxes import available
 from tests.support.server import ScriptedServer
+from tests.support.socket_client import connected
 from tests.support.tool_servers import (
     CODE_TOOL,
     MODES,
@@ -32,6 +40,8 @@ from tests.support.tool_servers import (
     tool_server,
 )
 
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
+USER: list[Any] = [{"role": "user", "content": "Hi"}]
 ROUTES = ("containers",)
 OUTPUTS = "code_interpreter_call.outputs"
 WRITE = "import os; open('a b.csv', 'w').write('1,2'); print(os.getcwd())"
@@ -166,6 +176,61 @@ async def test_shell_works_in_the_container_of_python(tmp_path: Path, sandbox: S
         assert (status, refused["error"]["param"]) == (404, "tools[0].environment.container_id")
 
 
+async def test_container_of_another_key_does_not_exist(tmp_path: Path, sandbox: Sandbox) -> None:
+    keys, turns = Keys(given=(ALICE, BOB)), [python_markup(WRITE), answer_markup()]
+    async with tool_server(tmp_path, turns, sandbox=sandbox, resources=ROUTES, keys=keys) as served:
+        alice, bob = openai_client(served.url, ALICE), openai_client(served.url, BOB)
+        tools = [cast("Any", CODE_TOOL)]
+        response = await alice.responses.create(model="tiny", input="Hi", tools=tools)
+        call = response.output[0]
+        assert isinstance(call, ResponseCodeInterpreterToolCall)
+        (file,) = [file async for file in alice.containers.files.list(call.container_id)]
+        assert (await bob.containers.list()).data == []
+        for attempt in (
+            bob.containers.retrieve(call.container_id),
+            bob.containers.delete(call.container_id),
+            bob.containers.files.create(call.container_id, file=("a", b"")),
+            bob.containers.files.retrieve(file.id, container_id=call.container_id),
+            bob.containers.files.delete(file.id, container_id=call.container_id),
+            bob.containers.files.content.retrieve(file.id, container_id=call.container_id),
+            bob.responses.create(model="tiny", input="Hi", tools=cast("Any", in_container(call.container_id))),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await attempt
+        assert (await alice.containers.retrieve(call.container_id)).status == "running"
+        play_turns(served.engine, python_markup("open('a b.csv').read()"), answer_markup())
+        items = [cast("Any", item.to_dict()) for item in response.output]
+        stolen = await bob.responses.create(model="tiny", input=[*items, *USER], tools=tools)
+        own = stolen.output[0]
+        assert isinstance(own, ResponseCodeInterpreterToolCall)
+        assert own.container_id != call.container_id
+        await asyncio.gather(alice.close(), bob.close())
+
+
+async def test_model_with_a_chat_template_keeps_its_container(tmp_path: Path, sandbox: Sandbox) -> None:
+    model = load_model()
+
+    def script(text: str) -> Script:
+        return Script((*model.vocabulary.encode(text), model.vocabulary.marks["<|im_end|>"]))
+
+    def called(code: str) -> str:
+        call = json.dumps({"name": "python", "arguments": {"code": code}})
+        return f"<think>\n\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+
+    answer = "See /mnt/data/a.csv"
+    async with tool_server(tmp_path, [], sandbox=sandbox, resources=ROUTES, model=model) as served:
+        body: Json = {"input": "Hi", "tools": [CODE_TOOL], "include": [OUTPUTS]}
+        served.engine.turns = [script(called("x = 5")), script("<think>\n\n</think>\n\nDone.")]
+        _, first = await served.post(body)
+        write = "_ = open('a.csv', 'w').write('1'); x * 2"
+        served.engine.turns = [script(called(write)), script(f"<think>\n\n</think>\n\n{answer}")]
+        _, later = await served.post({**body, "previous_response_id": first["id"]})
+    assert logs(later) == "10\n"
+    assert call_of(later)["container_id"] == call_of(first)["container_id"]
+    (cited,) = later["output"][-1]["content"][0]["annotations"]
+    assert (cited["filename"], answer[cited["start_index"] : cited["end_index"]]) == ("a.csv", "/mnt/data/a.csv")
+
+
 async def test_client_of_openai_gets_the_plot(served: ScriptedServer) -> None:
     client, tools = openai_client(served.url), [cast("Any", CODE_TOOL)]
     play_turns(served.engine, python_markup(f"plot = {png()!r}"), answer_markup())
@@ -181,8 +246,7 @@ async def test_client_of_openai_gets_the_plot(served: ScriptedServer) -> None:
     call, message = second.output
     assert isinstance(call, ResponseCodeInterpreterToolCall)
     assert isinstance(message, ResponseOutputMessage)
-    assert call.outputs
-    assert (call.outputs[0].type, call.outputs[0].url) == ("image", data_url(png()))
+    assert [output.to_dict() for output in call.outputs or ()] == [{"type": "image", "url": data_url(png())}]
     assert isinstance(message.content[0], ResponseOutputText)
     (cited,) = message.content[0].annotations
     assert isinstance(cited, AnnotationContainerFileCitation)
@@ -310,6 +374,22 @@ async def test_response_runs_on_the_server_of_its_container(
             status, response = await other.post(body)
             assert (status, logs(response)) == (200, "10\n")
         assert not other.engine.prompts
+
+
+async def test_websocket_stays_on_its_server(store_at: str, sandbox: Sandbox) -> None:
+    async with two_servers(store_at, sandbox) as (one, other), connected(other) as client:
+        first = await run(one, "x = 5\nx")
+        container_id = call_of(first)["container_id"]
+        await client.send(input="Hi", tools=in_container(container_id))
+        refused = await client.error()
+        assert (refused["status"], refused["error"]["code"]) == (409, "container_elsewhere")
+        play_turns(other.engine, python_markup("x"), answer_markup())
+        asked = {"input": "Hi", "tools": [CODE_TOOL], "include": [OUTPUTS], "previous_response_id": first["id"]}
+        later = await client.create(**asked)
+        (call, _) = later.output
+        assert isinstance(call, CodeInterpreterCall)
+        assert "NameError" in str(call.outputs)
+        assert call.container_id != container_id
 
 
 async def test_container_of_a_dead_server_has_expired(store_at: str, sandbox: Sandbox) -> None:
