@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -205,6 +205,9 @@ thorough: $(DONE)/test ## The tests without an engine, with many more random exa
 
 oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock: two minutes; ARGS: --oracle NAME, --family NAME, --write
 	@$(BIN)/python -m tests.oracles $(ARGS)
+
+reference: $(DONE)/test ## Every parameter, object, item, tool and include value of the newest openai-python, beside what the page says: a minute
+	@$(BIN)/python -m tests.oracles.reference $(ARGS)
 
 entrypoints: $(DONE)/test $(TINY).built ## vLLM's tests of Chat Completions, Completions and Messages, against penstock with tiny models: three minutes; ARGS: -k EXPRESSION
 	@$(BIN)/python -m tests.oracles.entrypoints $(ARGS)
