@@ -30,7 +30,8 @@ def fetched() -> str:
 
 
 def main() -> int:
-    print(f"The tables beside {fetched()}", flush=True)
+    sys.stdout.write(f"The tables beside {fetched()}\n")
+    sys.stdout.flush()
     environment = {**os.environ, "PYTHONPATH": str(FOLDER)}
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", *TESTS, *sys.argv[1:]]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
