@@ -290,6 +290,15 @@ async def test_other_bodies_are_refused(served: ScriptedServer, headers: dict[st
     assert (await send(served, b"--b--\r\n", **headers))[0] == status
 
 
+async def test_pages_of_other_sites_upload_nothing(served: ScriptedServer) -> None:
+    """A form needs no preflight, so that only the headers of a browser tell whose page sends it."""
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert (await send(served, form(), **headers))[0] == 403
+    async with served.client.post(f"{served.url}/v1/responses", data=form()) as answer:
+        assert answer.status == 415
+    assert await rows(served.store) == [0, 0]
+
+
 async def endless(*, size: int, then: asyncio.Event | None = None) -> AsyncIterator[bytes]:
     for _ in range(size >> 16):
         yield bytes(1 << 16)
