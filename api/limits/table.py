@@ -40,7 +40,7 @@ class KeyLimits(BaseModel):
     containers: Count | None = None
     """Containers on each server; the oldest idle one ends for one more."""
     stored_bytes: Annotated[int | None, BeforeValidator(size), Field(gt=0)] = None
-    """Bytes of stored responses, with their events, and of conversations."""
+    """Bytes of stored responses, with their events, of conversations and of files."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Places in a full engine, relative to those of other keys."""
     wait: Annotated[Duration | None, Field(gt=0)] = None
