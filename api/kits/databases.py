@@ -17,6 +17,7 @@ from penstock.stages.services.store.database import (
     Statement,
     Unit,
     Value,
+    with_term,
 )
 
 
@@ -33,6 +34,9 @@ async def check_database(database: Database, *, seconds: float = 30.0) -> None:
 _ADD = "insert into secrets (name, value) values ($1, $2) on conflict do nothing"
 _FIND = "select value from secrets where name = $1"
 _REMOVE = "delete from secrets where name = $1"
+
+_CHUNK = -1
+"""The number of a chunk that no file has."""
 
 _CLOCK_SECONDS = 3600.0
 """Seconds by which the clock of a database may differ from that of this machine."""
@@ -103,6 +107,20 @@ async def _check_reading(database: Database) -> None:
     await database.write([_unit(_REMOVE, name) for name in names])
 
 
+async def _check_search(database: Database) -> None:
+    await database.write([_unit("delete from vector_store_chunks where number = $1", _CHUNK)])
+    terms = '0aé 0a"quoted" 0a*'
+    add = "insert into vector_store_chunks (number, text, fresh, terms) values ($1, $2, 0, $3)"
+    await database.write([_unit(add, _CHUNK, "text", terms)])
+    for term, expected in [*((term, str(_CHUNK)) for term in terms.split()), ("0a", None), ("0aé 0a*", None)]:
+        ((found,),) = await database.read(f"select string_agg(cast(number as text), ',') {with_term('$1')}", term)
+        ((count,),) = await database.read(f"select count(*) {with_term('$1')}", term)
+        rule((found, count) == (expected, int(expected is not None)), "a search finds the chunks with a whole term")
+    await database.write([_unit("delete from vector_store_chunks where number = $1", _CHUNK)])
+    ((count,),) = await database.read(f"select count(*) {with_term('$1')}", "0aé")
+    rule(count == 0, "a search finds no deleted chunk")
+
+
 async def _check_closing(database: Database) -> None:
     await database.close()
     await database.close()
@@ -115,5 +133,6 @@ _RULES: dict[str, Callable[[Database], Awaitable[None]]] = {
     "counts": _check_counts,
     "transactions": _check_transactions,
     "concurrency": _check_reading,
+    "search": _check_search,
     "close": _check_closing,
 }

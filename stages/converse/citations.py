@@ -33,15 +33,15 @@ class Citations:
         self._last = ""
         self._held = ""
         self._logprobs: tuple[Logprob, ...] = ()
-        self._has_removed = False
+        self._owed: tuple[Logprob, ...] | None = None  # those of removed marks, until text follows
 
     def feed(self, frame: Frame) -> Iterable[Frame | ItemDelta | AnnotationAdded]:
         """Take one frame of the parser and return the frames that replace it."""
         match frame:
             case MessageOpened():
-                self._is_message, self._length, self._last, self._has_removed = True, 0, "", False
+                self._is_message, self._length, self._last, self._owed = True, 0, "", None
             case ItemDelta() if self._is_message:
-                if not (self._held or self._has_removed or "【" in frame.text):
+                if not self._held and self._owed is None and "【" not in frame.text:
                     self._count(frame.text)
                     return (frame,)
                 return tuple(self._grown(frame))
@@ -61,7 +61,7 @@ class Citations:
             if isinstance(part, str):
                 yield from self._passed(part, logprobs)
             elif isinstance(part, FileSource):
-                yield self._removed(part)
+                yield self._removed(part, logprobs)
             else:
                 yield from self._cited(part, logprobs)
             logprobs = ()
@@ -69,18 +69,19 @@ class Citations:
     def _passed(self, text: str, logprobs: tuple[Logprob, ...]) -> Iterator[ItemDelta]:
         """Yield text of the model.
 
-        After a removed mark, its first character comes without logprobs, as the tokens of the mark spell other text.
+        After a removed mark, its first character comes without logprobs.  If every delta of a text has logprobs, their
+        tokens have to spell the text, and those of the mark spell more.
         """
-        if self._has_removed and logprobs:
-            self._has_removed = False
+        owed, self._owed = self._owed, None
+        logprobs = (*(owed or ()), *logprobs)
+        if owed is not None and logprobs:
             yield self._delta(text[0])
             text = text[1:]
-        if text:
-            yield self._delta(text, logprobs)
+        yield self._delta(text, logprobs)
 
-    def _removed(self, source: FileSource) -> AnnotationAdded:
+    def _removed(self, source: FileSource, logprobs: tuple[Logprob, ...]) -> AnnotationAdded:
         """Return the annotation in place of a mark of a file, where the text has nothing."""
-        self._has_removed = True
+        self._owed = (*(self._owed or ()), *logprobs)
         cited = {"file_id": source.file_id, "filename": source.filename, "index": self._length}
         return AnnotationAdded({"type": "file_citation", **cited})
 
@@ -134,7 +135,9 @@ class Citations:
         held, logprobs = self._held, self._logprobs
         self._held, self._logprobs = "", ()
         if held:
-            yield self._delta(held, logprobs)
+            yield from self._passed(held, logprobs)
+        if self._owed:
+            yield self._delta("", self._owed)
 
     def _delta(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> ItemDelta:
         self._count(text)
@@ -142,7 +145,7 @@ class Citations:
 
     def _count(self, text: str) -> None:
         self._length += len(text)
-        self._last = text[-1]
+        self._last = text[-1:] or self._last
 
 
 def _end(logprobs: tuple[Logprob, ...], held: str) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -72,28 +73,37 @@ async def new_store(served: ScriptedServer, files: Sequence[str] = (), **fields:
     return dict(made)
 
 
-@asynccontextmanager
-async def embedding_server(topics: Sequence[Sequence[str]]) -> AsyncGenerator[web.AppRunner, None]:
-    """Serve embeddings with one number for each topic: how many of its words a text has.  It fails while told to."""
-    app = web.Application()
+@dataclass
+class Embeddings:
+    """A server of embeddings, with one number for each topic: how many of its words a text has."""
 
-    async def models(_: web.Request) -> web.Response:
+    topics: Sequence[Sequence[str]]
+    is_down: bool = False
+    url: str = ""
+
+    async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "topics"}]})
 
-    async def embed(request: web.Request) -> web.Response:
-        if app["state"]["is_down"]:
+    async def embed(self, request: web.Request) -> web.Response:
+        if self.is_down:
             return web.json_response({}, status=503)
         texts = (await request.json())["input"]
-        vectors = [[sum(text.lower().count(word) for word in topic) + 1e-3 for topic in topics] for text in texts]
+        vectors = [[sum(map(text.lower().count, topic)) + 1e-3 for topic in self.topics] for text in texts]
         data = [{"index": at, "object": "embedding", "embedding": vector} for at, vector in enumerate(vectors)]
         return web.json_response({"object": "list", "data": data[::-1], "model": "topics"})
 
-    app["state"] = {"is_down": False}
-    app.add_routes([web.get("/v1/models", models), web.post("/v1/embeddings", embed)])
+
+@asynccontextmanager
+async def embedding_server(*topics: Sequence[str]) -> AsyncGenerator[Embeddings, None]:
+    """Serve embeddings for the length of the block."""
+    embeddings, app = Embeddings(topics), web.Application()
+    app.add_routes([web.get("/v1/models", embeddings.models), web.post("/v1/embeddings", embeddings.embed)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    embeddings.url = f"http://{host}:{port}"
     try:
-        yield runner
+        yield embeddings
     finally:
         await runner.cleanup()

@@ -67,6 +67,7 @@ class Ingestion:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Work for the length of the block; at its end, release what is not done."""
+        await in_thread(load_encoding)  # while this is built, nothing else computes
         workers = [asyncio.create_task(self._work()) for _ in range(AT_ONCE)]
         try:
             yield
@@ -148,7 +149,7 @@ class Ingestion:
         await self._stores.clear(file.number)
         for store in await self._stores.find([file.vector_store_id], claimed.owner):
             text = await self._text(claimed)
-            cuts = chunks(text, *file.chunking, await in_thread(load_encoding))
+            cuts = chunks(text, *file.chunking, load_encoding())
             size = place = 0
             while group := await in_thread(_chunks, cuts, store.number):
                 vectors = await self._vectors([chunk.text for chunk in group])
