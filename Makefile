@@ -284,7 +284,8 @@ clients-http: $(INSTALLED) $(CLIENTS)/.installed ## openai-python against the ti
 test-page: $(DONE)/test $(PAGE)/.installed site ## Pages of recordings, of the server and of the site in a browser; ARGS go to pytest
 	@test -z "$(BROWSER)" -a ! -e $(PAGE)/.installed || $(SUITE) page tests/live/page --confcutdir tests/live/page \
 	    $(if $(BROWSER),--browser $(BROWSER)) \
-	    $$(test -e $(PAGE)/.installed || echo --deselect tests/live/page/test_page.py::test_page_is_accessible) $(ARGS)
+	    $$(test -e $(PAGE)/.installed || echo --deselect tests/live/page/test_page.py::test_page_is_accessible \
+	        --deselect tests/live/page/test_site.py::test_page_is_accessible) $(ARGS)
 	@$(PAGE_LEFT_OUT)
 
 test-image: $(DONE)/test $(IMAGE_TOOLS)/.installed ## The image without an engine, built and run; ARGS go to pytest

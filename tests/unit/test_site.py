@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs.site.__main__ import configured
 from docs.site.errors import OPERATORS, cause_and_cure, errors_page, kinds, texts
 from docs.site.gather import ROOT, Gathered
 from docs.site.http_api import objects_page, routes_page
@@ -116,6 +117,18 @@ def test_navigation_names_pages_once() -> None:
     config = yaml.safe_load((ROOT / "docs/site/mkdocs.yml").read_text())
     pages = [page for section in config["nav"] for entries in section.values() for _, page in named_pages(entries)]
     assert len(set(pages)) == len(pages)
+
+
+def test_pages_that_the_navigation_does_not_name_end_the_section_of_their_folder(tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "docs/site/mkdocs.yml").read_text())
+    named = [page for section in config["nav"] for entries in section.values() for _, page in named_pages(entries)]
+    gathered = Gathered(tmp_path, list(named))
+    gathered.add("deploy/MOON.md", "# On the `Moon`\n")
+    sections = {name: entries for section in configured(gathered)["nav"] for name, entries in section.items()}
+    assert sections["Guides"][-1] == {"On the Moon": "deploy/MOON.md"}
+    gathered.pages.remove("api/SETTINGS.md")
+    with pytest.raises(FileNotFoundError, match=r"api/SETTINGS\.md"):
+        configured(gathered)
 
 
 @pytest.mark.parametrize(

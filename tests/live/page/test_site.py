@@ -9,8 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.live.page.conftest import MILLISECONDS
-from tests.support.paths import ROOT
+from tests.support.paths import BROWSER, ROOT
 
+AXE = BROWSER.parent / "axe-core" / "axe.min.js"
 SITE = ROOT / ".cache/site/site"
 PAGES = (
     "index.html",
@@ -20,6 +21,9 @@ PAGES = (
     "docs/HTTP_API.html",
     "api/SETTINGS.html",
 )
+
+GRAVE = ("error", "warning")
+"""Kinds of messages on the console; Chromium also notes there that it does not focus the search."""
 
 OpenPage: TypeAlias = Callable[..., Page]
 
@@ -46,7 +50,7 @@ def visit(browser: Browser, complaints: list[str]) -> Generator[OpenPage, None, 
         contexts.append(context)
         context.set_default_timeout(MILLISECONDS)
         page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
+        page.on("console", lambda message: complaints.append(message.text) if message.type in GRAVE else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: outside.append(request.url))
         page.goto((SITE / name).as_uri())
@@ -63,6 +67,17 @@ def visit(browser: Browser, complaints: list[str]) -> Generator[OpenPage, None, 
 def test_page_fits_a_narrow_screen(name: str, visit: OpenPage) -> None:
     page = visit(name, viewport={"width": 390, "height": 800})
     assert page.evaluate(WIDEST) <= 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["docs/START.html", "docs/COMPARE.html", "docs/ERRORS.html"])
+def test_page_is_accessible(name: str, scheme: str, visit: OpenPage) -> None:
+    """Lesser faults are those of the generator, such as buttons that all have one name."""
+    page = visit(name, color_scheme=scheme, viewport={"width": 1280, "height": 900})
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("axe.run({preload: false}).then(found => found.violations)")
+    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in grave] == []
 
 
 def test_search_finds_the_text_of_an_error(visit: OpenPage) -> None:
