@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from penstock.api.engine_settings import DEFAULT_MODEL
+from penstock.api.file_reading import file_reader
 from penstock.api.http.auth import Keys
 from penstock.api.limits.table import KeyLimits
 from penstock.api.recording import recorder
@@ -29,7 +30,6 @@ from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, aliasing, prompting, reading_files, responses_pipeline, sealing
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
-from penstock.stages.services.files.file_reader import FileLimits, FileReader
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
 from penstock.stages.services.own_hosts import label_of
 from penstock.stages.services.prompts import Prompts
@@ -129,7 +129,7 @@ def assembled(
     tools = replace(tools, left_out=leavable(settings.leave_out_tool))
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = aliasing(sealing(pipeline, sealer), settings.aliases)
-    pipeline = declared = prompting(reading_files(pipeline, _file_reader(settings)), prompts)
+    pipeline = declared = prompting(reading_files(pipeline, file_reader(settings)), prompts)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:
@@ -147,17 +147,6 @@ def assembled(
                 "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
             )
     return pipeline
-
-
-def _file_reader(settings: Settings) -> FileReader:
-    limits = FileLimits(
-        settings.max_file_bytes,
-        settings.file_timeout,
-        settings.max_file_memory,
-        settings.max_file_pages,
-        settings.max_file_inflated,
-    )
-    return FileReader(limits, AllowedNetworks.parse(settings.allow_address))
 
 
 def admitting(

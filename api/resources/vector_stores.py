@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from aiohttp import web
 
+from penstock.api.file_reading import file_reader
 from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
@@ -44,7 +45,6 @@ from penstock.pipeline.protocol.params.vector_stores import (
     UpdateVectorStore,
 )
 from penstock.pipeline.protocol.tools import FileSearchOptions
-from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.search.embedder import Embedder
 from penstock.stages.services.search.ingestion import Ingestion
 from penstock.stages.services.search.searcher import HasSearcher, Hit, Searcher
@@ -539,7 +539,7 @@ def _no_file(file_id: str) -> VectorStoreNotFound:
 @asynccontextmanager
 async def vector_stores(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], None]:
     """Open the routes of the vector stores, and work on the files in them, for the length of a block."""
-    store, reader = parts.scheduler.store, _reader(parts)
+    store, reader = parts.scheduler.store, file_reader(parts.settings)
     key = parts.settings.embeddings_key.get_secret_value() if parts.settings.embeddings_key else ""
     embedder = Embedder(parts.settings.embeddings, key) if parts.settings.embeddings else None
     host: Any = parts.tools.hosts.get("file_search")
@@ -551,9 +551,3 @@ async def vector_stores(parts: ServerParts) -> AsyncGenerator[Sequence[web.Route
     finally:
         if embedder is not None:
             await embedder.close()
-
-
-def _reader(parts: ServerParts) -> FileReader:
-    """Return the reader of files that the pipeline has, too."""
-    reader: FileReader = parts.scheduler.pipeline.stage("normalize").files
-    return reader

@@ -1,0 +1,19 @@
+"""The reader of files that the settings describe."""
+
+from __future__ import annotations
+
+from penstock.api.settings import Settings
+from penstock.stages.services.files.file_reader import FileLimits, FileReader
+from penstock.stages.services.web.ssrf import AllowedNetworks
+
+
+def file_reader(settings: Settings) -> FileReader:
+    """Return a new reader; each has a cache and processes of its own."""
+    limits = FileLimits(
+        settings.max_file_bytes,
+        settings.file_timeout,
+        settings.max_file_memory,
+        settings.max_file_pages,
+        settings.max_file_inflated,
+    )
+    return FileReader(limits, AllowedNetworks.parse(settings.allow_address))
