@@ -17,6 +17,7 @@ _OF_TEMPLATES = frozenset(ChatSettings.__annotations__) & Settings.model_fields.
 _OF_PLACES = frozenset({"engine_places", "engine_wait"})
 _OF_TOOLS = frozenset(
     {"mcp_config", "tool", "allow_tool", "web_search", "web_search_key", "allow_address", "tool_timeout", "max_turns"}
+    | {"container_ttl", "container_memory"}
 )
 
 
