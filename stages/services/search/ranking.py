@@ -26,7 +26,7 @@ FREQUENCIES = (1.0, 2.0, 3.0, 6.0)
 MOST_WORDS = 32
 """Words of a query that are searched for; the rarest, if it has more."""
 
-MOST_HITS = 500_000
+MOST_HITS = 200_000
 """Chunks with a word of the query that are looked at, counted once for each word; the rarest words come first."""
 
 FUSION = 60
