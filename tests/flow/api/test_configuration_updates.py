@@ -49,7 +49,8 @@ async def test_update_lasts_until_the_next_one(served: ScriptedServer, sdk: open
     later: Any = {"model": "tiny", "previous_response_id": first.id}
     await sdk.responses.create(**later, input="And now?", reasoning={"effort": "medium"})
     assert (efforts(served), is_typed(served)) == ("high", True)
-    await sdk.responses.create(**later, input=[{**PLAIN, "id": "cu_mine"}, LOW, HI])
+    plain: Any = {**PLAIN, "id": "cu_mine"}
+    await sdk.responses.create(**later, input=[plain, LOW, HI])
     assert (efforts(served), is_typed(served)) == ("low", False)
     reset: Any = {"type": "configuration_update", "reasoning": {"effort": None}}
     await sdk.responses.create(**later, input=[reset, HI], reasoning={"effort": "low"})
@@ -57,7 +58,8 @@ async def test_update_lasts_until_the_next_one(served: ScriptedServer, sdk: open
 
 
 async def test_update_is_kept_listed_and_referred_to(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
-    conversation = await sdk.conversations.create(items=[HIGH, {"type": "message", **HI}])
+    message: Any = {"type": "message", **HI}
+    conversation = await sdk.conversations.create(items=[HIGH, message])
     items = await sdk.conversations.items.list(conversation.id, order="asc")
     kept = items.data[0].to_dict()
     assert kept == {**HIGH, "id": kept["id"]}
@@ -65,7 +67,8 @@ async def test_update_is_kept_listed_and_referred_to(served: ScriptedServer, sdk
     await sdk.responses.create(model="tiny", input=[TYPED, HI], conversation=conversation.id)
     await sdk.responses.create(model="tiny", input="And now?", conversation=conversation.id)
     assert (efforts(served), is_typed(served)) == ("high", True)
-    await sdk.responses.create(model="tiny", input=[{"type": "item_reference", "id": kept["id"]}, HI])
+    reference: Any = {"type": "item_reference", "id": kept["id"]}
+    await sdk.responses.create(model="tiny", input=[reference, HI])
     assert efforts(served) == "high"
 
 

@@ -390,8 +390,8 @@ async def stored_ids(served: ScriptedServer) -> dict[str, str]:
     _, compacted = await served.post({"model": "tiny", "input": "Hi"}, "/v1/responses/compact")
     (sealed,) = [item for item in compacted["output"] if item["type"] == "compaction"]
     _, conversation = await served.post({}, "/v1/conversations")
-    ids = {"compaction": sealed["encrypted_content"], "conversation": conversation["id"]}
-    return ids | dict.fromkeys(("item_reference", ""), earlier["output"][-1]["id"])
+    ids: dict[str, str] = {"compaction": sealed["encrypted_content"], "conversation": conversation["id"]}
+    return ids | dict.fromkeys(("item_reference", ""), str(earlier["output"][-1]["id"]))
 
 
 async def test_server_keeps_to_the_verdict_of_every_field(tmp_path: Path) -> None:
