@@ -154,8 +154,9 @@ class ToolsetBuilder:
 
         The request's own tools stay first.  The earlier prompt had them in this order too, and the prefix cache needs
         the same beginning.  Tools that were accepted once are never refused: a tool is left out if the operator has
-        removed its server, or if its namespace has another owner in this request.
+        removed its server, or if its namespace has another owner in this request.  Deferred ones may lack a search.
         """
+        deferred_at = self._deferred_at
         own = self.tools | self.deferred, self.servers.copy(), self.descriptions.copy()
         bringing: list[_Bringing] = [*of_type(history, AdditionalTools), *of_type(history, ToolSearchOutput)]
         for item in bringing:
@@ -165,6 +166,7 @@ class ToolsetBuilder:
         self.tools |= {name: tool for name, tool in own[0].items() if name in self.tools}
         self.servers |= own[1]
         self.descriptions |= own[2]
+        self._deferred_at = deferred_at
 
     def _take(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.api.cli.replayer import NoReplay, Replay, part, recorded_files, replay_of, unedited
@@ -24,7 +24,7 @@ from penstock.pipeline.recordings.comparison import Line, first_difference
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, read_recording
 from penstock.pipeline.trace import Crossed, Crossing, traced
 
-SERVED = (frames.McpListToolsOpened, frames.ShellOutputOpened)
+SERVED = (frames.McpListToolsOpened, *get_args(frames.ServedOutputOpened))
 """The frames that open an item which the server writes, not the model."""
 
 NEAR = 100

@@ -293,6 +293,18 @@ async def test_openai_python_reads_the_items(tmp_path: Path) -> None:
     assert json.loads(found.to_json())["tools"][0]["tools"] == [INVOICES]
 
 
+async def test_deferred_tools_of_the_history_may_lack_a_search(tmp_path: Path) -> None:
+    """What was accepted once is never refused."""
+    added = {"type": "additional_tools", "role": "developer", "tools": [WEATHER]}
+    async with tool_server(tmp_path, [answer_markup()]) as served:
+        first = await respond(served, "whole", {"tools": [SEARCH], "input": [added, USER]})
+        second = await respond(served, "whole", {"previous_response_id": first.response["id"]})
+        assert "type get_weather" not in served.prompt_text()
+        status, answer = await served.post({"input": [added, USER]})
+    assert second.types == ["message"]
+    assert (status, answer["error"]["param"]) == (400, "input[0].tools[0].defer_loading")
+
+
 async def test_additional_tools_stand_in_their_place(tmp_path: Path) -> None:
     added = {"type": "additional_tools", "role": "developer", "tools": [function("later", "x", deferred=False)]}
     ask = function("ask", "Asks.", deferred=False)
