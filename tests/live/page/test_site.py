@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.live.page.conftest import MILLISECONDS
 from tests.support.paths import BROWSER, ROOT
+from tests.support.processes import PATIENCE
 
 AXE = BROWSER.parent / "axe-core" / "axe.min.js"
 SITE = ROOT / ".cache/site/site"
@@ -48,7 +48,7 @@ def visit(browser: Browser, complaints: list[str]) -> Generator[OpenPage, None, 
     def opened(name: str, **options: Any) -> Page:
         context = browser.new_context(**options)
         contexts.append(context)
-        context.set_default_timeout(MILLISECONDS)
+        context.set_default_timeout(1000 * PATIENCE)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text) if message.type in GRAVE else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -35,6 +35,7 @@ SPELLED = frozenset(
         "role",
         "form",
         "choice",
+        "execution",
         "reason",
         "phase",
     }
