@@ -197,12 +197,13 @@ async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGener
 @asynccontextmanager
 async def _delivering(settings: Settings, store: Store) -> AsyncGenerator[None, None]:
     """Deliver webhooks for the length of a block, if the settings have a receiver."""
-    if settings.webhook is None or settings.webhook_secret is None:
+    url, secret = settings.webhook, settings.webhook_secret
+    if url is None or secret is None:
         yield
         return
-    signer = Signer.of(settings.webhook_secret.get_secret_value())
+    signer = Signer.of(secret.get_secret_value())
     allowed = AllowedNetworks.parse(settings.allow_address)
-    async with Webhooks(store.webhooks, settings.webhook, signer, allowed).delivering():
+    async with Webhooks(store.webhooks, url, signer, allowed).delivering():
         yield
 
 
