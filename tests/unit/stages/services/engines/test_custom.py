@@ -248,8 +248,8 @@ class MuteBackend(ScriptedEngine):
             MuteBackend(),
             text_stages(),
             "The engine, in stage 'parse', of this server ended too early: after GenerationStarted: expected"
-            " MessageOpened, ReasoningOpened, RefusalOpened, ClientCallOpened, ShellCallOpened, McpCallOpened,"
-            " CodeCallOpened, WebCallOpened or TurnFinished, got the end.",
+            " MessageOpened, ReasoningOpened, RefusalOpened, ClientCallOpened, ShellCallOpened, ToolSearchOpened,"
+            " McpCallOpened, CodeCallOpened, WebCallOpened, FileSearchOpened or TurnFinished, got the end.",
             inspect.getsourcelines(MuteBackend.answer)[1],
         ),
     ],
