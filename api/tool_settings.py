@@ -175,7 +175,7 @@ class WebhookSettings(BaseSettings):
 
     @field_validator("webhook")
     @classmethod
-    def _is_url(cls, url: str | None) -> str | None:
+    def _receives(cls, url: str | None) -> str | None:
         return url and checked_url(url)
 
     @field_validator("webhook_secret")

@@ -44,6 +44,13 @@ def decoded(value: Any) -> Any:
         raise ValueError(f"expected JSON: {error}") from error
 
 
+def web_address(url: str) -> str:
+    """Return a URL of a server; raise `ValueError` if it is none."""
+    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
+        raise ValueError("it must begin with http:// or https://, and name a host")
+    return url
+
+
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False, title="TIME")]
 """A duration in seconds; as text it may have one of the units ``s``, ``m``, ``h`` and ``d``."""
 

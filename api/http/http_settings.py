@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode
 
-from penstock.api.values import Duration, Size, Texts
+from penstock.api.values import Duration, Size, Texts, web_address
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The hosts that mean all addresses of a machine, each with the address at which the machine reaches itself."""
@@ -99,12 +99,8 @@ class HttpSettings(BaseSettings):
 
     @field_validator("embeddings")
     @classmethod
-    def _is_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
-            raise ValueError("it must begin with http:// or https://, and name a host")
-        return url.rstrip("/").removesuffix("/v1")
+    def _without_version(cls, url: str | None) -> str | None:
+        return None if url is None else web_address(url).rstrip("/").removesuffix("/v1")
 
     def url(self, port: int) -> str:
         """Return the URL at which its own machine reaches this server, which listens on ``port``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -58,5 +58,9 @@ class PageRequest:
 
 def page(items: Sequence[Item], *, has_more: bool = False) -> Items:
     """Return these items as one page."""
-    first, last = (items[0].id, items[-1].id) if items else (None, None)
-    return Items(tuple(items), first, last, has_more)
+    return Items(tuple(items), *ends(items), has_more)
+
+
+def ends(listed: Sequence[Any]) -> tuple[str | None, str | None]:
+    """Return the ids of the first and the last object of a page."""
+    return (listed[0].id, listed[-1].id) if listed else (None, None)

@@ -18,7 +18,7 @@ from aiohttp import web
 from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import STREAMING, as_json, listed_as_json
 from penstock.api.http.openapi import FORM, Operation, operation
-from penstock.api.http.pagination import AFTER, LIMIT, ORDER
+from penstock.api.http.pagination import AFTER, LIMIT, ORDER, ends
 from penstock.api.http.query import AnyText
 from penstock.api.http.request_body import off_loop, receive
 from penstock.api.limits.admission import PAUSE
@@ -212,7 +212,7 @@ class ContainerRoutes:
         found.sort(key=lambda each: (each.created_at, each.id), reverse=ORDER.read(request) == "desc")
         page, has_more = _page(request, found, lambda each: each.id)
         data = tuple(map(ContainerObject.of, page))
-        return await listed_as_json(ContainerList(data, *_ends(data), has_more), "data")
+        return await listed_as_json(ContainerList(data, *ends(data), has_more), "data")
 
     @operation(Operation(ContainerObject, refusals=_REFUSALS))
     async def retrieve(self, request: web.Request) -> web.Response:
@@ -268,7 +268,7 @@ class ContainerRoutes:
         found = [ContainerFile.of(container, file) for file in await container.files()]
         found.sort(key=lambda each: (each.created_at, each.path), reverse=ORDER.read(request) == "desc")
         page, has_more = _page(request, found, lambda each: each.id)
-        return await listed_as_json(ContainerFileList(tuple(page), *_ends(page), has_more), "data")
+        return await listed_as_json(ContainerFileList(tuple(page), *ends(page), has_more), "data")
 
     @operation(Operation(ContainerFile, refusals=_FILE_REFUSALS))
     async def retrieve_file(self, request: web.Request) -> web.Response:
@@ -369,7 +369,3 @@ def _page(request: web.Request, found: Sequence[Any], name_of: Callable[[Any], s
             raise errors.InvalidRequest(f"There is no {shortened(after)!r} in this list.", param="after")
         start = names.index(after) + 1
     return found[start : start + limit], len(found) > start + limit
-
-
-def _ends(data: Sequence[Any]) -> tuple[str | None, str | None]:
-    return (data[0].id, data[-1].id) if data else (None, None)

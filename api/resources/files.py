@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 import msgspec
@@ -19,6 +19,7 @@ from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import api_of
 from penstock.api.http.errors import INVALID, STREAMING, as_error, as_json, listed_as_json
 from penstock.api.http.openapi import FORM, Operation, operation
+from penstock.api.http.pagination import ends
 from penstock.api.http.query import AnyText, Choice, Number
 from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import BASE, ServerParts
@@ -210,7 +211,7 @@ class Files:
             purpose=PURPOSE.read(request),
         )
         data = tuple(FileObject.of(file) for file in found[:limit])
-        return await listed_as_json(FileList(data, *_ends(data), len(found) > limit), "data")
+        return await listed_as_json(FileList(data, *ends(data), len(found) > limit), "data")
 
     async def _page_of_anthropic(self, request: web.Request) -> FileMetadataList:
         """Return the page that a client of Anthropic's API asks for, in the form of the old or of the new SDKs."""
@@ -229,14 +230,14 @@ class Files:
             raise
         data = tuple(FileMetadata.of(file) for file in found[:limit])
         data, has_more = data[::-1] if is_back else data, len(found) > limit
-        return FileMetadataList(data, *_ends(data), has_more, f"page_{data[-1].id}" if has_more else None)
+        return FileMetadataList(data, *ends(data), has_more, f"page_{data[-1].id}" if has_more else None)
 
     async def _named(self, owner: str, ids: Sequence[str]) -> FileMetadataList:
         names = dict.fromkeys(ids)
         if len(names) > _MOST_IDS:
             raise InvalidRequest(f"ids may have {_MOST_IDS} entries.", param="ids")
         data = tuple([FileMetadata.of(file) for name in names if (file := await self.store.files.get(name, owner))])
-        return FileMetadataList(data, *_ends(data), has_more=False, next_page=None)
+        return FileMetadataList(data, *ends(data), has_more=False, next_page=None)
 
     @operation(Operation(FileObject, refusals=_REFUSALS))
     async def retrieve(self, request: web.Request) -> web.Response:
@@ -324,10 +325,6 @@ def _is_anthropic(request: web.Request) -> bool:
 
 def _form_of(request: web.Request) -> _Form:
     return _ANTHROPIC if _is_anthropic(request) else _OPENAI
-
-
-def _ends(data: Sequence[Any]) -> tuple[str | None, str | None]:
-    return (data[0].id, data[-1].id) if data else (None, None)
 
 
 def _iso(at: float) -> str:

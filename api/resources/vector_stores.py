@@ -16,7 +16,7 @@ from penstock.api.file_reading import file_reader
 from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
-from penstock.api.http.pagination import AFTER, LIMIT, ORDER
+from penstock.api.http.pagination import AFTER, LIMIT, ORDER, ends
 from penstock.api.http.query import AnyText, Choice
 from penstock.api.http.request_body import off_loop, receive
 from penstock.api.limits.admission import Admission
@@ -271,7 +271,7 @@ class VectorStoreRoutes:
         with _known_cursor(wanted):
             found, has_more = await self.store.vector_stores.page(request[OWNER], wanted)
         shown = tuple(map(_shown, found))
-        return as_json(VectorStores(shown, *_ends(shown), has_more))
+        return as_json(VectorStores(shown, *ends(shown), has_more))
 
     @operation(Operation(VectorStore, refusals=_LOOKING))
     async def retrieve(self, request: web.Request) -> web.Response:
@@ -430,7 +430,7 @@ class VectorStoreRoutes:
         with _known_cursor(wanted):
             found, has_more = await self.store.vector_stores.files(store.id, request[OWNER], wanted, status, batch_id)
         shown = tuple(map(_shown_file, found))
-        return as_json(VectorStoreFiles(shown, *_ends(shown), has_more))
+        return as_json(VectorStoreFiles(shown, *ends(shown), has_more))
 
     async def _named(self, files: Sequence[AddFile], owner: str, param: str) -> list[stored.NewFile]:
         """Return the files to add, each once; raises `StoredFileNotFound` for one that the client does not have."""
@@ -464,10 +464,6 @@ def _known_cursor(page: stored.Page) -> Iterator[None]:
     except LookupError as error:
         param = "after" if page.before is None else "before"
         raise InvalidRequest(f"There is no {shortened(str(error.args[0]))!r} in this list.", param=param) from error
-
-
-def _ends(shown: Sequence[VectorStore] | Sequence[VectorStoreFile]) -> tuple[str | None, str | None]:
-    return (shown[0].id, shown[-1].id) if shown else (None, None)
 
 
 def _check_number(store: stored.StoredVectorStore, added: int) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
 
 from penstock.api.http.http_settings import is_here
-from penstock.api.values import Duration
+from penstock.api.values import Duration, web_address
 from penstock.pipeline.plugins import STORES, installed
 
 NO_STORE = "none"
@@ -96,9 +96,7 @@ class ServersSettings(BaseSettings):
     @field_validator("peer_url")
     @classmethod
     def _reachable(cls, url: str | None) -> str | None:
-        if url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
-            raise ValueError("it must begin with http:// or https://, and name a host")
-        return url
+        return None if url is None else web_address(url)
 
     @property
     def stale(self) -> float:

@@ -101,7 +101,8 @@ class Sessions:
         self._longest = longest
         self._servers = {server.label: server for server in request.facts.tools.servers}
         self._cited = cited
-        self._open: dict[str, Session] = {SEARCH_NAMESPACE: ToolSearch(tools)}
+        self._tools = tools
+        self._open: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
 
     @property
@@ -209,6 +210,8 @@ class Sessions:
             if server := self._servers.get(namespace):
                 own = self._toolbox.own_host(server)
                 self._open[namespace] = OwnSession(own, self._request) if own else self._toolbox.mcp.session(server)
+            elif namespace == SEARCH_NAMESPACE:
+                self._open[namespace] = ToolSearch(self._tools)
             elif host := self._toolbox.hosts.get(namespace):
                 self._open[namespace] = host.session(self._request)
         return self._open.get(namespace)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from pydantic_settings import CliApp
 
 from penstock.api.cli.command_line import ENVIRONMENT, read_settings
@@ -113,6 +114,13 @@ def settings_from(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> d
     monkeypatch.chdir(folder)
     (folder / "penstock.toml").write_text(text)
     return CliApp.run(Settings, cli_args=[]).model_dump()
+
+
+def test_no_part_replaces_a_validator_of_another() -> None:
+    """A validator of the same name would: the settings inherit from all parts."""
+    parts = [part.__pydantic_decorators__ for part in Settings.__bases__ if issubclass(part, BaseModel)]
+    names = [name for part in parts for name in (*part.field_validators, *part.model_validators)]
+    assert len(names) == len(set(names))
 
 
 def test_sample_file_is_valid_and_holds_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

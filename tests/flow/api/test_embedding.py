@@ -216,4 +216,4 @@ def code_file(folder: Path, code: str) -> Path:
 def test_the_pipeline_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(code_file(tmp_path, CODE[1])))
-    assert capsys.readouterr().out == "Hello! How can I help you today?"
+    assert capsys.readouterr().out == "Hello! How can I help you today?\n"
