@@ -142,7 +142,7 @@ class Host(Protocol):
 
 @runtime_checkable
 class Checking(Protocol):
-    """A host that cannot serve each request that names its tool."""
+    """A host that cannot serve each request that names its tool.  It checks those that do not, as well."""
 
     async def check(self, request: ResolvedRequest) -> None:
         """Raise `InvalidRequest` for a request that the host cannot serve, before its response begins."""
@@ -328,9 +328,8 @@ class Toolbox:
 
     async def check(self, request: ResolvedRequest) -> None:
         """Raise `InvalidRequest` for a request that a host of its built-in tools cannot serve."""
-        used = {tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool)}
-        for kind, host in self.hosts.items():
-            if kind in used and isinstance(host, Checking):
+        for host in self.hosts.values():
+            if isinstance(host, Checking):
                 await host.check(request)
 
     async def close(self) -> None:

@@ -14,8 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
+from string import punctuation
 
 from penstock.pipeline.errors import StoreFailed
+
+_PUNCTUATION = "''" + punctuation.replace("'", "'" * 4) + "''"
+"""Parts of terms of SQLite, in quotes within quotes: only spaces are between terms."""
 
 _TABLES = (
     """
@@ -361,10 +365,10 @@ _VECTOR_STORES: tuple[str | Each, ...] = (
             """,
         ),
         (
-            """
+            f"""
             create virtual table vector_store_terms using fts5 (
-                terms, content = 'vector_store_chunks', content_rowid = 'number', tokenize = 'ascii', detail = 'none',
-                columnsize = 0
+                terms, content = 'vector_store_chunks', content_rowid = 'number', detail = 'none', columnsize = 0,
+                tokenize = 'ascii tokenchars {_PUNCTUATION}'
             )
             """,
             """

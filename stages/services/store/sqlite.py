@@ -129,8 +129,12 @@ def _translated(sql: str) -> str:
 
 
 def _matching(found: re.Match[str]) -> str:
-    """Return the query for the chunks with a term; quotes make it a term, whatever is in it."""
-    quoted = f"""'"' || replace({found[1]}, '"', '""') || '"'"""
+    """Return the query for the chunks with a term; quotes make it a term, whatever is in it.
+
+    A term has no space.  FTS5 would read one as the gap of a phrase, so it becomes a character of no term.
+    """
+    term = f"replace({found[1]}, ' ', char(65535))"
+    quoted = f"""'"' || replace({term}, '"', '""') || '"'"""
     return f"from (select rowid as number from vector_store_terms where vector_store_terms match {quoted})"
 
 
