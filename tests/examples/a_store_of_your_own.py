@@ -16,7 +16,9 @@ A package offers its database under a scheme of its own, by an entry point that 
 slow = "slow_store:SlowStore"
 ```
 
-`await check_database(store())` of `penstock.testing` checks the rules that a store relies on.
+`await check_database(store())` of `penstock.testing` checks the rules that a store relies on. A database without
+full-text search fails the last of them: it has to find the rows of `vector_store_chunks` with a term (`with_term` in
+`database.py`), or its vector stores find nothing.
 """
 
 from __future__ import annotations
