@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -139,7 +140,7 @@ def hostile_requests(description: Description, ids: Sequence[str]) -> st.SearchS
     headers = st.one_of(st.just(()), st.just(()), st.lists(st.sampled_from(HEADERS), max_size=2).map(tuple))
 
     def of_path(path: str) -> st.SearchStrategy[HostileRequest]:
-        filled = names.map(lambda name: path.replace("{conversation_id}", name).replace("{response_id}", name))
+        filled = names.map(lambda name: re.sub(r"\{\w+\}", lambda _: name, path))
         return st.builds(HostileRequest, filled, bodies[path], headers)
 
     return paths.flatmap(of_path)
