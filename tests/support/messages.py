@@ -1,10 +1,11 @@
-"""Streams of the Messages API as anthropic-python reads them."""
+"""The Messages API as anthropic-python speaks it: a client, and streams as it reads them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import anthropic
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
@@ -12,6 +13,12 @@ from pydantic import TypeAdapter
 PATH = "/v1/messages"
 
 _event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def anthropic_client(url: str, key: str = "none", **options: Any) -> anthropic.AsyncAnthropic:
+    """Make a client of the server at ``url``.  It loads no certificates: that takes longer than most tests."""
+    http = anthropic.DefaultAsyncHttpxClient(verify=False)
+    return anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0, http_client=http, **options)
 
 
 def events_of(stream: bytes) -> list[dict[str, Any]]:

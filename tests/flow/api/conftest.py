@@ -5,12 +5,14 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import cast
 
+import anthropic
 import openai
 import pytest
 
 from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import HttpServers, http_servers
+from tests.support.messages import anthropic_client
 from tests.support.sandboxes import available
 from tests.support.server import PacedEngine, PacedServer, running_server, script
 
@@ -36,6 +38,12 @@ async def served(where: Path | str, models: tuple[str, ...]) -> AsyncGenerator[P
 @pytest.fixture
 async def sdk(served: PacedServer) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     async with openai_client(served.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def claude(served: PacedServer) -> AsyncGenerator[anthropic.AsyncAnthropic, None]:
+    async with anthropic_client(served.url) as client:
         yield client
 
 

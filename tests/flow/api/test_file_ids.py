@@ -72,17 +72,15 @@ async def test_chats_read_a_stored_file(served: ScriptedServer, sdk: openai.Asyn
     assert READ in served.prompt_text()
 
 
-async def test_messages_read_a_stored_file(served: ScriptedServer) -> None:
-    http = anthropic.DefaultAsyncHttpxClient(verify=False)
-    async with anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0, http_client=http) as claude:
-        made = await claude.beta.files.upload(file=UPLOAD)
-        source: Any = {"type": "document", "source": {"type": "file", "file_id": made.id}}
-        asked: Any = [{"role": "user", "content": [source, {"type": "text", "text": "Sum up."}]}]
-        await claude.beta.messages.create(max_tokens=100, model="tiny", messages=asked, betas=["files-api-2025-04-14"])
-        assert READ + "Sum up." in served.prompt_text()
-        await claude.beta.files.delete(made.id)
-        with pytest.raises(anthropic.NotFoundError, match=r"No such File object.*\(at messages\[0\].content\[0\]\)"):
-            await claude.messages.create(max_tokens=100, model="tiny", messages=asked)
+async def test_messages_read_a_stored_file(served: ScriptedServer, claude: anthropic.AsyncAnthropic) -> None:
+    made = await claude.beta.files.upload(file=UPLOAD)
+    source: Any = {"type": "document", "source": {"type": "file", "file_id": made.id}}
+    asked: Any = [{"role": "user", "content": [source, {"type": "text", "text": "Sum up."}]}]
+    await claude.beta.messages.create(max_tokens=100, model="tiny", messages=asked, betas=["files-api-2025-04-14"])
+    assert READ + "Sum up." in served.prompt_text()
+    await claude.beta.files.delete(made.id)
+    with pytest.raises(anthropic.NotFoundError, match=r"No such File object.*\(at messages\[0\].content\[0\]\)"):
+        await claude.messages.create(max_tokens=100, model="tiny", messages=asked)
 
 
 @pytest.mark.parametrize(

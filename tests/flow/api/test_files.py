@@ -38,13 +38,6 @@ async def served(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
         yield served
 
 
-@pytest.fixture
-async def claude(served: ScriptedServer) -> AsyncGenerator[anthropic.AsyncAnthropic, None]:
-    http = anthropic.DefaultAsyncHttpxClient(verify=False)
-    async with anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0, http_client=http) as client:
-        yield client
-
-
 async def test_responses_read_a_file_and_keep_it_for_the_next_turn(
     served: ScriptedServer, sdk: openai.AsyncOpenAI
 ) -> None:

@@ -40,13 +40,6 @@ async def served(store_at: str) -> AsyncGenerator[ScriptedServer, None]:
         yield served
 
 
-@pytest.fixture
-async def claude(served: ScriptedServer) -> AsyncGenerator[anthropic.AsyncAnthropic, None]:
-    http = anthropic.DefaultAsyncHttpxClient(verify=False)
-    async with anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0, http_client=http) as client:
-        yield client
-
-
 async def rows(store: Store) -> list[int]:
     return [(await store.context.read(f"select count(*) from {name}"))[0][0] for name in ("files", "file_chunks")]
 

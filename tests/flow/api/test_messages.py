@@ -16,7 +16,7 @@ from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import JSON
-from tests.support.messages import PATH, events_of
+from tests.support.messages import PATH, anthropic_client, events_of
 from tests.support.server import CALL, COUNT, HELLO, ScriptedServer, running_server, script
 
 Json = dict[str, Any]
@@ -30,22 +30,10 @@ WEATHER: Json = {
 }
 
 
-def client_of(url: str, key: str = "none", **options: Any) -> anthropic.AsyncAnthropic:
-    """Make a client of the server at ``url``.  It loads no certificates: that takes longer than most tests."""
-    http = anthropic.DefaultAsyncHttpxClient(verify=False)
-    return anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0, http_client=http, **options)
-
-
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
     async with running_server(ScriptedEngine(script(HELLO)), tmp_path) as served:
         yield served
-
-
-@pytest.fixture
-async def claude(served: ScriptedServer) -> AsyncGenerator[anthropic.AsyncAnthropic, None]:
-    async with client_of(served.url) as client:
-        yield client
 
 
 async def test_it_answers_plain_and_streamed(served: ScriptedServer, claude: anthropic.AsyncAnthropic) -> None:
@@ -179,12 +167,12 @@ async def test_other_refusals_are_in_anthropics_form(tmp_path: Path) -> None:
     key = "sk-alice-0123456789"
     engine = ScriptedEngine(script(HELLO))
     async with running_server(engine, tmp_path, keys=Keys(given=[key])) as served:
-        async with client_of(served.url, key) as claude:
+        async with anthropic_client(served.url, key) as claude:
             assert (await claude.messages.create(**ASKING)).stop_reason == "end_turn"
             with pytest.raises(anthropic.NotFoundError) as unknown:
                 await claude.messages.create(**{**ASKING, "model": "claude-nothing"})
             assert unknown.value.type == "not_found_error"
-        async with client_of(served.url, "wrong") as stranger:
+        async with anthropic_client(served.url, "wrong") as stranger:
             with pytest.raises(anthropic.AuthenticationError) as refused:
                 await stranger.messages.create(**ASKING)
             assert refused.value.type == "authentication_error"
