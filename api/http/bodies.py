@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Usage
+
+Listed = TypeVar("Listed")
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -33,14 +35,18 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     deleted: Literal[True] = True
 
 
-class Items(msgspec.Struct, frozen=True):
-    """One page of a list of items."""
+class Page(msgspec.Struct, Generic[Listed], frozen=True):
+    """One page of a list."""
 
-    data: tuple[Item, ...]
+    data: tuple[Listed, ...]
     first_id: str | None
     last_id: str | None
     has_more: bool
     object: Literal["list"] = "list"
+
+
+class Items(Page[Item], frozen=True):
+    """One page of a list of items."""
 
 
 class Conversation(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.api.http.auth import OWNER
+from penstock.api.http.bodies import Page
 from penstock.api.http.errors import STREAMING, as_json, listed_as_json
 from penstock.api.http.openapi import FORM, Operation, operation
 from penstock.api.http.pagination import AFTER, LIMIT, ORDER, ends
@@ -83,14 +84,8 @@ class ContainerObject(msgspec.Struct, frozen=True):
         )
 
 
-class ContainerList(msgspec.Struct, frozen=True):
+class ContainerList(Page[ContainerObject], frozen=True):
     """One page of a list of containers."""
-
-    data: tuple[ContainerObject, ...]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
 
 
 class DeletedContainer(msgspec.Struct, frozen=True):
@@ -126,14 +121,8 @@ class ContainerFile(msgspec.Struct, frozen=True):
         )
 
 
-class ContainerFileList(msgspec.Struct, frozen=True):
+class ContainerFileList(Page[ContainerFile], frozen=True):
     """One page of a list of files of a container."""
-
-    data: tuple[ContainerFile, ...]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
 
 
 class DeletedContainerFile(msgspec.Struct, frozen=True):

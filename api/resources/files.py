@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from penstock.api.http.auth import OWNER
-from penstock.api.http.bodies import Problem
+from penstock.api.http.bodies import Page, Problem
 from penstock.api.http.conventions import api_of
 from penstock.api.http.errors import INVALID, STREAMING, as_error, as_json, listed_as_json
 from penstock.api.http.openapi import FORM, Operation, operation
@@ -79,14 +79,8 @@ class FileObject(msgspec.Struct, frozen=True):
         return cls(file.id, file.bytes, int(file.created_at), file.filename, file.purpose, expires_at)
 
 
-class FileList(msgspec.Struct, frozen=True):
+class FileList(Page[FileObject], frozen=True):
     """One page of a list of files."""
-
-    data: tuple[FileObject, ...]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
 
 
 class DeletedFile(msgspec.Struct, frozen=True):

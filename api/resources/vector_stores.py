@@ -14,6 +14,7 @@ from aiohttp import web
 
 from penstock.api.file_reading import file_reader
 from penstock.api.http.auth import OWNER
+from penstock.api.http.bodies import Page
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import AFTER, LIMIT, ORDER, ends
@@ -155,24 +156,12 @@ class FileBatch(msgspec.Struct, frozen=True):
     object: Literal["vector_store.files_batch"] = "vector_store.files_batch"
 
 
-class VectorStores(msgspec.Struct, frozen=True):
+class VectorStores(Page[VectorStore], frozen=True):
     """One page of the vector stores."""
 
-    data: tuple[VectorStore, ...]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
 
-
-class VectorStoreFiles(msgspec.Struct, frozen=True):
+class VectorStoreFiles(Page[VectorStoreFile], frozen=True):
     """One page of the files of a vector store."""
-
-    data: tuple[VectorStoreFile, ...]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: Literal["list"] = "list"
 
 
 class TextContent(msgspec.Struct, frozen=True):
