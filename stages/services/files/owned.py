@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.pipeline.errors import StoredFileNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.tasks import LARGE, apart
 from penstock.stages.services.store.files import StoredFile, StoredFiles
 
 
@@ -25,4 +26,5 @@ class OwnedFiles:
 
     async def content(self, file: StoredFile) -> bytes:
         """Return the bytes of a file."""
-        return b"".join([chunk async for chunk in self.files.chunks(file)])
+        pieces = [piece async for piece in self.files.chunks(file)]
+        return await apart(file.bytes > LARGE, b"".join, pieces)

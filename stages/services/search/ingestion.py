@@ -20,6 +20,7 @@ from penstock.pipeline.logs import current_response
 from penstock.pipeline.tasks import in_thread
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.files.file_reader import FileReader, NotRead
+from penstock.stages.services.files.owned import OwnedFiles
 from penstock.stages.services.search.chunking import Cut, chunks
 from penstock.stages.services.search.embedder import Embedder, NotEmbedded
 from penstock.stages.services.search.terms import terms
@@ -167,8 +168,8 @@ class Ingestion:
             raise NotRead("It does not exist any more.")
         if stored.bytes > self._reader.limits.bytes:
             raise NotRead(f"It is larger than {self._reader.limits.bytes:,} bytes.")
-        pieces = [piece async for piece in self._store.files.chunks(stored)]
-        text = await self._reader.text_of(await in_thread(b"".join, pieces), stored.filename, stored.media_type)
+        data = await OwnedFiles(self._store.files, claimed.owner).content(stored)
+        text = await self._reader.text_of(data, stored.filename, stored.media_type)
         return text.replace("\0", " ")
 
     async def _vectors(self, texts: Sequence[str]) -> NDArray[np.float32] | None:
