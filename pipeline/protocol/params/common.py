@@ -53,9 +53,13 @@ class Echoed(Body):
 
     @classmethod
     def built(cls, **fields: Any) -> Self:
-        """Return the object with these fields, which another API has validated."""
+        """Return the object with these fields, which another API has validated.  What was sent has no None."""
         echoed: Self = cls.model_construct(**fields)
-        echoed._sent = fields
+        echoed._sent = {
+            key: value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
+            for key, value in fields.items()
+            if value is not None
+        }
         return echoed
 
     @model_validator(mode="wrap")

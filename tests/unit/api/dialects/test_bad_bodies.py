@@ -17,6 +17,7 @@ from penstock.api.dialects.messages.body import CreateMessage
 from penstock.api.dialects.named import spoken
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import REFUSED, UNUSED, Body
+from penstock.pipeline.protocol.params.tools import AnyTool
 
 Place: TypeAlias = tuple[str | int, ...]
 
@@ -188,7 +189,12 @@ MESSAGES: Any = {
             "strict": True,
             "defer_loading": False,
         },
-        {"type": "web_search_20250305", "max_uses": 2, "allowed_domains": ["a.org"]},
+        {
+            "type": "web_search_20250305",
+            "max_uses": 2,
+            "allowed_domains": ["a.org"],
+            "user_location": {"type": "approximate", "city": "Paris"},
+        },
     ],
     "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": False},
     "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
@@ -231,6 +237,13 @@ PLACES = [
     (name, place) for name, body in BODIES.items() for place in places(body) if not FREE.fullmatch(written(place))
 ]
 LEAVES = [(name, place) for name, place in PLACES if not isinstance(at(BODIES[name], place), dict | list)]
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+def test_tools_are_kept_as_a_client_of_the_responses_api_sends_them(dialect: str) -> None:
+    tools = DIALECTS[dialect].read(json.dumps(BODIES[dialect]).encode()).request.tools or ()
+    kept = [json.loads(json.dumps(tool.sent)) for tool in tools]
+    assert [AnyTool.model_validate(tool).root for tool in kept] == list(tools)
 
 
 def refusal(dialect: str, body: Any) -> InvalidRequest | None:
