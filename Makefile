@@ -253,8 +253,8 @@ IMAGE_LEFT_OUT = test -e $(IMAGE_TOOLS)/.installed || \
 DEPLOY_LEFT_OUT = for tool in nginx caddy envoy helm; do test -d $(DEPLOY_TOOLS)/$$tool || \
     echo "THE FILES FOR $$tool WERE NOT TESTED: tests/live/deploy/tools.sh COULD NOT UNPACK IT."; done
 
-# Codex sends tools that no server of ours runs, and the prompts of agents need more room than those of others.
-FOR_AGENTS := --max-model-len 16384 --leave-out-tool tool_search
+# The prompts of agents need more room than those of others.
+FOR_AGENTS := --max-model-len 16384
 clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(AGENTS:%=tests/live/%/node/.installed) ## Real clients, coding agents among them, against the real server; OPTIONS go to the server, ARGS to pytest
 	@$(AGAINST) tests/live/clients $$(test -e $(NODE_CLIENTS)/.installed || echo --ignore tests/live/clients/test_node.py) \
 	    $$(for agent in $(AGENTS); do test ! -e tests/live/$$agent/node/.installed || echo tests/live/$$agent; done) \
