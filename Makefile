@@ -233,8 +233,8 @@ board: $(DONE)/test $(TINY).built prometheus ## The picture of the Grafana board
 ASKED_FOR := --served-model-name tiny-gpt-oss gpt-tiny $(TINY_ENGINE)
 # Some clients cannot say that they want no luck.
 GREEDY := $(BIN)/penstock serve --with tests/support/greedy.py:install
-# A server may have parsers of its own, which are none of our business.
-PARSERS := --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes --enable-scale-out
+# A server may have parsers of its own, which are none of our business.  It counts cached tokens only if asked to.
+PARSERS := --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes --enable-scale-out --enable-prompt-tokens-details
 AGAINST = $(CLIENTS)/bin/python -m pytest -q --no-header -p tests.support.progress --suite $@ \
     -p tests.support.client_server -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
     --confcutdir tests/live --node $(NODE)/bin/node
