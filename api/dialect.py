@@ -34,6 +34,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.pipeline.tasks import let_go
 from penstock.stages.services import tracing
+from penstock.stages.services.engines.affinity import SESSION_HEADER
 from penstock.stages.services.runs.run import Mode
 
 Read: TypeAlias = Callable[[bytes], Reading]
@@ -207,6 +208,7 @@ class Edge:
             reading.as_sent,
             self.recorded_if.is_met_by(headers),
             client_request_id(request, reading.request.request_id),
+            headers.get(SESSION_HEADER, ""),
             reading.generates,
             moves=request.method == "POST" and FORWARDED not in headers,
         )

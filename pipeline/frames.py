@@ -107,6 +107,8 @@ class Scheduling(msgspec.Struct, frozen=True):
     """Requests with a lower number run first, if vLLM has ``--scheduling-policy priority``."""
     trace_headers: Mapping[str, str] = {}
     """The headers of W3C Trace Context, as the client sent them."""
+    session: str | UnsetType = UNSET
+    """The client's own id of the session that the request belongs to (vLLM's ``session_id``)."""
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):

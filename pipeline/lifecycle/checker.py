@@ -15,7 +15,7 @@ from penstock.pipeline.lifecycle.item_checker import ItemChecker
 from penstock.pipeline.lifecycle.order import OUTCOME, StreamOrder
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol import events, items
-from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage
+from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage, tool_usage_of
 
 
 async def check(source: AsyncIterator[events.ResponseEvent]) -> AsyncGenerator[events.ResponseEvent, None]:
@@ -150,6 +150,10 @@ def _check_outcome(response: Response) -> None:
     rule(presence[0] == presence[1], "raw messages are those of both sides")
     if response.status not in ("failed", "cancelled"):
         rule(response.usage is not None, "a response that ended by itself has its usage")
+    rule(
+        response.tool_usage in (msgspec.UNSET, tool_usage_of(response.output)),
+        "the usage of tools is that of the output",
+    )
     if response.usage:
         _check_usage(response.usage)
 

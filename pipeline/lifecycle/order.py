@@ -9,7 +9,7 @@ from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.response import Response
 
 OUTCOME = (
-    *("output", "usage", "error", "completed_at", "incomplete_details", "stop_reason"),
+    *("output", "usage", "tool_usage", "error", "completed_at", "incomplete_details", "stop_reason"),
     *("input_messages", "output_messages"),
 )
 """The fields of a response that are set only at its end."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import StageError
 from penstock.pipeline.protocol.events import ResponseCompleted, ResponseFailed, ResponseIncomplete, TerminalEvent
 from penstock.pipeline.protocol.items import OutputItem
-from penstock.pipeline.protocol.response import ErrorDetails, Response, Usage
+from penstock.pipeline.protocol.response import ErrorDetails, Response, Usage, tool_usage_of
 
 _NO_OUTCOME: dict[str, Any] = {
     "completed_at": None,
@@ -23,6 +23,7 @@ _NO_OUTCOME: dict[str, Any] = {
     "error": None,
     "output": (),
     "usage": None,
+    "tool_usage": UNSET,
     "stop_reason": UNSET,
 }
 
@@ -41,14 +42,12 @@ def failed_response(response: Response, error: Exception, output: tuple[OutputIt
         if isinstance(error, StageError)
         else ErrorDetails("server_error", f"Internal error. The server's log names it beside {response.id}.")
     )
-    return replace(
-        response, status="failed", error=details, output=output, completed_at=None, incomplete_details=None, usage=None
-    )
+    return replace(response, **(_NO_OUTCOME | {"status": "failed", "error": details, "output": output}))
 
 
 def cancelled_response(response: Response, output: tuple[OutputItem, ...], usage: Usage | None) -> Response:
     """Return ``response``, cancelled; ``usage`` is None if it is not known."""
-    return replace(response, status="cancelled", output=output, usage=usage)
+    return replace(response, status="cancelled", output=output, usage=usage, tool_usage=tool_usage_of(output))
 
 
 def last_event(number: int, response: Response) -> TerminalEvent:

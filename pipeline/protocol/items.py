@@ -503,6 +503,11 @@ class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
     def tool(self) -> tuple[str | None, str]:
         return "browser", _BROWSER_FUNCTIONS.get(str((self.action or {}).get("type")), "search")
 
+    @property
+    def is_completed_search(self) -> bool:
+        """True for a search that was run, not a page that was opened or a call that was refused."""
+        return self.status == "completed" and (self.action or {}).get("type") == "search"
+
 
 class FileSearchCall(BaseItem, frozen=True, tag="file_search_call"):
     """A search in vector stores; ``results`` is None unless the request includes them."""

@@ -5,13 +5,13 @@ The 31 fields of the Open Responses specification are always present; a few othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.pipeline.protocol.items import Message, OutputItem
+from penstock.pipeline.protocol.items import Message, OutputItem, WebSearchCall
 
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "max_tool_calls", "max_turns", "steered"]
@@ -63,6 +63,41 @@ class Usage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+
+
+class ImageTokens(msgspec.Struct, frozen=True):
+    """Input tokens of image generation; no tool of this server has any."""
+
+    image_tokens: int = 0
+    text_tokens: int = 0
+
+
+class ImageGenerationUsage(msgspec.Struct, frozen=True):
+    """The usage of image generation, which OpenAI's types require beside the searches."""
+
+    input_tokens: int = 0
+    input_tokens_details: ImageTokens = ImageTokens()
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+
+class WebSearchUsage(msgspec.Struct, frozen=True):
+    """The completed searches of a response; opened pages do not count."""
+
+    num_requests: int
+
+
+class ToolUsage(msgspec.Struct, frozen=True):
+    """The usage of tools that the server ran, apart from the tokens."""
+
+    web_search: WebSearchUsage
+    image_gen: ImageGenerationUsage = ImageGenerationUsage()
+
+
+def tool_usage_of(output: Iterable[OutputItem]) -> ToolUsage | UnsetType:
+    """Return the usage of tools in an output, or UNSET if it has no completed search of the web."""
+    searches = sum(isinstance(item, WebSearchCall) and item.is_completed_search for item in output)
+    return ToolUsage(WebSearchUsage(searches)) if searches else UNSET
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
@@ -120,6 +155,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     reasoning: ReasoningOptions
     usage: Usage | None = None
+    tool_usage: ToolUsage | UnsetType = UNSET
     max_output_tokens: int | None
     max_tool_calls: int | None = None
     store: bool

@@ -31,7 +31,7 @@ from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import ItemStatus, OutputItem
-from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response, Usage
+from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response, Usage, tool_usage_of
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.models.output_items import BUILDERS, Drafts
 from penstock.stages.services.sealing import SealedItem, SealedReasoning, SealedSummary, Sealer
@@ -119,7 +119,9 @@ class ResponseWriter:
         rule(self._turns.are_over, "every turn ends with TurnFinished")
         self._check_closed()
         metrics.TURNS.observe(len(self._turns.finished))
-        response = replace(self._with_messages(), output=tuple(self._output), usage=self._turns.usage())
+        output = tuple(self._output)
+        ended = {"output": output, "usage": self._turns.usage(), "tool_usage": tool_usage_of(output)}
+        response = replace(self._with_messages(), **ended)
         last = self._turns.finished[-1]
         match last.reason:
             case "stop":

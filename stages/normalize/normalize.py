@@ -442,13 +442,14 @@ class Normalize:
             return {}
 
     def _scheduling(self, request: CreateResponse) -> Scheduling:
-        salt = request.cache_salt
+        salt, envelope = request.cache_salt, request.envelope
         if salt is None and self.caches.by_prompt_cache_key and request.prompt_cache_key:
             salt = quote(request.prompt_cache_key, safe="")  # vLLM rejects slashes and the like in a salt
-        if (owner := request.envelope.owner) and not self.caches.among_keys:
+        if (owner := envelope.owner) and not self.caches.among_keys:
             # else `cached_tokens` and the time to the first token confirm guesses of another key's prompts
             salt = sha256(f"{owner} {salt or ''}".encode()).hexdigest()
-        return Scheduling(salt, request.priority or 0, request.envelope.trace_headers)
+        session = request.session_id or envelope.session or UNSET
+        return Scheduling(salt, request.priority or 0, envelope.trace_headers, session)
 
 
 def _granted(items: Sequence[Item]) -> Collection[str]:

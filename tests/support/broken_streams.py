@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.items import FunctionCall, ListedTool, OutputText, ReasoningText, Refusal, SummaryText
-from penstock.pipeline.protocol.response import ErrorDetails, IncompleteDetails
+from penstock.pipeline.protocol.response import ErrorDetails, IncompleteDetails, ToolUsage, WebSearchUsage
 from tests.support import frames
 from tests.support.stream_changes import (
     Change,
@@ -122,6 +122,7 @@ BROKEN: dict[str, list[Change]] = {
         of(CUT_TURN, end(status="cancelled")),
     ],
     "raw messages are those of both sides": [end(input_messages=()), end(output_messages=({},))],
+    "the usage of tools is that of the output": [end(tool_usage=ToolUsage(WebSearchUsage(1)))],
     "a response that ended by itself has its usage": [end(usage=None), of(CUT_TURN, end(usage=None))],
     "the total is the sum of its parts": [end(usage=usage(total=28))],
     "cached tokens are input tokens": [end(usage=usage(cached=8))],

@@ -161,6 +161,8 @@ class Envelope:
     """True if the headers ask for a recording."""
     request_id: str = ""
     """The client's own id of the request, from the headers or the body."""
+    session: str = ""
+    """The client's own id of its session, from the headers."""
     generates: bool = True
     """False if the response is only prepared: it has no output."""
     continued: History | None = None

@@ -16,6 +16,9 @@ from msgspec import UNSET
 from penstock.pipeline.frames import RequestFacts
 from penstock.pipeline.protocol.history import is_given, opening
 
+SESSION_HEADER = "X-Session-ID"
+"""The header of a session, from clients and to engines: vLLM and its routers read it."""
+
 FEW = 4
 """Generations that do not make an engine busy: it runs so few together nearly as fast as one."""
 
@@ -26,11 +29,13 @@ EXCESS = 1.5
 def conversation_of(facts: RequestFacts) -> str:
     """Return a text that is the same for all turns of a conversation.
 
-    A ``prompt_cache_key`` has precedence, so that a client can have several conversations share an engine.
+    A ``prompt_cache_key`` and a ``session_id`` have precedence, so that a client can have several conversations share
+    an engine.
     """
     response, begun = facts.response, facts.origin.opening
     conversation = "" if response.conversation is UNSET else response.conversation.id
-    return response.prompt_cache_key or conversation or begun or opening(facts.input, response.id)
+    key = response.prompt_cache_key or facts.scheduling.session
+    return key or conversation or begun or opening(facts.input, response.id)
 
 
 def is_new(facts: RequestFacts) -> bool:

@@ -18,7 +18,7 @@ import aiohttp
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
-from penstock.stages.services.engines.affinity import session_id
+from penstock.stages.services.engines.affinity import SESSION_HEADER, session_id
 from penstock.stages.services.engines.engine import PARAMETERS
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
 from penstock.stages.services.engines.replicas import Replica, Replicas
@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 
 REFUSAL_WAIT = 1.0
 """Seconds to wait for a refusal.  A prompt that was not refused by then counts as accepted."""
-
-SESSION_HEADER = "X-Session-ID"
-"""The header by which vLLM and its routers know a conversation."""
 
 LOSSES = 1
 """Retries after a server broke off.  There are few, because the prompt itself may have crashed the server."""

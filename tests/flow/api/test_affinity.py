@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.affinity import conversation_of, is_new
+from penstock.stages.services.engines.affinity import SESSION_HEADER, conversation_of, is_new
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.socket_client import connected
@@ -74,12 +74,32 @@ async def test_stored_conversation_is_known_by_its_id(servers: Servers) -> None:
     assert new(servers) == 1
 
 
-async def test_prompt_cache_key_joins_conversations(servers: Servers) -> None:
+@pytest.mark.parametrize("joined", [{"prompt_cache_key": "ours"}, {"session_id": "ours"}])
+async def test_client_joins_conversations_by_a_key(servers: Servers, joined: dict[str, str]) -> None:
     for number, server in enumerate(servers):
-        first = await ended_response(server, input=f"Hi {number}", prompt_cache_key="ours")
-        await ended_response(server, input="Go on", prompt_cache_key="ours", previous_response_id=first["id"])
+        first = await ended_response(server, input=f"Hi {number}", **joined)
+        await ended_response(server, input="Go on", previous_response_id=first["id"], **joined)
     assert conversations(servers) == {"ours"}
     assert new(servers) == 2
+
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/messages", CHAT),
+        ("/v1/completions", {"prompt": "Hi"}),
+    ],
+)
+async def test_header_joins_requests_of_every_api(servers: Servers, path: str, body: dict[str, Any]) -> None:
+    for server in servers:
+        async with server.client.post(f"{server.url}{path}", json=body, headers={SESSION_HEADER: "ours"}) as answer:
+            assert answer.status == 200, await answer.text()
+    assert conversations(servers) == {"ours"}
 
 
 @pytest.mark.parametrize("given", [[], "Hi", [{"role": "developer", "content": "Be kind."}]])

@@ -4,6 +4,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
@@ -33,6 +34,7 @@ from penstock.pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
+from penstock.pipeline.protocol.response import ToolUsage, WebSearchUsage
 from penstock.stages.emit.emit import Emit, ResponseWriter
 from tests.support import frames
 from tests.support.event_streams import checked, final
@@ -338,6 +340,18 @@ def test_search_item_has_the_real_action() -> None:
     item = frames.server_item(WebCallOpened("open"), '{"cursor": 0, "id": 3}', action=opened)
     assert last_item(item) == WebSearchCall("ws_10000", "completed", opened)
     assert not [event for event in item_events(item) if "cursor" in str(frames.sse_json(event))]
+
+
+def test_completed_searches_are_counted() -> None:
+    pages = (
+        frames.server_item(WebCallOpened("open"), "{}", action={"type": "open_page", "url": "https://a.example/"}),
+        frames.web_call('{"query": "Os', complete=False),
+    )
+    searches = [frames.web_call("{}"), frames.web_call("{}")]
+    for number in range(3):
+        sequence = (frames.started(), *(frame for item in (*searches[:number], *pages) for frame in item))
+        counted = final(checked(frames.written_events((*sequence, frames.finished("length"))))).tool_usage
+        assert counted == (ToolUsage(WebSearchUsage(number)) if number else UNSET)
 
 
 @pytest.mark.defect("B11", "V10")
