@@ -37,10 +37,15 @@ TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-s
 # Compiled modules are kept: hundreds of processes start in one run of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The other Pythons that penstock supports, as far as this machine has them.
+OTHER_PYTHONS := 3.12 3.13 3.14
+other_python = $(firstword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python) $(shell command -v python$(1)))
+FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(version)),$(version)))
+
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help lock pythons serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +111,19 @@ $(CLIENTS)/.installed: .locks/clients.txt
 	@echo '*' > $(CLIENTS)/.gitignore
 	@$(CLIENTS)/bin/python .locks/install.py --no-deps -r .locks/clients.txt
 	@touch $@
+
+$(OTHER_PYTHONS:%=.venv-%/.installed): .venv-%/.installed: .locks/install.py .locks/pythons.txt pyproject.toml
+	@echo "Installing penstock without vLLM for Python $*: half a minute, and 1 GB."
+	@"$(call other_python,$*)" -m venv --clear $(@D)
+	@echo '*' > $(@D)/.gitignore
+	@$(@D)/bin/python .locks/install.py --no-deps -r .locks/pythons.txt
+	@$(@D)/bin/python .locks/install.py --no-deps --no-build-isolation -e .
+	@touch $@
+
+lock: $(DONE)/test ## Choose the versions of .locks/pythons.txt anew, with those of the other locks where there are any
+	@grep -hv '+cpu\|^vllm' .locks/cpu.txt .locks/test.txt > .cache/chosen.txt
+	@$(BIN)/python -m uv pip compile -q --no-header --no-annotate --python-version 3.12 \
+	    --python-platform x86_64-manylinux_2_28 --group pythons -c .cache/chosen.txt pyproject.toml -o .locks/pythons.txt
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
 $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
@@ -196,9 +214,17 @@ test: $(DONE)/test ## Everything: check, then live; 16 minutes on two cores
 	@rm -rf .cache/suites
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
-	    $(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); $(DEPLOY_LEFT_OUT); exit $$status
+	    $(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); $(PYTHONS_LEFT_OUT); $(DEPLOY_LEFT_OUT); exit $$status
 
-live: engine clients clients-chat clients-http test-page test-image test-deploy ## The tests with real engines, real clients and a browser, two at a time
+live: engine clients clients-chat clients-http test-page test-image test-deploy $(lastword $(FOUND_PYTHONS:%=python-%)) ## The tests with real engines, real clients and a browser, two at a time
+
+pythons: $(FOUND_PYTHONS:%=python-%) ## The tests of `quick` with every other Python that this machine has, without vLLM
+
+python-%: .venv-%/.installed
+	@.venv-$*/bin/python -m pytest -q --no-header -p tests.support.progress --suite $@ tests/unit \
+	    -m "not io and not slow and not vllm" --hypothesis-profile quick $(IN_PARALLEL) $(ARGS)
+
+PYTHONS_LEFT_OUT = $(if $(FOUND_PYTHONS),:,echo "ONLY ONE PYTHON WAS TESTED: there is no other of $(OTHER_PYTHONS).")
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)

@@ -65,9 +65,10 @@ def mistake(*arguments: str) -> str:
         ),
         (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
-        (
+        pytest.param(
             (*ELSEWHERE, "--max_model_len=5", "--keep-alvie", "3", "--no-enable-lora"),
             f"--max-model-len: {ELSE[2:]}\n{TYPO}\n--no-enable-lora: {ELSE[2:]}",
+            marks=pytest.mark.vllm,
         ),
         ((*ELSEWHERE, "--keep-alvie=3"), TYPO),
     ],
@@ -111,9 +112,10 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
             'stroe_ttl = "7d"',
             "stroe_ttl (penstock.toml, line 1): there is no such setting (did you mean store-ttl?). If",
         ),
-        (
+        pytest.param(
             "max_model_len = 5",
             "max_model_len (penstock.toml, line 1): it is an option of vLLM's engine: move it into the table [vllm]",
+            marks=pytest.mark.vllm,
         ),
         ('store_ttl = "7d"\nstore-ttl = "8d"', "penstock.toml: store-ttl and store_ttl are one setting"),
         (
@@ -188,6 +190,7 @@ def test_switch_is_no_duration(folder: Path) -> None:
     )
 
 
+@pytest.mark.vllm
 def test_misspelt_option_of_vllm_is_named_beside_an_engine_elsewhere() -> None:
     assert mistake(*ELSEWHERE, "--max-model-length=10").startswith(
         "--max-model-length: there is no such option (did you mean --max-model-len?)"

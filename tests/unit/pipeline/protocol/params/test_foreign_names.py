@@ -36,6 +36,7 @@ def test_every_parameter_of_openais_chat_completions_is_known() -> None:
     assert get_type_hints(CompletionCreateParamsBase).keys() - HERE <= set(FOREIGN)
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("folder", "request_class"), [("chat_completion", "ChatCompletionRequest"), ("completion", "CompletionRequest")]
 )
