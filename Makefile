@@ -112,18 +112,16 @@ $(CLIENTS)/.installed: .locks/clients.txt
 	@$(CLIENTS)/bin/python .locks/install.py --no-deps -r .locks/clients.txt
 	@touch $@
 
-$(OTHER_PYTHONS:%=.venv-%/.installed): .venv-%/.installed: .locks/install.py .locks/pythons.txt pyproject.toml
+$(OTHER_PYTHONS:%=.venv-%/.installed): .venv-%/.installed: .locks/install.py .locks/test.txt pyproject.toml
 	@echo "Installing penstock without vLLM for Python $*: half a minute, and 1 GB."
 	@"$(call other_python,$*)" -m venv --clear $(@D)
 	@echo '*' > $(@D)/.gitignore
-	@$(@D)/bin/python .locks/install.py --no-deps -r .locks/pythons.txt
+	@$(@D)/bin/python .locks/install.py --no-deps -r .locks/test.txt
 	@$(@D)/bin/python .locks/install.py --no-deps --no-build-isolation -e .
 	@touch $@
 
-lock: $(DONE)/test ## Choose the versions of .locks/pythons.txt anew, with those of the other locks where there are any
-	@grep -hv '+cpu\|^vllm' .locks/cpu.txt .locks/test.txt > .cache/chosen.txt
-	@$(BIN)/python -m uv pip compile -q --no-header --no-annotate --python-version 3.12 \
-	    --python-platform x86_64-manylinux_2_28 --group pythons -c .cache/chosen.txt pyproject.toml -o .locks/pythons.txt
+lock: $(DONE)/venv ## Write the files of versions in .locks, for changed requirements; ARGS=--upgrade for the newest versions
+	@$(BIN)/python .locks/choose.py $(ARGS)
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
 $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
@@ -218,13 +216,14 @@ test: $(DONE)/test ## Everything: check, then live; 16 minutes on two cores
 
 live: engine clients clients-chat clients-http test-page test-image test-deploy $(lastword $(FOUND_PYTHONS:%=python-%)) ## The tests with real engines, real clients and a browser, two at a time
 
-pythons: $(FOUND_PYTHONS:%=python-%) ## The tests of `quick` with every other Python that this machine has, without vLLM
+pythons: $(FOUND_PYTHONS:%=python-%) ## The tests of `unit` that need no vLLM, with every other Python that this machine has
+	@$(PYTHONS_LEFT_OUT)
 
 python-%: .venv-%/.installed
 	@.venv-$*/bin/python -m pytest -q --no-header -p tests.support.progress --suite $@ tests/unit \
 	    -m "not io and not slow and not vllm" --hypothesis-profile quick $(IN_PARALLEL) $(ARGS)
 
-PYTHONS_LEFT_OUT = $(if $(FOUND_PYTHONS),:,echo "ONLY ONE PYTHON WAS TESTED: there is no other of $(OTHER_PYTHONS).")
+PYTHONS_LEFT_OUT = $(if $(FOUND_PYTHONS),:,echo "NO OTHER PYTHON WAS TESTED: THE MACHINE HAS NONE OF $(OTHER_PYTHONS).")
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
@@ -354,6 +353,6 @@ load:
 endif
 
 clean: ## Remove what was installed, built and cached here
-	rm -rf .venv .venv-gpu $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
+	rm -rf .venv .venv-gpu $(OTHER_PYTHONS:%=.venv-%) $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
 	rm -rf $(AGENTS:%=tests/live/%/node/node_modules) $(AGENTS:%=tests/live/%/node/.installed) $(PAGE)/node_modules $(PAGE)/.installed
 	rm -rf .cache build penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

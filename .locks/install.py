@@ -57,22 +57,32 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--torch-backend")
     options, arguments = parser.parse_known_args()
-    has_uv = subprocess.run((*PIP, "install", "-qq", UV), check=False).returncode == 0
-    if has_uv and with_uv(arguments, options.torch_backend) == 0:
+    if has_uv() and with_uv(arguments, options.torch_backend) == 0:
         return 0
     return subprocess.run((*PIP, "install", "-qq", *arguments), check=False).returncode
 
 
+def has_uv() -> bool:
+    """Install uv, and return True if it is there."""
+    return subprocess.run((*PIP, "install", "-qq", UV), check=False).returncode == 0
+
+
 def with_uv(arguments: list[str], torch_backend: str | None) -> int:
     """Install with uv, and return its status."""
+    options, environment = options_for_uv(torch_backend)
+    command = (sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable)
+    return subprocess.run((*command, *options, *arguments), env=environment, check=False).returncode
+
+
+def options_for_uv(torch_backend: str | None) -> tuple[list[str], dict[str, str]]:
+    """Return uv's options for the settings of pip, with PyTorch's own index, and uv's environment."""
     settings, environment = settings_of_pip(), dict(os.environ)
     options = list(options_of_uv(settings))
     if torch_backend and not any(name in settings for name in PLACES):
         options += ("--torch-backend", torch_backend)
     if "cert" in settings:
         environment.setdefault("SSL_CERT_FILE", settings["cert"])
-    command = (sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable)
-    return subprocess.run((*command, *options, *arguments), env=environment, check=False).returncode
+    return options, environment
 
 
 if __name__ == "__main__":
