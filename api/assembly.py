@@ -28,6 +28,7 @@ from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, aliasing, prompting, reading_files, responses_pipeline, sealing
+from penstock.stages.services.containers import NO_OWNER_LIMITS, OwnerLimits
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
@@ -71,11 +72,11 @@ async def toolbox(
     keys: Keys,
     limit: Limit = unlimited,
     store: Store | None = None,
-    most_containers: Callable[[str], int | None] = lambda _: None,
+    container_limits: Callable[[str], OwnerLimits] = lambda _: NO_OWNER_LIMITS,
 ) -> Toolbox:
     """Return the tools that the server runs for the model, and the clients that may use them.
 
-    ``limit`` limits the calls of a client that run in sandboxes, and ``most_containers`` its containers.  The tools
+    ``limit`` limits the calls of a client that run in sandboxes, and ``container_limits`` its containers.  The tools
     keep in the ``store`` what outlives a response.
     """
     tools = await open_toolbox(
@@ -89,7 +90,7 @@ async def toolbox(
             store if store and store.keeps else None,
             settings.container_ttl,
             settings.container_memory,
-            most_containers,
+            container_limits,
             embeddings=settings.embeddings or "",
             embeddings_key=settings.embeddings_key.get_secret_value() if settings.embeddings_key else "",
         ),

@@ -134,7 +134,7 @@ async def _scheduler(
         tools = (
             Toolbox()
             if settings.recordings
-            else await toolbox(settings, keys, admission.sandbox, store, lambda owner: admission.of(owner).containers)
+            else await toolbox(settings, keys, admission.sandbox, store, admission.containers)
         )
         closing.push_async_callback(tools.close)
         backend = await closing.enter_async_context(start_engine(settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -16,14 +16,18 @@ from penstock.api.limits.reserved_slots import PATIENCE, LocalReservations, Rese
 from penstock.api.limits.table import ALL, DEFAULT, NO_LIMITS, KeyLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StorageFull, StoreFailed, TokenLimitReached
 from penstock.pipeline.yield_point import YieldPoint
+from penstock.stages.services.containers import OwnerLimits
 from penstock.stages.services.runs.run import Run
 from penstock.stages.services.store.store import Store
 
-REQUESTS, TOKENS = "requests", "tokens"
+REQUESTS, TOKENS, SECONDS = "requests", "tokens", "sandbox seconds"
 RESPONSES, BACKGROUND, SANDBOXES = "responses", "background responses", "sandboxes"
 
 _COST = {REQUESTS: 1.0, TOKENS: 0.0}
 """The amounts that a request spends when it is admitted; its tokens are spent when its response ends."""
+
+SHORTEST_WAIT = 0.1
+"""Seconds after which a call at least looks again whether it may use a sandbox."""
 
 PAUSE = 1.0
 """Seconds after which a client that has too many responses may try again."""
@@ -93,11 +97,24 @@ class Admission:
 
     @asynccontextmanager
     async def sandbox(self, owner: str) -> AsyncGenerator[None, None]:
-        """Count a sandbox for the length of a block, which begins when there is a place for it."""
+        """Count a sandbox and its seconds for the length of a block, which begins when there is a place for it."""
+        for payer, limits in self._payers(owner):
+            for seconds in self._allowances(payer, limits, (SECONDS,)):
+                while not await seconds.take(0.0):
+                    await asyncio.sleep(max(SHORTEST_WAIT, seconds.refills_in(1.0)))
         async with AsyncExitStack() as using:
             for payer, limits in self._payers(owner):
                 await using.enter_async_context(self._using(payer, SANDBOXES, limits.sandboxes, inf))
-            yield
+            begun = self.clock()
+            try:
+                yield
+            finally:
+                self._spend(owner, SECONDS, self.clock() - begun)
+
+    def containers(self, owner: str) -> OwnerLimits:
+        """Return the limits of the containers of an owner."""
+        limits = self.of(owner)
+        return OwnerLimits(limits.containers, limits.container_bytes)
 
     @asynccontextmanager
     async def queueing(self, owner: str, store: Store) -> AsyncGenerator[None, None]:
@@ -151,10 +168,7 @@ class Admission:
         """Note that a response has ended: its tokens are spent."""
         owner, usage = run.origin.owner, run.response.usage
         tokens = usage.total_tokens if usage else run.event_count  # at least a token for each delta
-        for payer, limits in self._payers(owner):
-            for allowance in self._allowances(payer, limits):
-                if allowance.kind == TOKENS:
-                    allowance.spend(tokens)
+        self._spend(owner, TOKENS, tokens)
 
     def headers(self, owner: str) -> dict[str, str]:
         """Return OpenAI's headers about the limits of an owner; none if it has no limits."""
@@ -169,10 +183,20 @@ class Admission:
         yield owner, self.of(owner)
         yield EVERYBODY, self.of_all
 
-    def _allowances(self, owner: str, limits: KeyLimits) -> Iterator[Allowance]:
-        for kind, most in ((REQUESTS, limits.requests_per_minute), (TOKENS, limits.tokens_per_minute)):
+    def _spend(self, owner: str, kind: str, amount: float) -> None:
+        for payer, limits in self._payers(owner):
+            for allowance in self._allowances(payer, limits, (kind,)):
+                allowance.spend(amount)
+
+    def _allowances(self, owner: str, limits: KeyLimits, kinds: Iterable[str] = tuple(_COST)) -> Iterator[Allowance]:
+        per_minute = {
+            REQUESTS: limits.requests_per_minute,
+            TOKENS: limits.tokens_per_minute,
+            SECONDS: limits.sandbox_seconds_per_minute,
+        }
+        for kind in kinds:
             known = self._known.get((owner, kind))
-            if most is None:
+            if (most := per_minute[kind]) is None:
                 continue
             if known is None or known.most != most:
                 known = self._known[owner, kind] = Allowance(self.allowances, owner, kind, most, self.clock)

@@ -39,6 +39,10 @@ class KeyLimits(BaseModel):
     """Sandboxes of tools at work at once; a call that needs one more waits for it."""
     containers: Count | None = None
     """Containers on each server; the oldest idle one ends for one more."""
+    container_bytes: Annotated[int | None, BeforeValidator(size), Field(gt=0)] = None
+    """Bytes of all files of a container; that of the sandbox if it is lower."""
+    sandbox_seconds_per_minute: Count | None = None
+    """Seconds for which calls are at work in sandboxes; a call waits if they are used up."""
     stored_bytes: Annotated[int | None, BeforeValidator(size), Field(gt=0)] = None
     """Bytes of stored responses, with their events, of conversations and of files."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0

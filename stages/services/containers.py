@@ -34,6 +34,19 @@ class TooManyContainers(Exception):
 
 
 @dataclass(frozen=True)
+class OwnerLimits:
+    """The limits of the containers of an owner; None where only the server has one."""
+
+    number: int | None = None
+    """Containers on one server."""
+    disk: int | None = None
+    """Bytes of all files of a container."""
+
+
+NO_OWNER_LIMITS: Final = OwnerLimits()
+
+
+@dataclass(frozen=True)
 class Described:
     """A container as its owner sees it; times are in seconds since 1970."""
 

@@ -22,6 +22,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import ContainerUse
 from penstock.stages.services.containers import (
     MEMORY,
+    NO_OWNER_LIMITS,
     TTL,
     Described,
     FolderFull,
@@ -29,6 +30,7 @@ from penstock.stages.services.containers import (
     Ledger,
     LiveContainer,
     MemoryLimit,
+    OwnerLimits,
     TooManyContainers,
 )
 from penstock.stages.services.sandbox.folder import CHUNK, Folder, sweep
@@ -43,8 +45,8 @@ PER_SLOT: Final = 2
 """Containers of a server for each slot, as those that are idle hold none."""
 
 
-def _any_number(_: str) -> int | None:
-    return None
+def _unlimited(_: str) -> OwnerLimits:
+    return NO_OWNER_LIMITS
 
 
 @dataclass(eq=False)
@@ -166,7 +168,7 @@ class FolderUpload:
 class OpenContainers:
     """The containers of this server, at most ``PER_SLOT`` for each of the ``slots``.
 
-    An owner may have half of them, and no more than ``most_of`` allows.  ``limit`` limits the calls of an owner that
+    An owner may have half of them, and no more than ``limits_of`` allows.  ``limit`` limits the calls of an owner that
     run at once.  ``sandboxes`` has the kinds of sandboxes that work here.
     """
 
@@ -174,7 +176,7 @@ class OpenContainers:
     limit: Limit = unlimited
     ttl: float = TTL
     memory: MemoryLimit = "1g"
-    most_of: Callable[[str], int | None] = _any_number
+    limits_of: Callable[[str], OwnerLimits] = _unlimited
     store: Store | None = None
     """The store, whose files may be put into containers, and which records these."""
     sandboxes: dict[Kind, Sandbox] = field(default_factory=dict)
@@ -287,8 +289,9 @@ class OpenContainers:
         try:
             folder = await _folder()
             now = self.clock()
+            plan = self._plan().within(disk=self.limits_of(wanted.owner).disk)
             known = replace(wanted, created_at=now, ttl=min(wanted.ttl, self.ttl))
-            made = self._live[wanted.id] = OpenContainer(known, folder, self._plan(), used_at=now)
+            made = self._live[wanted.id] = OpenContainer(known, folder, plan, used_at=now)
             self._count_user(made)
             metrics.CONTAINERS.inc()
         finally:
@@ -338,8 +341,8 @@ class OpenContainers:
 
     async def _started(self, container: OpenContainer, kind: Kind) -> Process:
         if kind not in container.processes and not container.has_ended:
-            limit = container.known.memory_limit
-            started = await self.sandboxes[kind].start(container.folder, MEMORY[limit] if limit else None)
+            limit, disk = container.known.memory_limit, container.plan.limits.disk
+            started = await self.sandboxes[kind].start(container.folder, MEMORY[limit] if limit else None, disk)
             container.processes[kind] = started
         if container.has_ended:
             await container.drop(kind)
@@ -366,7 +369,7 @@ class OpenContainers:
         own = self.of(owner)
         making = list(self._making.values())
         share = self.most if not owner else -(-self.most // 2)
-        if len(own) + making.count(owner) >= min(self.most_of(owner) or share, share):
+        if len(own) + making.count(owner) >= min(self.limits_of(owner).number or share, share):
             return self._ends_idle(own)
         return len(self._live) + len(making) < self.most or self._ends_idle(self._live.values())
 
@@ -525,6 +528,6 @@ async def containers(settings: HostSettings) -> OpenContainers | None:
         settings.limit,
         settings.container_ttl,
         settings.container_memory,
-        settings.most_containers,
+        settings.container_limits,
         settings.store,
     )

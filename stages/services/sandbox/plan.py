@@ -102,9 +102,11 @@ class Plan:
         """Return the path inside of the folder of a container."""
         return HOME if self.isolates else str(folder)
 
-    def with_memory(self, memory: int | None) -> Plan:
-        """Return the plan with another limit of memory, in bytes, if one is given."""
-        return self if memory is None else replace(self, limits=replace(self.limits, memory=memory))
+    def within(self, memory: int | None = None, disk: int | None = None) -> Plan:
+        """Return the plan with another limit of memory, and with a lower one of disk, in bytes, if they are given."""
+        memory = self.limits.memory if memory is None else memory
+        disk = self.limits.disk if disk is None else min(disk, self.limits.disk)
+        return replace(self, limits=replace(self.limits, memory=memory, disk=disk))
 
     def command(self, status: int, folder: Path) -> list[str]:
         """Return the command line of a sandbox in a folder.

@@ -46,16 +46,16 @@ class Sandbox:
     is_late: bool = False
     """True if no sandbox has started yet, as the latest one took too long."""
 
-    async def start(self, folder: Folder, memory: int | None = None) -> Process:
+    async def start(self, folder: Folder, memory: int | None = None, disk: int | None = None) -> Process:
         """Start a sandbox of the strongest plan that works; raises `SandboxDied` or `OSError`.
 
-        ``memory`` is its limit of memory in bytes, if not that of the plan.  A plan that is refused is not tried again;
-        one that took too long is.
+        ``memory`` and ``disk`` are limits in bytes, if not those of the plan.  A plan that is refused is not tried
+        again; one that took too long is.
         """
         while True:
             plan = self.plan
             try:
-                process = await Process.start(plan.with_memory(memory), folder)
+                process = await Process.start(plan.within(memory, disk), folder)
             except SandboxLate:
                 self.is_late = True
                 raise

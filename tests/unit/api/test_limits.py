@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -122,6 +123,24 @@ async def test_servers_know_of_tokens_that_others_spent(store: Store) -> None:
             await one.admit("a")  # pays off what it can
     with pytest.raises(TokenLimitReached):
         await other.admit("a")
+
+
+async def test_call_waits_until_seconds_of_sandboxes_have_refilled() -> None:
+    skipped = Time()
+    tables = {"default": KeyLimits(sandbox_seconds_per_minute=6000)}
+    limited = Admission(tables=tables, clock=lambda: skipped.now + monotonic(), allowances=OwnAllowances(skipped))
+
+    async def call(owner: str, seconds: float) -> None:
+        async with limited.sandbox(owner):
+            skipped.now += seconds
+
+    await call("a", 6100)
+    waiting = asyncio.create_task(call("a", 0))
+    async with asyncio.timeout(10):
+        await call("b", 0)
+        assert not waiting.done()
+        skipped.now += 3
+        await waiting
 
 
 @dataclass

@@ -15,7 +15,7 @@ import pytest
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.params.request import OUTPUTS
 from penstock.pipeline.protocol.tools import ContainerUse
-from penstock.stages.services.containers import FolderFull, NoSuchFile, TooManyContainers
+from penstock.stages.services.containers import NO_OWNER_LIMITS, FolderFull, NoSuchFile, OwnerLimits, TooManyContainers
 from penstock.stages.services.sandbox.container import ContainerHost
 from penstock.stages.services.sandbox.folder import PREFIX, Folder, sweep
 from penstock.stages.services.sandbox.live_containers import OpenContainers
@@ -145,7 +145,7 @@ async def test_owner_has_at_most_half(containers: OpenContainers) -> None:
     for n in range(share + 1):
         await containers.create(f"cntr_{n}", "key", "", 60, None)
     assert len(containers.of("key")) == share
-    containers.most_of = lambda _: 1
+    containers.limits_of = lambda _: OwnerLimits(number=1)
     await containers.create("cntr_last", "key", "", 60, None)
     assert len(containers.of("key")) == share
     await asyncio.gather(*(containers.end(each) for each in containers.of("key")[1:]))
@@ -153,8 +153,19 @@ async def test_owner_has_at_most_half(containers: OpenContainers) -> None:
     assert [each.known.id for each in containers.of("key")] == ["cntr_only"]
 
 
+async def test_owner_has_a_limit_of_disk_of_its_own(containers: OpenContainers) -> None:
+    containers.limits_of = lambda owner: OwnerLimits(disk=1 << 20) if owner == "key" else NO_OWNER_LIMITS
+    writing = "open('a', 'wb').write(bytes(2 << 20))"
+    assert "too large" in (await code(containers, writing, request("resp_1", owner="key"))).result
+    assert (await code(containers, writing, request("resp_2", owner="other"))).result == f"{2 << 20}\n"
+    upload = await containers.create("cntr_1", "key", "", 60, None)
+    async with upload.uploading() as file:
+        with pytest.raises(FolderFull):
+            await file.write(bytes((1 << 20) + 1))
+
+
 async def test_container_is_refused_or_waited_for_if_all_are_in_use(containers: OpenContainers) -> None:
-    containers.most_of = lambda _: 1
+    containers.limits_of = lambda _: OwnerLimits(number=1)
     first = await containers.create("cntr_1", "key", "", 60, None)
     async with containers.used(first):
         with pytest.raises(TooManyContainers):
