@@ -288,9 +288,10 @@ class Normalize:
         readings: dict[str, tuple[FileReading, ...]] = {}
         if not files:
             return readings
-        owned = OwnedFiles(self.store.files, request.envelope.owner)
+        owner = request.envelope.owner
+        owned = OwnedFiles(self.store.files, owner)
         placed = [(part, path) for _, part, path in files]
-        read = await self.files.read_all(placed, owned, sees_images=self.traits.sees_images)
+        read = await self.files.read_all(placed, owner, owned, sees_images=self.traits.sees_images)
         for (item_id, _, _), reading in zip(files, read, strict=True):
             readings[item_id] = (*readings.get(item_id, ()), reading)
         return readings

@@ -79,17 +79,24 @@ def table(rows: Iterable[Iterable[str]]) -> str:
     return "<w:tbl>" + "".join(f"<w:tr>{row}</w:tr>" for row in cells) + "</w:tbl>"
 
 
-def xlsx(rows: str, strings: Iterable[str] = (), name: str = "Sales") -> bytes:
-    """An Excel file with this XML as the rows of its sheet; its second cell style is that of dates."""
+def xlsx(
+    rows: str, strings: Iterable[str] = (), name: str = "Sales", formats: Sequence[str] = (), properties: str = ""
+) -> bytes:
+    """An Excel file with this XML as the rows of its sheet.
+
+    Its second cell style is that of dates, and the next ones have the ``formats``.
+    """
+    codes = "".join(f'<numFmt numFmtId="{200 + at}" formatCode="{code}"/>' for at, code in enumerate(formats))
+    styles = "".join(f'<xf numFmtId="{number}"/>' for number in (0, 14, *range(200, 200 + len(formats))))
     sheets = f'<sheets><sheet name="{name}" sheetId="1" r:id="rId1"/></sheets>'
     shared = "".join(f"<si><t>{text}</t></si>" for text in strings)
     return archive(
         {
-            "xl/workbook.xml": f'<workbook xmlns="{_SHEET}" xmlns:r="{_RELATIONS}">{sheets}</workbook>',
+            "xl/workbook.xml": f'<workbook xmlns="{_SHEET}" xmlns:r="{_RELATIONS}">{properties}{sheets}</workbook>',
             "xl/_rels/workbook.xml.rels": relations({"rId1": "worksheets/sheet1.xml"}),
             "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{_SHEET}"><sheetData>{rows}</sheetData></worksheet>',
             "xl/sharedStrings.xml": f'<sst xmlns="{_SHEET}">{shared}</sst>',
-            "xl/styles.xml": f'<styleSheet xmlns="{_SHEET}"><cellXfs><xf numFmtId="0"/><xf numFmtId="14"/></cellXfs>'
+            "xl/styles.xml": f'<styleSheet xmlns="{_SHEET}"><numFmts>{codes}</numFmts><cellXfs>{styles}</cellXfs>'
             "</styleSheet>",
         }
     )

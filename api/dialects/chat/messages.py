@@ -45,6 +45,7 @@ class ChatFileContent(_Object, frozen=True, kw_only=True):
     filename: str | None = None
     file_data: str | None = None
     file_id: str | None = None
+    file_url: str | None = None
 
 
 class ChatFile(_Object, frozen=True, kw_only=True, tag_field="type", tag="file"):
@@ -256,6 +257,7 @@ def _part(part: ChatPart, path: str, position: int) -> params.OutputPart:
         case ChatImage(image_url=image):
             return params.ImagePart(image_url=image.url, detail=image.detail)
         case ChatFile(file=file):
-            return params.FilePart(filename=file.filename, file_data=file.file_data, file_id=file.file_id)
+            named, data, url = file.filename, file.file_data, file.file_url
+            return params.FilePart(filename=named, file_data=data, file_url=url, file_id=file.file_id)
         case ChatAudio():
             raise UnsupportedParameter("This server does not hear.", param=f"{path}[{position}]")

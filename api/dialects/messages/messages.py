@@ -18,6 +18,7 @@ from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.structs import ListOf
 from penstock.pipeline.protocol.params.tools import AnyTool, FunctionToolParam
+from penstock.stages.services.files.marks import marks
 
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
@@ -377,8 +378,8 @@ def _parts(block: Any) -> Iterator[params.OutputPart]:
         case SearchResultBlock(source=source, title=title, content=content):
             yield wire.InputText(f"{title}\n{source}\n" + "\n".join(part.text for part in content))
         case DocumentBlock(source=source, title=title, context=context):
-            if about := "\n".join(filter(None, (title, context))):
-                yield wire.InputText(f"{about}\n")
+            if context:
+                yield wire.InputText(f"{context}\n")
             yield from _document(source, title)
         case _:
             pass
@@ -387,16 +388,19 @@ def _parts(block: Any) -> Iterator[params.OutputPart]:
 def _document(source: Any, title: str | None) -> Iterator[params.OutputPart]:
     match source:
         case TextSource(data=text) | ContentSource(content=str(text)):
-            yield wire.InputText(text)
+            yield wire.InputText(text.join(marks(title or "", [text])))
         case ContentSource(content=blocks):
+            first, last = marks(title or "", [block.text for block in blocks if isinstance(block, TextBlock)])
+            yield wire.InputText(first)
             for block in blocks:
                 yield from _parts(block)
+            yield wire.InputText(last)
         case Base64Source(media_type=kind, data=data):
             yield params.FilePart(filename=title, file_data=f"data:{kind};base64,{data}")
         case UrlSource(url=url):
             yield params.FilePart(filename=title, file_url=url)
         case FileSource(file_id=file_id):
-            yield params.FilePart(file_id=file_id)
+            yield params.FilePart(filename=title, file_id=file_id)
         case _:
             pass
 

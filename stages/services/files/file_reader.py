@@ -25,13 +25,14 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage, InputText
+from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url
-from penstock.stages.services.files.names import plain_name
+from penstock.stages.services.files.marks import between_marks, marks, safe_name
 from penstock.stages.services.files.owned import OwnedFiles
 from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.lru_cache import LruCache
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.store.files import StoredFile
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
@@ -45,7 +46,7 @@ Result = TypeVar("Result")
 Given = TypeVarTuple("Given")
 
 MOST_AT_ONCE = 4
-"""Files that are read at once, each in a process."""
+"""Files that are read at once, each in a process; those of one API key have half of the places."""
 KEPT_CHARACTERS = 64 << 20
 """Characters of the texts and data URLs that are cached."""
 
@@ -59,10 +60,8 @@ _Parts: TypeAlias = tuple[str | InputImage, ...]
 _SHOWS = {"low": "none", "auto": "scans", "high": "all"}
 """The pages that a detail shows as images to a model that sees some: scans are those without text."""
 
-_MARKS = re.compile(r'[<>"]')
-
-_threads = ThreadPoolExecutor(MOST_AT_ONCE, "files")
-"""Other threads must stay free for requests without files."""
+_threads = ThreadPoolExecutor(2 * MOST_AT_ONCE, "files")
+"""Threads for processes and for what comes before them; others must stay free for requests without files."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,7 @@ class FileReader:
         self._allowed = allowed
         self._resolver = resolver
         self._clock = clock
+        self._places = Slots(MOST_AT_ONCE, per_owner=MOST_AT_ONCE // 2)
         self._known: LruCache[_Parts] = LruCache(KEPT_CHARACTERS)
         """The texts and images, by the SHA-256 of the file, what is declared of it, and what is shown of it."""
         self._fetched: LruCache[tuple[float, str]] = LruCache(KEPT_CHARACTERS)
@@ -147,20 +147,21 @@ class FileReader:
         """The limits of one file."""
         return self._limits
 
-    async def text_of(self, data: bytes, name: str, media_type: str) -> str:
+    async def text_of(self, data: bytes, name: str, media_type: str, owner: str) -> str:
         """Return the text of a file; raises `NotRead`."""
         content = await self._in_thread(_Content.of, data, media_type)
-        _, parts = await self._read(content, name, "none")
+        _, parts = await self._read(content, name, "none", owner)
         return "".join(part for part in parts if isinstance(part, str))
 
     async def read_all(
         self,
         files: Sequence[tuple[InputFile | InputImage, str]],
+        owner: str = "",
         owned: OwnedFiles | None = None,
         *,
         sees_images: bool = False,
     ) -> list[FileReading]:
-        """Return what the model reads for each file; the second value of each is its path in the request.
+        """Return what the model reads for each file of an owner; the second value of each is its path in the request.
 
         Raises `InvalidRequest` with that path if a file cannot be read, or is too much beside those before it, and
         `StoredFileNotFound` for an id that is not among the ``owned`` files.  They are read one after another, so that
@@ -174,7 +175,8 @@ class FileReader:
                 if isinstance(part, InputImage):
                     readings.append((await self._image(part, stored, owned),))
                     continue
-                parts = await self._parts(part, name, stored, owned, sees_images=sees_images)
+                shows = _SHOWS[part.detail or "auto"] if sees_images else "none"
+                parts = await self._parts(part, name, shows, owner, stored, owned)
             except NotRead as error:
                 raise InvalidRequest(f"The file {name!r} cannot be read. {error}", param=path) from error
             size += sum(len(each) for each in parts if isinstance(each, str))
@@ -185,22 +187,21 @@ class FileReader:
             if shown > self._limits.shown:
                 message = f"The files of a conversation may show {self._limits.shown:,} pages as images together."
                 raise InvalidRequest(message, param=path)
-            readings.append(_between_marks(name, parts))
+            readings.append(_reading(name, parts))
         return readings
 
     async def _parts(
-        self, file: InputFile, name: str, stored: StoredFile | None, owned: OwnedFiles | None, *, sees_images: bool
+        self, file: InputFile, name: str, shows: str, owner: str, stored: StoredFile | None, owned: OwnedFiles | None
     ) -> _Parts:
-        shows = _SHOWS[file.detail or "auto"] if sees_images else "none"
         if stored is not None and owned is not None:
             declared = _Content(b"", stored.media_type, stored.sha256)
             if (known := self._known.get(_key(declared, name, shows))) is not None:
                 return known
-            return (await self._read(replace(declared, data=await self._whole(stored, owned)), name, shows))[1]
+            return (await self._read(replace(declared, data=await self._whole(stored, owned)), name, shows, owner))[1]
         if isinstance(url := file.file_url, str):
-            return await self._parts_at(url, name, shows)
+            return await self._parts_at(url, name, shows, owner)
         data = file.file_data if isinstance(file.file_data, str) else ""
-        return (await self._read(await self._in_thread(self._content, data), name, shows))[1]
+        return (await self._read(await self._in_thread(self._content, data), name, shows, owner))[1]
 
     async def _image(self, image: InputImage, stored: StoredFile | None, owned: OwnedFiles | None) -> InputImage:
         """Return an image that is a stored file with its data."""
@@ -217,18 +218,18 @@ class FileReader:
             raise self._too_large()
         return await owned.content(stored)
 
-    async def _parts_at(self, url: str, name: str, shows: str) -> _Parts:
+    async def _parts_at(self, url: str, name: str, shows: str, owner: str) -> _Parts:
         place = f"{shows} {url}"
         fetched_at, key = self._fetched.get(place) or (0.0, "")
         if key and fetched_at + _KEPT_SECONDS >= self._clock() and (known := self._known.get(key)) is not None:
             return known
         content = await self._fetch(url)
-        key, parts = await self._read(content, name, shows)
+        key, parts = await self._read(content, name, shows, owner)
         self._fetched.put(place, (self._clock(), key), len(url))
         return parts
 
-    async def _read(self, content: _Content, name: str, shows: str) -> tuple[str, _Parts]:
-        """Return the name of what is read in the cache, and what is read."""
+    async def _read(self, content: _Content, name: str, shows: str, owner: str) -> tuple[str, _Parts]:
+        """Return the name of what is read in the cache, and what is read, once the owner has a place for a process."""
         key = _key(content, name, shows)
         if (known := self._known.get(key)) is not None:
             return key, known
@@ -239,11 +240,12 @@ class FileReader:
             "limits": asdict(self._limits),
         }
         child = _Child(msgspec.json.encode(order) + b"\n", content.data, self._limits.seconds)
-        try:
-            parts = await self._in_thread(child.run)
-        except asyncio.CancelledError:
-            child.kill()
-            raise
+        async with self._places.slot(owner):
+            try:
+                parts = await self._in_thread(child.run)
+            except asyncio.CancelledError:
+                child.kill()
+                raise
         self._known.put(key, parts, sum(len(each if isinstance(each, str) else each.url) for each in parts))
         return key, parts
 
@@ -342,14 +344,13 @@ def _split(content: bytes, sizes: Sequence[int]) -> Iterator[str | InputImage]:
         start += abs(size)
 
 
-def _between_marks(name: str, parts: _Parts) -> FileReading:
-    first, last = f'<file name="{name}">\n', "\n</file>\n"
+def _reading(name: str, parts: _Parts) -> FileReading:
     match parts:
         case (str(text),):
+            first, last = marks(name, [text])
             return f"{first}{text}{last}"
         case _:
-            shown = (InputText(part) if isinstance(part, str) else part for part in parts)
-            return (InputText(first), *shown, InputText(last))
+            return tuple(between_marks(name, parts))
 
 
 async def _stored(part: InputFile | InputImage, path: str, owned: OwnedFiles | None) -> StoredFile | None:
@@ -372,11 +373,6 @@ def name_of(part: InputFile | InputImage, stored: StoredFile | None = None) -> s
     if not given and isinstance(part, InputFile) and isinstance(part.file_url, str):
         given = unquote(urlsplit(part.file_url).path)
     return safe_name(given)
-
-
-def safe_name(given: str) -> str:
-    """Return a name without its folders and without what could forge a mark of a file."""
-    return _MARKS.sub("_", plain_name(given))
 
 
 def _decoded(text: str, start: int) -> Iterator[bytes]:

@@ -194,10 +194,10 @@ def _slides(archive: Archive) -> Iterator[str]:
 
 
 def _sheets(archive: Archive) -> Iterator[str]:
-    strings, dates = _shared_strings(archive), _date_styles(archive)
+    strings, times = _shared_strings(archive), _Times(archive)
     for part, attributes in archive.listed("xl/workbook.xml", "sheet"):
         yield f"[sheet {attributes.get('name', '')}]\n"
-        yield from _Sheet(strings, dates).rows(archive, part)
+        yield from _Sheet(strings, times).rows(archive, part)
         yield "\n"
 
 
@@ -221,34 +221,50 @@ def _shared_strings(archive: Archive) -> list[str]:
     return strings
 
 
-_BUILT_IN_DATES = frozenset((*range(14, 23), *range(45, 48)))
+class _Times:
+    """The cell styles of a workbook that show a number of days as a date, a time or a duration."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._formats = {str(number): _MOMENT for number in (*range(14, 23), 45, 47)} | {"46": _DURATION}
+        self._styles: list[str] = []
+        self._in_cells = False
+        self._origin = datetime(1899, 12, 30)
+        archive.parse("xl/workbook.xml", self._set_origin)
+        if "xl/styles.xml" in archive:
+            archive.parse("xl/styles.xml", self._start, self._end)
+
+    def shown(self, style: int, days: str) -> str | None:
+        """Return the text of a number; None if its style does not show it as a time."""
+        shows = self._formats.get(self._styles[style]) if style < len(self._styles) else None
+        if shows is None:
+            return None
+        seconds = timedelta(seconds=round(float(days) * 86_400))
+        return _duration(seconds) if shows == _DURATION else _moment(self._origin, seconds)
+
+    def _set_origin(self, tag: str, attributes: Attributes) -> None:
+        if tag == "workbookPr" and attributes.get("date1904") in ("1", "true"):
+            self._origin = datetime(1904, 1, 1)
+
+    def _start(self, tag: str, attributes: Attributes) -> None:
+        if tag == "numFmt" and (shows := _shows(attributes.get("formatCode", "").lower())):
+            self._formats[attributes.get("numFmtId", "")] = shows
+        self._in_cells = self._in_cells or tag == "cellXfs"
+        if self._in_cells and tag == "xf":
+            self._styles.append(attributes.get("numFmtId", ""))
+
+    def _end(self, tag: str) -> None:
+        self._in_cells = self._in_cells and tag != "cellXfs"
 
 
-def _date_styles(archive: Archive) -> frozenset[int]:
-    """Return the positions of the cell styles that show a number as a date."""
-    custom, styles, in_cells = set[str](), list[str](), False
-
-    def start(tag: str, attributes: Attributes) -> None:
-        nonlocal in_cells
-        if tag == "numFmt" and re.search(r"[dmyhs]", re.sub(r'"[^"]*"|\[[^]]*\]|\\.', "", _code(attributes))):
-            custom.add(attributes.get("numFmtId", ""))
-        in_cells = in_cells or tag == "cellXfs"
-        if in_cells and tag == "xf":
-            styles.append(attributes.get("numFmtId", ""))
-
-    def end(tag: str) -> None:
-        nonlocal in_cells
-        in_cells = in_cells and tag != "cellXfs"
-
-    if "xl/styles.xml" in archive:
-        archive.parse("xl/styles.xml", start, end)
-    dates = custom | {str(number) for number in _BUILT_IN_DATES}
-    return frozenset(at for at, style in enumerate(styles) if style in dates)
+_MOMENT, _DURATION = "moment", "duration"
 
 
-def _code(attributes: Attributes) -> str:
-    code = attributes.get("formatCode", "").lower()
-    return "" if code == "general" else code
+def _shows(code: str) -> str | None:
+    """Return what a format in lower case shows; None for a number."""
+    code = re.sub(r'"[^"]*"|\\.', "", code)
+    if re.search(r"\[(?:h+|m+|s+)\]", code):
+        return _DURATION
+    return _MOMENT if code != "general" and re.search(r"[dmyhs]", re.sub(r"\[[^]]*\]", "", code)) else None
 
 
 class _Sheet:
@@ -257,9 +273,9 @@ class _Sheet:
     A cell with a formula has the value that the program has saved.
     """
 
-    def __init__(self, strings: list[str], dates: frozenset[int]) -> None:
+    def __init__(self, strings: list[str], times: _Times) -> None:
         self._strings = strings
-        self._dates = dates
+        self._times = times
         self._lines: list[str] = []
         self._cells: list[str] = []
         self._text: list[str] = []
@@ -303,8 +319,8 @@ class _Sheet:
                 return self._strings[int(text)]
             if kind == "b":
                 return "TRUE" if text == "1" else "FALSE"
-            if kind == "n" and text and int(self._cell.get("s", 0)) in self._dates:
-                return _date(float(text))
+            if kind == "n" and text:
+                return self._times.shown(int(self._cell.get("s", 0)), text) or text
         except (ValueError, IndexError, OverflowError):
             pass
         return text
@@ -324,11 +340,16 @@ def _column(reference: str) -> int | None:
     return min(position, _MOST_COLUMNS) - 1
 
 
-def _date(days: float) -> str:
-    moment = datetime(1899, 12, 30) + timedelta(seconds=round(days * 86_400))
-    if days < 1:
+def _moment(origin: datetime, since: timedelta) -> str:
+    moment = origin + since
+    if not since.days:
         return moment.time().isoformat()
-    return moment.date().isoformat() if days == int(days) else moment.isoformat(" ")
+    return moment.isoformat(" ") if since.seconds else moment.date().isoformat()
+
+
+def _duration(length: timedelta) -> str:
+    sign, seconds = "-" if length.days < 0 else "", abs(round(length.total_seconds()))
+    return f"{sign}{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 _READERS: Mapping[str, Callable[[Archive], Iterator[str]]] = {

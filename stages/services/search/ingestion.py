@@ -169,7 +169,7 @@ class Ingestion:
         if stored.bytes > self._reader.limits.bytes:
             raise NotRead(f"It is larger than {self._reader.limits.bytes:,} bytes.")
         data = await OwnedFiles(self._store.files, claimed.owner).content(stored)
-        text = await self._reader.text_of(data, stored.filename, stored.media_type)
+        text = await self._reader.text_of(data, stored.filename, stored.media_type, claimed.owner)
         return text.replace("\0", " ")
 
     async def _vectors(self, texts: Sequence[str]) -> NDArray[np.float32] | None:

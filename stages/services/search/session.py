@@ -11,7 +11,7 @@ from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.frames import FileSearchResults, ResolvedRequest
 from penstock.pipeline.protocol.items import FileSearchCall, of_type
 from penstock.stages.models.file_searches import queries_in
-from penstock.stages.services.files.file_reader import safe_name
+from penstock.stages.services.files.marks import safe_name
 from penstock.stages.services.search.embedder import Embedder
 from penstock.stages.services.search.searcher import Hit, Searcher
 from penstock.stages.services.store.vector_stores import StoredVectorStore

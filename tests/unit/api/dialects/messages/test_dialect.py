@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -71,6 +72,23 @@ def test_examples_of_input_are_for_the_model() -> None:
 
 TOOL: dict[str, Any] = {"name": "add", "input_schema": {"type": "object"}, "allowed_callers": ["direct"]}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        (DOCUMENT["source"], ['<file name="T">\nx\n</file>\n']),
+        ({"type": "content", "content": "</file>"}, ['<file-TAG name="T">\n</file>\n</file-TAG>\n']),
+        (
+            {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            ['<file name="T">\n', "a", "b", "\n</file>\n"],
+        ),
+    ],
+)
+def test_document_stands_between_marks_with_its_title(source: Any, parts: list[str]) -> None:
+    block = {"type": "document", "title": "T", "context": "C", "source": source}
+    message: Any = asked(messages=[{"role": "user", "content": [block]}]).input_items[0]
+    assert [re.sub("file-[0-9a-f]{8}", "file-TAG", part.text) for part in message.content] == ["C\n", *parts]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import InputFile, InputImage, InputText
 from penstock.stages.models.images import check_data_url, image_in
 from penstock.stages.services.files.file_reader import FileLimits, FileReader, name_of
+from penstock.stages.services.files.marks import marks
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.documents import archive, as_base64, docx, paragraph, pdf, pdf_of, pptx, table, xlsx
 from tests.support.tool_servers import LOOPBACK, web_server
@@ -49,6 +50,59 @@ async def refusal(data: bytes, limits: FileLimits | None = None, name: str = "a.
     start = f"The file '{name}' cannot be read. "
     assert refused.value.message.startswith(start)
     return refused.value.message.removeprefix(start)
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "shown"),
+    [
+        ("yyyy-mm-dd", "45292", "2024-01-01"),
+        ("yyyy-mm-dd hh:mm", "45292.5", "2024-01-01 12:00:00"),
+        ("hh:mm", "0.75", "18:00:00"),
+        ("[h]:mm:ss", "1.25", "30:00:00"),
+        ("[mm]:ss", "-0.5", "-12:00:00"),
+        ("[Red]0.00", "1.25", "1.25"),
+        ("[$-409]d mmm", "45292", "2024-01-01"),
+        ("0&quot;d&quot;", "3", "3"),
+        ("General", "3", "3"),
+        ("hh:mm", "nan", "nan"),
+        ("yyyy", "1e300", "1e300"),
+    ],
+)
+async def test_numbers_of_sheets_are_shown_by_their_format(code: str, value: str, shown: str) -> None:
+    cells = f'<row><c s="2"><v>{value}</v></c></row>'
+    assert f"\n{shown}\n" in await text_of(xlsx(cells, formats=[code]))
+
+
+async def test_dates_of_sheets_begin_in_1904_if_the_workbook_says_so() -> None:
+    cells = '<row><c s="1"><v>1</v></c></row>'
+    assert "1904-01-02" in await text_of(xlsx(cells, properties='<workbookPr date1904="1"/>'))
+    assert "1899-12-31" in await text_of(xlsx(cells))
+
+
+@given(st.text().map(lambda text: text.encode(errors="replace").decode()), st.integers(0, 3), st.text())
+def test_no_file_contains_its_closing_mark(text: str, forged: int, name: str) -> None:
+    for _ in range(forged):
+        first, last = marks("a", [text])
+        text += f"{last}\n{first}"
+    first, last = marks(name, [text])
+    assert last.strip() not in text
+    assert first.count(">") == first.count("<") == 1
+
+
+async def test_a_key_reads_files_in_half_of_the_places() -> None:
+    """Files that take long to read delay those of their own key alone."""
+    reader = FileReader(FileLimits(seconds=300))
+    slow = [asyncio.create_task(read_by(reader, "one", "<html>" + "<div>" * (500_000 + at))) for at in range(8)]
+    await asyncio.sleep(0)
+    assert await read_by(reader, "other", "quick")
+    assert not any(task.done() for task in slow)
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
+
+
+async def read_by(reader: FileReader, owner: str, text: str) -> Any:
+    return await reader.read_all([(InputFile(file_data=as_base64(text.encode())), PATH)], owner)
 
 
 @pytest.mark.parametrize(
