@@ -1,7 +1,7 @@
 """An API key, as a line of a key file or of the store describes it.
 
 A line has the key itself, or the SHA-256 of one as ``sha256:HEX``, and then words that begin with ``name=``,
-``limits=``, ``tools=`` or ``expires=``.
+``limits=``, ``tools=``, ``webhook=`` or ``expires=``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.stages.normalize.tool_types import named
+from penstock.stages.services.standard_webhooks import checked_url
 
 HASHED = "sha256:"
 """The start of a line that has the digest of a key in place of the key."""
@@ -35,6 +36,8 @@ class ApiKey(msgspec.Struct, frozen=True):
     """The name of the table of limits that holds for this key; empty for the default."""
     tools: frozenset[str] | None = None
     """The tools that the client may use, built-in and of the operator's own; None for those of all clients."""
+    webhook: str = ""
+    """The URL that gets the webhooks of this key; empty for that of the server."""
     expires: float | None = None
     """The time from which the key is refused; None for never."""
 
@@ -110,4 +113,10 @@ def _time(value: str) -> float:
 
 def _readers(own: Collection[str] | None) -> dict[str, Callable[[str], Any]]:
     """Return the function that reads the value of each word."""
-    return {"name": _name, "limits": _name, "tools": lambda value: named(value.split(","), own), "expires": _time}
+    return {
+        "name": _name,
+        "limits": _name,
+        "tools": lambda value: named(value.split(","), own),
+        "webhook": checked_url,
+        "expires": _time,
+    }

@@ -22,7 +22,7 @@ from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
 from penstock.api.http.proxies import Proxies
-from penstock.api.key_sources import seal_keys
+from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership, Peers
 from penstock.api.resources.resources import ServerParts, opened
@@ -39,7 +39,7 @@ from penstock.stages.services import tracing
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.standard_webhooks import Signer
+from penstock.stages.services.standard_webhooks import Receiver, Signer
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
@@ -120,11 +120,13 @@ async def _scheduler(
         if settings.record:
             make_folder(settings.record)
         place = str(share.counts or settings.store)
-        keeps, notifies = settings.store != NO_STORE, settings.webhook is not None
+        keeps, notifies = settings.store != NO_STORE, settings.webhook_secret is not None
         store = Store(database(place), settings.stale, keeps=keeps, notifies=notifies)
         closing.push_async_callback(store.close)
         await store.open()
         await keys.read_store(store.keys)
+        if keys.have_webhooks and settings.webhook_secret is None:
+            raise UnusableKeys("an API key has webhook=, which needs a secret: set PENSTOCK_WEBHOOK_SECRET")
         closing.callback(asyncio.create_task(keys.follow_store(store.keys, settings.heartbeat)).cancel)
         exporter = tracing.wanted_exporter()
         admission = Admission(settings.limits, name_of=keys.limits)
@@ -174,7 +176,7 @@ async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGener
             asyncio.create_task(keep_tidying(scheduler.admission)),
         )
         try:
-            async with _delivering(settings, store), opened(parts) as resources:
+            async with _delivering(settings, store, loaded.keys), opened(parts) as resources:
                 yield Api(
                     scheduler,
                     settings.keep_alive,
@@ -195,15 +197,21 @@ async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGener
 
 
 @asynccontextmanager
-async def _delivering(settings: Settings, store: Store) -> AsyncGenerator[None, None]:
-    """Deliver webhooks for the length of a block, if the settings have a receiver."""
+async def _delivering(settings: Settings, store: Store, keys: Keys) -> AsyncGenerator[None, None]:
+    """Deliver webhooks for the length of a block, if the settings have a secret for them."""
     url, secret = settings.webhook, settings.webhook_secret
-    if url is None or secret is None:
+    if secret is None:
         yield
         return
     signer = Signer.of(secret.get_secret_value())
+
+    def receiver_of(owner: str) -> Receiver | None:
+        if own := keys.webhook(owner):
+            return Receiver(own, signer.of_owner(owner))
+        return Receiver(url, signer) if url else None
+
     allowed = AllowedNetworks.parse(settings.allow_address)
-    async with Webhooks(store.webhooks, url, signer, allowed).delivering():
+    async with Webhooks(store.webhooks, receiver_of, allowed).delivering():
         yield
 
 

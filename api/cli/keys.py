@@ -1,5 +1,7 @@
 """Keys: make, list and revoke API keys, in a key file or in the store of the servers.
 
+``webhook`` prints the secret that signs the webhooks of a key, which is made from PENSTOCK_WEBHOOK_SECRET.
+
 Both hold the SHA-256 of a key, so that a key can be seen only once, when it is made.  A server reads its key file at
 the start and at SIGHUP, and with --store-keys the keys of its store at each heartbeat.
 """
@@ -26,6 +28,7 @@ from penstock.api.key_sources import api_keys, text_of, without_comment
 from penstock.api.runs.store_settings import NO_STORE, store_place
 from penstock.api.values import seconds
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
+from penstock.stages.services.standard_webhooks import Signer
 from penstock.stages.services.store.stored_keys import StoredKeys
 
 LEAST_SHOWN = 8
@@ -129,10 +132,12 @@ def main(arguments: Sequence[str]) -> None:
     make.add_argument("name", help="a name for the holder of the key")
     make.add_argument("--limits", metavar="NAME", help="the table of limits that holds for the key")
     make.add_argument("--tools", metavar="TOOLS", help="the tools that it may use, with commas, or none")
+    make.add_argument("--webhook", metavar="URL", help="the URL that gets its webhooks")
     make.add_argument("--expires", metavar="TIME", help="a date (2027-01-31), or a time from now on (90d)")
     commands.add_parser("list", parents=[place], help="list the keys")
-    revoke = commands.add_parser("revoke", parents=[place], help="revoke a key")
-    revoke.add_argument("key", help=f"its name, or the first {LEAST_SHOWN} or more characters of its SHA-256")
+    for command, does in (("revoke", "revoke a key"), ("webhook", "print the secret of its webhooks")):
+        named = commands.add_parser(command, parents=[place], help=does)
+        named.add_argument("key", help=f"its name, or the first {LEAST_SHOWN} or more characters of its SHA-256")
     chosen = parser.parse_args(arguments)
     try:
         asyncio.run(_run(chosen))
@@ -146,8 +151,10 @@ async def _run(chosen: argparse.Namespace) -> None:
             await _make(place, chosen)
         elif chosen.command == "list":
             _show(await place.all())
+        elif chosen.command == "webhook":
+            print(_signer().of_owner((await _found(place, chosen.key)).digest).secrets)
         else:
-            await _revoke(place, chosen.key)
+            await _revoke(place, await _found(place, chosen.key))
 
 
 @asynccontextmanager
@@ -163,7 +170,8 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_KeyStore, None]
 
 async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     expires = None if chosen.expires is None else _moment(chosen.expires)
-    fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools, "expires": expires}
+    fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools}
+    fields |= {"webhook": chosen.webhook, "expires": expires}
     words = [f"{field}={value}" for field, value in fields.items() if value is not None]
     plain = f"sk-{secrets.token_urlsafe(32)}"
     try:
@@ -192,7 +200,13 @@ def _show(keys: Sequence[ApiKey]) -> None:
         print(" ".join((key.digest[:LEAST_SHOWN], key.words, "(expired)" if key.is_expired else "")).rstrip())
 
 
-async def _revoke(place: _KeyStore, named: str) -> None:
+def _signer() -> Signer:
+    if not (secret := os.environ.get("PENSTOCK_WEBHOOK_SECRET")):
+        raise CannotRun("set PENSTOCK_WEBHOOK_SECRET as for the server")
+    return Signer.of(secret)
+
+
+async def _found(place: _KeyStore, named: str) -> ApiKey:
     start = named.removeprefix(HASHED)
     keys = {key.digest: key for key in await place.all()}
     found = [
@@ -203,5 +217,9 @@ async def _revoke(place: _KeyStore, named: str) -> None:
     if len(found) != 1:
         several = ", ".join(key.digest[:LEAST_SHOWN] for key in found)
         raise CannotRun(f"several keys are called {named}: {several}" if found else f"there is no key {named}")
-    await place.revoke(found[0].digest)
-    print(f"Revoked {found[0].digest[:LEAST_SHOWN]} {found[0].words}: refused {place.effect}.", file=sys.stderr)
+    return found[0]
+
+
+async def _revoke(place: _KeyStore, key: ApiKey) -> None:
+    await place.revoke(key.digest)
+    print(f"Revoked {key.digest[:LEAST_SHOWN]} {key.words}: refused {place.effect}.", file=sys.stderr)

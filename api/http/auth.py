@@ -116,6 +116,15 @@ class Keys:
         """Return the name of the limits of an owner; empty for those of all keys without a name for theirs."""
         return key.limits if (key := self.of(owner)) else ""
 
+    @property
+    def have_webhooks(self) -> bool:
+        """True if a key has a receiver of webhooks of its own."""
+        return any(key.webhook for key in self._known.values())
+
+    def webhook(self, owner: str) -> str:
+        """Return the URL of an owner for webhooks; empty if it has none of its own."""
+        return key.webhook if (key := self.of(owner)) else ""
+
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing, unknown or expired.

@@ -8,6 +8,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 from yarl import URL
 
@@ -25,6 +26,15 @@ class Signer:
         if not all(keys) or not keys:
             raise ValueError("the secret of webhooks is empty")
         return cls(tuple(keys))
+
+    def of_owner(self, owner: str) -> Signer:
+        """Return the signer for the receiver of an owner, who learns nothing of the secrets of others."""
+        return Signer([hmac.digest(key, owner.encode(), sha256) for key in self.keys])
+
+    @property
+    def secrets(self) -> str:
+        """The secrets as a receiver takes them."""
+        return " ".join("whsec_" + base64.b64encode(key).decode() for key in self.keys)
 
     def headers(self, message_id: str, body: bytes, now: int) -> dict[str, str]:
         """Return the headers by which the receiver verifies a body."""
@@ -44,6 +54,13 @@ def _key(secret: str) -> bytes:
         return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except binascii.Error:
         raise ValueError("behind whsec_, the secret of webhooks is base64") from None
+
+
+class Receiver(NamedTuple):
+    """A URL that gets webhooks, and the signer of what it gets."""
+
+    url: str
+    signer: Signer
 
 
 def checked_url(text: str) -> str:

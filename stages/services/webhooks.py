@@ -1,4 +1,4 @@
-"""Webhooks: the operator's URL learns of the end of each background response.
+"""Webhooks: the URL of the operator, or of an API key, learns of the end of each background response.
 
 They are signed as Standard Webhooks are.  A delivery that fails is tried again for a day, by any server of the store.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -19,7 +20,7 @@ from yarl import URL
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import duration
-from penstock.stages.services.standard_webhooks import Signer
+from penstock.stages.services.standard_webhooks import Receiver
 from penstock.stages.services.store.webhooks import Notification, StoredWebhooks
 from penstock.stages.services.web.fetch import guarded_connector
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
@@ -71,31 +72,40 @@ def pause_after(attempts: int) -> float:
     return min(first * 2.0 ** min(attempts - 1, 30), longest)
 
 
+def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    timeout, jar = aiohttp.ClientTimeout(total=TIMEOUT), aiohttp.DummyCookieJar()
+    headers = {"Content-Type": "application/json", "User-Agent": "penstock"}
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar, headers=headers)
+
+
+class _Sessions(NamedTuple):
+    """A session for hosts that the operator names, and one for all others."""
+
+    trusted: aiohttp.ClientSession
+    guarded: aiohttp.ClientSession
+
+
 class _Refused(Exception):
     """The receiver has not taken a webhook."""
 
 
 @dataclass
 class Webhooks:
-    """Delivers the notifications of a store to ``url``, at most `MOST_AT_ONCE` at a time."""
+    """Delivers the notifications of a store, at most `MOST_AT_ONCE` at a time.
+
+    ``receiver_of`` gives the receiver of an owner; None if it has none.
+    """
 
     stored: StoredWebhooks
-    url: str
-    signer: Signer
+    receiver_of: Callable[[str], Receiver | None]
     allowed: AllowedNetworks = NOTHING_ALLOWED
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     @asynccontextmanager
     async def delivering(self) -> AsyncGenerator[None, None]:
         """Deliver what is due for the length of a block; what is on its way at the end is delivered again."""
-        trusted = self.allowed.names(URL(self.url).host or "")
-        connector = aiohttp.TCPConnector() if trusted else guarded_connector(self.allowed)
-        timeout, jar = aiohttp.ClientTimeout(total=TIMEOUT), aiohttp.DummyCookieJar()
-        headers = {"Content-Type": "application/json", "User-Agent": "penstock"}
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, cookie_jar=jar, headers=headers
-        ) as session:
-            looking = asyncio.create_task(self._keep_looking(session))
+        async with _session(aiohttp.TCPConnector()) as trusted, _session(guarded_connector(self.allowed)) as guarded:
+            looking = asyncio.create_task(self._keep_looking(_Sessions(trusted, guarded)))
             try:
                 yield
             finally:
@@ -104,33 +114,40 @@ class Webhooks:
                     task.cancel()
                 await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
+    async def _keep_looking(self, sessions: _Sessions) -> None:
         while True:
             with suppress(StoreFailed):  # the store logs its faults; the notifications stay
                 for notification in await self.stored.due(MOST_AT_ONCE - len(self._tasks)):
                     if notification.id not in self._tasks and await self.stored.claim(notification, CLAIM):
-                        self._tasks[notification.id] = asyncio.create_task(self._deliver(session, notification))
+                        self._tasks[notification.id] = asyncio.create_task(self._deliver(sessions, notification))
             await asyncio.sleep(POLL)
 
-    async def _deliver(self, session: aiohttp.ClientSession, notification: Notification) -> None:
+    async def _deliver(self, sessions: _Sessions, notification: Notification) -> None:
         """Deliver a claimed notification, and record what became of it."""
         try:
-            await self._post(session, notification)
+            if (receiver := self.receiver_of(notification.owner)) is None:
+                await self._forget(notification)
+                return
+            is_trusted = self.allowed.names(URL(receiver.url).host or "")
+            await self._post(sessions.trusted if is_trusted else sessions.guarded, receiver, notification)
         except _Refused as error:
             outcome = await self._failed(notification, str(error))
         else:
             outcome = "delivered"
-            with suppress(StoreFailed):  # then it is delivered again
-                await self.stored.forget(notification)
+            await self._forget(notification)
         finally:
             del self._tasks[notification.id]
         metrics.WEBHOOKS.labels(outcome).inc()
 
-    async def _post(self, session: aiohttp.ClientSession, notification: Notification) -> None:
+    async def _forget(self, notification: Notification) -> None:
+        with suppress(StoreFailed):  # then it is delivered again
+            await self.stored.forget(notification)
+
+    async def _post(self, session: aiohttp.ClientSession, receiver: Receiver, notification: Notification) -> None:
         body = body_of(notification)
-        headers = self.signer.headers(notification.id, body, int(time.time()))
+        headers = receiver.signer.headers(notification.id, body, int(time.time()))
         try:
-            async with session.post(self.url, data=body, headers=headers, allow_redirects=False) as answer:
+            async with session.post(receiver.url, data=body, headers=headers, allow_redirects=False) as answer:
                 if answer.status not in _SUCCESS:
                     raise _Refused(f"the receiver answered with status {answer.status}")
         except TimeoutError:

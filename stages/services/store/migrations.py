@@ -398,6 +398,7 @@ _WEBHOOKS = (
     create table webhooks (
         id text primary key,
         response_id text not null,
+        owner text not null,
         kind text not null,
         created_at double precision not null,
         attempts bigint not null,

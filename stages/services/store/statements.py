@@ -62,8 +62,8 @@ END = """
 """
 
 NOTIFY = f"""
-    insert into webhooks (id, response_id, kind, created_at, attempts, due_at)
-    select cast($2 as text), id, cast($3 as text), {NOW}, 0, {NOW}
+    insert into webhooks (id, response_id, owner, kind, created_at, attempts, due_at)
+    select cast($2 as text), id, owner, cast($3 as text), {NOW}, 0, {NOW}
     from responses where id = $1 and server_id = $4 and request is not null {SHARED}
     on conflict do nothing
 """

@@ -12,7 +12,7 @@ from penstock.stages.services.store.database import NOW, Statement
 from penstock.stages.services.store.writer import StoreContext
 
 _DUE = f"""
-    select id, response_id, kind, created_at, attempts, {NOW} - created_at from webhooks
+    select id, response_id, owner, kind, created_at, attempts, {NOW} - created_at from webhooks
     where due_at <= {NOW} order by due_at limit $1
 """
 
@@ -33,6 +33,7 @@ class Notification(msgspec.Struct, frozen=True):
 
     id: str
     response_id: str
+    owner: str
     kind: str
     created_at: float
     attempts: int

@@ -10,7 +10,11 @@ import openai
 import pytest
 from aiohttp import web
 
+from penstock.api.api_key import digest_of
 from penstock.api.cli.command_line import read_settings
+from penstock.api.key_sources import UnusableKeys
+from penstock.api.running import running
+from penstock.stages.services.standard_webhooks import Signer
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.server_process import WEBHOOK_SECRET, ServerProcess, serve_with_webhooks, serving_process
 from tests.support.stores import wait_until_stored
@@ -99,6 +103,36 @@ async def test_orphan_that_another_server_ends_is_announced(store_at: str, tmp_p
             await wait_until(lambda: got)
     (event,) = got
     assert (event.type, event.data.id) == ("response.failed", response_id)
+
+
+async def test_key_has_a_receiver_of_its_own(tmp_path: Path) -> None:
+    got: list[tuple[bytes, dict[str, str]]] = []
+
+    async def take(request: web.Request) -> web.Response:
+        got.append((await request.read(), dict(request.headers)))
+        return web.Response()
+
+    key = "sk-alice-0123456789"
+    keys = tmp_path / "keys"
+    async with web_server(take) as receiver:
+        keys.write_text(f"{key} name=alice webhook={receiver}\nsk-bob-0123456789\n")
+        options = ("quick", *KNOWN, "--api-key-file", str(keys))
+        async with serving_process(serve_with_webhooks, options, str(tmp_path / "store"), tmp_path) as server:
+            for each in ("sk-bob-0123456789", key):
+                async with openai_client(server.url, each) as api:
+                    response: Any = await api.responses.create(input="Hi", background=True)
+            await wait_until(lambda: got)
+    secret = Signer.of(WEBHOOK_SECRET).of_owner(digest_of(key)).secrets
+    ((body, headers),) = got
+    assert openai.OpenAI(api_key="none", webhook_secret=secret).webhooks.unwrap(body, headers).data.id == response.id
+
+
+async def test_webhook_of_a_key_needs_a_secret(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-alice-0123456789 webhook=https://a.example/\n")
+    with pytest.raises(UnusableKeys, match="PENSTOCK_WEBHOOK_SECRET"):
+        async with running(read_settings(["--api-key-file", str(keys), "--store", str(tmp_path / "store")])):
+            pass
 
 
 @pytest.mark.parametrize(

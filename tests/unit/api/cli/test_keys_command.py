@@ -12,6 +12,7 @@ import pytest
 from penstock.api.cli.keys import main
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import CannotRun, Unauthorized
+from penstock.stages.services.standard_webhooks import Signer
 from tests.support.stores import open_store
 
 pytestmark = pytest.mark.io
@@ -58,6 +59,30 @@ def keys_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return capsys.readouterr().out
 
     return run
+
+
+def test_key_has_webhooks_with_a_secret_of_its_own(
+    place: Place, keys_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = []
+    for name in ("alice", "bob"):
+        made = keys_command("make", name, *place, "--webhook", f"https://{name}.example/hooks").strip()
+        owners.append(keys_at(place).owner(f"Bearer {made}"))
+    assert keys_at(place).webhook(owners[0]) == "https://alice.example/hooks"
+    assert keys_at(place).webhook("unknown") == ""
+    with pytest.raises(CannotRun):
+        keys_command("webhook", "alice", *place)
+    monkeypatch.setenv("PENSTOCK_WEBHOOK_SECRET", "one two")
+    secrets = [keys_command("webhook", name, *place).strip() for name in ("alice", "bob")]
+    own = [Signer.of("one two").of_owner(owner) for owner in owners]
+    for secret, signer in zip(secrets, own, strict=True):
+        assert Signer.of(secret).headers("a", b"b", 1) == signer.headers("a", b"b", 1)
+    assert len({secret for printed in secrets for secret in printed.split()}) == 4
+
+
+def test_webhook_of_a_key_is_a_url(place: Place, keys_command: Callable[..., str]) -> None:
+    with pytest.raises(CannotRun, match="an invalid webhook="):
+        keys_command("make", "alice", *place, "--webhook", "example.com")
 
 
 def test_key_is_made_listed_and_revoked(place: Place, keys_command: Callable[..., str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,9 +15,10 @@ from aiohttp import web
 from msgspec.structs import replace
 from prometheus_client import REGISTRY
 
+from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.stages.services import webhooks
-from penstock.stages.services.standard_webhooks import Signer
+from penstock.stages.services.standard_webhooks import Receiver, Signer
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from penstock.stages.services.webhooks import Webhooks, pause_after
@@ -35,7 +37,7 @@ ENDS: tuple[Literal["completed", "failed", "cancelled", "incomplete"], ...] = (
 
 
 @dataclass
-class Receiver:
+class ReceivingServer:
     """A receiver that answers with ``statuses`` first, then with 200, and that waits for ``gate``."""
 
     url: str = ""
@@ -64,8 +66,8 @@ class Receiver:
 
 
 @pytest.fixture
-async def receiver() -> AsyncGenerator[Receiver, None]:
-    receiver = Receiver()
+async def receiver() -> AsyncGenerator[ReceivingServer, None]:
+    receiver = ReceivingServer()
     receiver.gate.set()
     async with web_server(receiver.take) as url:
         receiver.url = url
@@ -89,14 +91,15 @@ async def notifying(store_at: str) -> AsyncGenerator[Store, None]:
 
 
 def delivering(store: Store, url: str, allowed: AllowedNetworks = LOOPBACK) -> Any:
-    return Webhooks(store.webhooks, url, Signer.of(SECRET), allowed).delivering()
+    receiver = Receiver(url, Signer.of(SECRET))
+    return Webhooks(store.webhooks, lambda _: receiver, allowed).delivering()
 
 
-async def end(store: Store, response_id: str, status: ResponseStatus = "completed") -> None:
+async def end(store: Store, response_id: str, status: ResponseStatus = "completed", owner: str = "") -> None:
     """Store a background response and its end."""
-    waiting = queued_response(response_id)
+    waiting = replace(queued_response(response_id), origin=Origin(owner))
     await store.accept(waiting, request_of(waiting))
-    ended = stored_response(response_id)
+    ended = replace(stored_response(response_id), origin=Origin(owner))
     await store.end(replace(ended, response=replace(ended.response, status=status)), None)
 
 
@@ -115,7 +118,7 @@ async def left(store: Store, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_each_end_of_a_background_response_is_an_event(store_at: str, receiver: Receiver) -> None:
+async def test_each_end_of_a_background_response_is_an_event(store_at: str, receiver: ReceivingServer) -> None:
     before = outcomes()
     async with notifying(store_at) as store:
         for status in ENDS:
@@ -130,7 +133,26 @@ async def test_each_end_of_a_background_response_is_an_event(store_at: str, rece
     assert since(before) == {"delivered": 4}
 
 
-async def test_failed_delivery_is_tried_again_with_the_same_id(store_at: str, receiver: Receiver) -> None:
+async def test_owner_has_a_receiver_and_a_secret_of_its_own(store_at: str, receiver: ReceivingServer) -> None:
+    server = Signer.of(SECRET)
+    receivers = {owner: Receiver(receiver.url, server.of_owner(owner)) for owner in ("alice", "bob")}
+    async with notifying(store_at) as store:
+        for owner in (*receivers, "nobody"):
+            await end(store, f"resp_{owner}", owner=owner)
+        async with Webhooks(store.webhooks, receivers.get, LOOPBACK).delivering():
+            await left(store, 0)
+    clients = {
+        owner: openai.OpenAI(api_key="none", webhook_secret=each.signer.secrets) for owner, each in receivers.items()
+    }
+    got = {json.loads(body)["data"]["id"]: (body, headers) for headers, body in receiver.got}
+    assert set(got) == {"resp_alice", "resp_bob"}
+    for owner, other in (("alice", "bob"), ("bob", "alice")):
+        assert clients[owner].webhooks.unwrap(*got[f"resp_{owner}"]).id == f"evt_{owner}"
+        with pytest.raises(openai.InvalidWebhookSignatureError):
+            clients[other].webhooks.unwrap(*got[f"resp_{owner}"])
+
+
+async def test_failed_delivery_is_tried_again_with_the_same_id(store_at: str, receiver: ReceivingServer) -> None:
     before, receiver.statuses = outcomes(), [500, 404, 307]
     async with notifying(store_at) as store, delivering(store, receiver.url):
         await end(store, "resp_1")
@@ -140,7 +162,7 @@ async def test_failed_delivery_is_tried_again_with_the_same_id(store_at: str, re
 
 
 async def test_slow_receiver_and_a_missing_one_hold_nothing(
-    store_at: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    store_at: str, receiver: ReceivingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhooks, "TIMEOUT", 0.1)
     receiver.gate.clear()
@@ -159,7 +181,7 @@ async def test_slow_receiver_and_a_missing_one_hold_nothing(
 
 
 async def test_address_that_is_not_allowed_is_not_reached(
-    store_at: str, receiver: Receiver, caplog: pytest.LogCaptureFixture
+    store_at: str, receiver: ReceivingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     async with notifying(store_at) as store, delivering(store, receiver.url, NOTHING_ALLOWED):
@@ -170,7 +192,7 @@ async def test_address_that_is_not_allowed_is_not_reached(
 
 
 async def test_webhook_is_given_up_after_a_day_with_a_line(
-    store_at: str, receiver: Receiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    store_at: str, receiver: ReceivingServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhooks, "PATIENCE", 0.3)
     before, receiver.statuses = outcomes(), [500] * 100
@@ -184,7 +206,7 @@ async def test_webhook_is_given_up_after_a_day_with_a_line(
 
 
 async def test_servers_of_a_store_deliver_each_once_and_few_at_a_time(
-    store_at: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    store_at: str, receiver: ReceivingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhooks, "MOST_AT_ONCE", 3)
     receiver.gate.clear()
@@ -200,7 +222,7 @@ async def test_servers_of_a_store_deliver_each_once_and_few_at_a_time(
 
 
 async def test_claim_of_a_dead_server_runs_out(
-    store_at: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    store_at: str, receiver: ReceivingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhooks, "CLAIM", 0.2)
     receiver.gate.clear()
