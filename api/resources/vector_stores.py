@@ -246,7 +246,7 @@ class VectorStoreRoutes:
         body, owner = await off_loop(read_body, await receive(request), CreateVectorStore), request[OWNER]
         await self.admission.storing(owner, self.store)
         files = [AddFile(file_id=name, chunking_strategy=body.chunking_strategy) for name in body.file_ids or ()]
-        added = await self._named(files, owner, "file_ids")
+        added = await self._named(files, owner, "file_ids[{}]")
         days = body.expires_after.days if body.expires_after else None
         store_id = f"vs_{secrets.token_hex(12)}"
         await self.store.vector_stores.create(store_id, owner, body.name or "", body.metadata or {}, days)
@@ -296,7 +296,7 @@ class VectorStoreRoutes:
         """Search in a vector store."""
         body, owner = await off_loop(read_body, await receive(request), SearchVectorStore), request[OWNER]
         name = request.match_info["vector_store_id"]
-        stores = await self.searcher.stores([name], owner, "vector_store_id")
+        stores = await self.searcher.stores({name: "vector_store_id"}, owner)
         options = _options(body, name)
         hits = await self.searcher.search(stores, owner, body.queries, options)
         return as_json(SearchResults(tuple(body.queries), tuple(map(_result, hits))))
@@ -357,7 +357,7 @@ class VectorStoreRoutes:
     async def add_batch(self, request: web.Request) -> web.Response:
         """Put several files into a vector store at once."""
         body, store = await off_loop(read_body, await receive(request), AddBatch), await self._open(request)
-        added = await self._named(body.each, request[OWNER], "file_ids" if body.file_ids else "files")
+        added = await self._named(body.each, request[OWNER], "file_ids[{}]" if body.file_ids else "files[{}].file_id")
         _check_number(store, len(added))
         batch_id = f"vsfb_{secrets.token_hex(12)}"
         await self._add(store.id, added, batch_id)
@@ -394,8 +394,8 @@ class VectorStoreRoutes:
     async def _open(self, request: web.Request) -> stored.StoredVectorStore:
         """Return the vector store that gets files."""
         await self.admission.storing(request[OWNER], self.store)
-        names = [request.match_info["vector_store_id"]]
-        return (await self.searcher.stores(names, request[OWNER], "vector_store_id"))[0]
+        places = {request.match_info["vector_store_id"]: "vector_store_id"}
+        return (await self.searcher.stores(places, request[OWNER]))[0]
 
     async def _found(self, store_id: str, owner: str) -> stored.StoredVectorStore:
         if (store := await self.store.vector_stores.get(store_id, owner)) is None:
@@ -421,13 +421,16 @@ class VectorStoreRoutes:
         shown = tuple(map(_shown_file, found))
         return as_json(VectorStoreFiles(shown, *ends(shown), has_more))
 
-    async def _named(self, files: Sequence[AddFile], owner: str, param: str) -> list[stored.NewFile]:
-        """Return the files to add, each once; raises `StoredFileNotFound` for one that the client does not have."""
+    async def _named(self, files: Sequence[AddFile], owner: str, place: str) -> list[stored.NewFile]:
+        """Return the files to add, each once; raises `StoredFileNotFound` for one that the client does not have.
+
+        ``place`` is where their ids are in the request, with ``{}`` for the position of the file.
+        """
         added: dict[str, stored.NewFile] = {}
-        for file in files:
+        for position, file in enumerate(files):
             known = await self.store.files.get(file.file_id, owner)
             if known is None:
-                raise StoredFileNotFound(shortened(file.file_id), param=param)
+                raise StoredFileNotFound(shortened(file.file_id), param=place.format(position))
             chunking = _chunking(file.chunking_strategy)
             added[known.id] = stored.NewFile(known.id, known.filename, file.attributes or {}, chunking)
         return list(added.values())

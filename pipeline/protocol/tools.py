@@ -156,6 +156,8 @@ class FileSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     embedding_weight: float = 1.0
     text_weight: float = 1.0
     """The weights of both rankings, by meaning and by words, where they are fused."""
+    path: str = ""
+    """The place of the tool in the request."""
 
 
 NO_FILE_SEARCH = FileSearchOptions()

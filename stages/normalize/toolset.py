@@ -263,10 +263,9 @@ class ToolsetBuilder:
         """Keep the options of a built-in tool; raises `InvalidRequest` for one that nothing here would obey."""
         options = NO_OPTIONS
         if isinstance(tool, params.FileSearchToolParam):
-            searched = _file_options(tool)
-            if self.file_search not in (None, searched):
+            self.file_search = self.file_search or _file_options(tool, path)
+            if self.file_search != _file_options(tool, self.file_search.path):
                 raise InvalidRequest("There are two file searches with different options.", param=path)
-            self.file_search = searched
         if isinstance(tool, params.McpToolParam):
             if tool.defer_loading:
                 raise UnsupportedParameter("A built-in tool cannot be deferred.", param=f"{path}.defer_loading")
@@ -353,12 +352,12 @@ class ToolsetBuilder:
             case "auto" | "none" | "required":
                 return choice, None
             case params.AllowedTools():
-                return choice.mode, self._allowed(choice.tools)
+                return choice.mode, self._allowed(choice.tools, "tool_choice.tools[{}]")
             case params.ChosenTool() | params.ChosenServer() | params.OtherChoice():
-                return "required", self._allowed([choice])
+                return "required", self._allowed([choice], "tool_choice")
 
-    def _allowed(self, choices: Sequence[params.AllowedTool]) -> tuple[ToolKey, ...]:
-        """Return the keys of the chosen tools, each once."""
+    def _allowed(self, choices: Sequence[params.AllowedTool], path: str) -> tuple[ToolKey, ...]:
+        """Return the keys of the chosen tools, each once; ``path`` has ``{}`` for the position of a choice."""
         groups = defaultdict[tuple[str, str | None], list[ToolKey]](list)
         for tool in (*self.tools.values(), *self.deferred.values()):
             groups[_kind(tool), tool.name].append(tool_key(tool))
@@ -366,7 +365,11 @@ class ToolsetBuilder:
             groups["namespace", tool.namespace].append(tool_key(tool))
         allowed = dict[ToolKey, None]()
         for choice in dict.fromkeys(choices):
-            allowed |= dict.fromkeys(self._chosen(choice, groups))
+            try:
+                allowed |= dict.fromkeys(self._chosen(choice, groups))
+            except InvalidRequest as error:
+                error.param = path.format(choices.index(choice))
+                raise
         return tuple(allowed)
 
     def _chosen(self, choice: params.AllowedTool, groups: _Groups) -> Sequence[ToolKey]:
@@ -453,16 +456,17 @@ def _web_options(tool: params.WebSearchToolParam, path: str) -> WebSearchOptions
     )
 
 
-def _file_options(tool: params.FileSearchToolParam) -> FileSearchOptions:
+def _file_options(tool: params.FileSearchToolParam, path: str) -> FileSearchOptions:
     ranking = tool.ranking_options or RankingOptions()
     hybrid = ranking.hybrid_search or HybridWeights(embedding_weight=1.0, text_weight=1.0)
     return FileSearchOptions(
-        tuple(dict.fromkeys(tool.vector_store_ids)),
+        tuple(tool.vector_store_ids),
         tool.max_num_results or NO_FILE_SEARCH.most,
         None if tool.filters is None else tool.filters.form,
         ranking.score_threshold or 0.0,
         hybrid.embedding_weight,
         hybrid.text_weight,
+        path,
     )
 
 

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
+from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool, Toolset
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool, Toolset, tool_key
 from penstock.stages.render.schemas import EnforceablePart, fits_some_text
 from penstock.stages.render.shortest_match import shortest, shortest_of_lark
 
@@ -248,7 +251,7 @@ def check(grammar: str, constraint: Constraint | None, inputs: Iterable[tuple[To
         raise unenforceable(constraint.param, reason)
     for tool, body in inputs:
         if reason := _schema_problem(body):
-            raise bad_tool(tool, reason)
+            raise UnenforceableTool(tool, reason)
     raise UnenforceableTogether(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
 
 
@@ -306,12 +309,50 @@ def unenforceable(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"This {kind} cannot be enforced: {reason}.", param=param)
 
 
-def bad_tool(tool: Tool, reason: str) -> InvalidRequest:
-    """Return the error for a tool whose calls cannot be enforced."""
-    kind = "parameters" if isinstance(tool, FunctionTool) else "format"
-    return InvalidRequest(
-        f"The {kind} of the tool {shortened(tool.name)!r} cannot be enforced: {reason}.", param="tools"
-    )
+class UnenforceableTool(InvalidRequest):
+    """A tool whose calls cannot be enforced."""
+
+    def __init__(self, tool: Tool, reason: str) -> None:
+        self.tool = tool
+        self.kind = "parameters" if isinstance(tool, FunctionTool) else "format"
+        message = f"The {self.kind} of the tool {shortened(tool.name)!r} cannot be enforced: {reason}."
+        super().__init__(message, param="tools")
+
+
+@contextmanager
+def placing_tools(response: Response) -> Iterator[None]:
+    """Have the error about a tool name its place in the request."""
+    try:
+        yield
+    except UnenforceableTool as error:
+        for path, namespace, shown in _places(response):
+            if (namespace, shown.get("name")) == tool_key(error.tool) and _form(shown) == _form_of(error.tool):
+                error.param = f"{path}.{error.kind}"
+        raise
+
+
+def _places(response: Response) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
+    """Yield the tools of the request with their places and namespaces; none if the operator has some left out."""
+    for position, tool in enumerate(response.tools if response.left_out_tools is UNSET else ()):
+        path = f"tools[{position}]"
+        yield path, None, tool
+        if tool["type"] == "namespace":
+            yield from ((f"{path}.tools[{at}]", tool["name"], inner) for at, inner in enumerate(tool["tools"]))
+
+
+def _form(shown: Mapping[str, Any]) -> object:
+    """Return what a tool in its wire form asks of calls; an item may have brought another tool of the same name."""
+    return shown.get("parameters") or (shown.get("format") or {}).get("definition")
+
+
+def _form_of(tool: Tool) -> object:
+    match tool:
+        case CustomTool(grammar=Grammar(definition=definition)):
+            return definition
+        case FunctionTool(parameters=parameters):
+            return parameters
+        case _:
+            return None
 
 
 def _answer(param: str, body: Callable[[], str]) -> Constraint:

@@ -194,3 +194,8 @@ USER = {"role": "user", "content": "Hi"}
 
 def allowed_tools(*tools: Json, mode: str = "auto") -> Json:
     return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}
+
+
+def last_choice(choice: Json) -> str:
+    """The place of the last tool that a choice names."""
+    return f"tool_choice.tools[{len(choice['tools']) - 1}]" if choice.get("tools") else "tool_choice"

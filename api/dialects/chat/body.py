@@ -130,6 +130,8 @@ class Places:
             position = int(tool[1])
             has_it = position < len(self.tools)
             return f"tools[{position}].{self.tools[position]}{tool[2]}" if has_it else "web_search_options"
+        if param.startswith("tool_choice.tools"):
+            return param.replace(".", ".allowed_tools.", 1)
         if param.startswith("text.format"):
             return param.replace("text.format", "response_format.json_schema", 1)
         return self.limit if param == "max_output_tokens" else _RENAMED.get(param, param)

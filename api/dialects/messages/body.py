@@ -312,7 +312,8 @@ class CountTokens(Body):
             if item := re.match(r"input\[(\d+)\](?:\.\w+\[(\d+)\])?", param):
                 return conversation.place(int(item[1]), int(item[2]) if item[2] else None)
             if tool := re.match(r"tools\[(\d+)\]", param):
-                return f"tools[{tools[int(tool[1])]}]{param[tool.end() :]}"
+                field = param[tool.end() :].replace(".parameters", ".input_schema")
+                return f"tools[{tools[int(tool[1])]}]{field}"
             return _PLACES.get(param, param)
 
         return placed

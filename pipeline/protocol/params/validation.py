@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
-from itertools import pairwise
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from pydantic import Tag, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.common import UNSUPPORTED, Body
 from penstock.pipeline.protocol.params.json_body import read_json, shortened
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
-from penstock.pipeline.protocol.params.tools import ToolParam
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     try:
         return shape.model_validate(parsed)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise _refusal(error, parsed) from error
 
 
 def _check_names(parsed: Any, shape: type[Body]) -> None:
@@ -68,18 +66,21 @@ def _unknown(name: str, meant: str | None) -> InvalidRequest:
     return InvalidRequest(message, param=shortened(name), code="unknown_parameter")
 
 
-def _refusal(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False, include_input=False)[0]
-    location, context = first["loc"], first.get("ctx", {})
+def _refusal(error: ValidationError, body: Any) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    context, missing = first.get("ctx", {}), ""
     message = _JSON_WORDS.get(first["type"], first["msg"])
     if first["type"] == "union_tag_invalid":
         tag = shortened(context["tag"])
         name = context["discriminator"].strip("'")
-        name = name if name.isidentifier() else "type"
-        message, location = f"{name.title()} {tag!r} is none of {context['expected_tags']}", (*location, name)
+        missing = name if name.isidentifier() else "type"
+        message = f"{missing.title()} {tag!r} is none of {context['expected_tags']}"
     elif first["type"] == "union_tag_not_found":
-        message, location = "Field required", (*location, "type")
-    param = _path(location)
+        message, missing = "Field required", "type"
+    elif first["type"] == "missing":
+        missing = str(first["loc"][-1])
+    path = _path(first["loc"], body, first["input"])
+    param = (f"{path}.{missing}" if missing else path).removeprefix(".") or None
     refused = UnsupportedParameter if first["type"] == UNSUPPORTED else InvalidRequest
     return refused(f"{message} (at {param})" if param else message, param=param, code=_code(first))
 
@@ -94,28 +95,22 @@ def _code(error: ErrorDetails) -> str:
     return "invalid_type" if kind.endswith("_type") else _CODES.get(kind, "invalid_value")
 
 
-def _path(location: Sequence[int | str]) -> str | None:
-    """Format a location as a client would write it, ``input[0].content``, without pydantic's union tags."""
-    path = owner = ""
-    for before, step in pairwise(("", *location)):
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not _is_tag(step, before, owner):
-            path += f".{shortened(step)}" if path else step
-            owner = step
-    return path or None
+def _path(location: Sequence[int | str], body: Any, wrong: Any) -> str:
+    """Format the location of a ``wrong`` value as a client would write it, ``input[0].content``.
 
-
-def _is_tag(step: str, before: int | str, owner: str) -> bool:
-    """Return True if a step is the branch of a union, not a key of the body, which may have the same name.
-
-    ``owner`` is the key of the list or object that the step is in.
+    A step may be the branch of a union instead of a key of the body, and have the name of a key.  So each step is read
+    as both, and the path that leads to the wrong value is right.
     """
-    if step == "[key]":
-        return before != "metadata"
-    if isinstance(before, int):
-        return owner == "tools" and step in _TOOL_TAGS
-    return step in _TAGS.get(before, ())
+    places: dict[str, Any] = {"": body}
+    for step in location:
+        if isinstance(step, int):
+            listed = {path: value for path, value in places.items() if isinstance(value, list) and step < len(value)}
+            places = {f"{path}[{step}]": listed[path][step] if listed else None for path in listed or places}
+        else:
+            within = {path: value for path, value in places.items() if isinstance(value, dict) and step in value}
+            places |= {f"{path}.{shortened(step)}": value[step] for path, value in within.items()}
+    found = [path for path, value in places.items() if value is wrong]
+    return max(found or places, key=len)
 
 
 _JSON_WORDS = {
@@ -136,23 +131,3 @@ _CODES = {
     UNSUPPORTED: UNSUPPORTED,
 }
 """OpenAI's codes for wrong values, by pydantic's type of the error."""
-
-_TEXT_OR_OTHER = frozenset({"as_text", "as_other"})
-_TAGS = {
-    **dict.fromkeys(("input", "stop", "conversation", "container", "system", "keep"), _TEXT_OR_OTHER),
-    **dict.fromkeys(("require_approval", "json", "structural_tag"), _TEXT_OR_OTHER),
-    "prompt": frozenset({"as_text", "as_texts", "as_tokens", "as_token_lists"}),
-    "allowed_tools": frozenset({"as_list", "as_object"}),
-    "tool_choice": frozenset({"as_text", "as_other", "function", "custom", "mcp", "allowed_tools", "other"}),
-    "as_other": frozenset({"function", "custom", "allowed_tools"}),
-    "response_format": frozenset({"text", "json_schema", "json_object"}),
-    "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
-    "environment": frozenset({"local", "container_auto", "container_reference"}),
-}
-"""Pydantic's tags for the branches of open types, by the key before them in a location."""
-
-
-_TOOL_TAGS = frozenset(
-    tag.tag for branch in get_args(get_args(ToolParam)[0]) for tag in branch.__metadata__ if isinstance(tag, Tag)
-)
-"""Pydantic's tags for the elements of a list of tools, which follow an index."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from penstock.pipeline.protocol.params.common import Body, Metadata, Refused, Unused, at_most, one_of
+from penstock.pipeline.protocol.params.common import Body, Metadata, Refused, TextOr, Unused, at_most, one_of
 from penstock.pipeline.protocol.params.file_search import Attributes, Filters, MaxResults, RankingOptions
 
 MOST_FILES = 10_000
@@ -121,10 +121,7 @@ _Query: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 class SearchVectorStore(Body):
     """A search in one vector store, for any of the queries."""
 
-    query: (
-        Annotated[_Query, Tag("as_text")]
-        | Annotated[list[_Query], Field(fail_fast=True, min_length=1, max_length=MOST_QUERIES), Tag("as_list")]
-    )
+    query: TextOr[_Query, Annotated[list[_Query], Field(fail_fast=True, min_length=1, max_length=MOST_QUERIES)]]
     filters: Filters | None = None
     max_num_results: MaxResults | None = None
     ranking_options: RankingOptions | None = None

@@ -223,7 +223,7 @@ def _schema(tool: Tool, *, is_forced: bool) -> Mapping[str, Any] | None:
             case _:
                 return None
     except Unenforceable as error:
-        raise constraint.bad_tool(tool, str(error)) from error
+        raise constraint.UnenforceableTool(tool, str(error)) from error
 
 
 def _pattern(tool: CustomTool) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import ChatConversation
 from penstock.stages.render.chat.rendering import Rendering
+from penstock.stages.render.constraint import placing_tools
 from penstock.stages.render.raw import raw_prompt
 from penstock.stages.render.truncation import room_for_answer, to_drop
 from penstock.stages.services.web.image_cache import ImageCache
@@ -53,14 +54,15 @@ class RenderChat:
         else:
             conversation, encoded = rendering.prompt(rendering.items)
         token_ids = tuple(encoded)
-        rules, calls = grammar(
-            self.chat,
-            request,
-            rendering.functions,
-            token_ids,
-            continues=conversation.continues,
-            thinks=conversation.thinks,
-        )
+        with placing_tools(request.facts.response):
+            rules, calls = grammar(
+                self.chat,
+                request,
+                rendering.functions,
+                token_ids,
+                continues=conversation.continues,
+                thinks=conversation.thinks,
+            )
         return Prompt(
             facts=request.facts,
             token_ids=token_ids,

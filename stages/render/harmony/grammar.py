@@ -99,7 +99,7 @@ def _input(tool: Tool, *, is_forced: bool) -> str:
             case FunctionTool() | McpTool() | HostedTool():
                 return ANY_OBJECT
     except constraint.Unenforceable as error:
-        raise constraint.bad_tool(tool, str(error)) from error
+        raise constraint.UnenforceableTool(tool, str(error)) from error
 
 
 # The turn

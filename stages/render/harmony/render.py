@@ -20,6 +20,7 @@ from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, Token
 from penstock.pipeline.tasks import in_thread
 from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
 from penstock.stages.models.text_pieces import pieces
+from penstock.stages.render.constraint import placing_tools
 from penstock.stages.render.harmony.grammar import grammar
 from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.harmony.messages import HarmonyConversation, harmony_conversation
@@ -57,7 +58,8 @@ class RenderHarmony:
         """Render one conversation, or encode the prompt that stands in its place."""
         if (raw := request.facts.raw) is not None:
             return raw_prompt(request.facts, raw, self.encoding, self.context_length)
-        rules = grammar(request.facts.tools, request.facts.text_format, request.facts.structured)
+        with placing_tools(request.facts.response):
+            rules = grammar(request.facts.tools, request.facts.text_format, request.facts.structured)
         plain = harmony_conversation(request, system_instructions=self.system_instructions)
         conversation = in_its_words(plain, request.tokens, self.encoding)
         may_drop = request.facts.response.truncation == "auto"

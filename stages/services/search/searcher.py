@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, runtime_checkable
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.pipeline.errors import VectorStoreExpired, VectorStoreNotFound
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import FileSearchOptions
-from penstock.pipeline.tasks import apart, in_thread
+from penstock.pipeline.tasks import MANY, apart, in_thread
 from penstock.stages.services.lru_cache import LruCache
 from penstock.stages.services.search.embedder import Embedder, NotEmbedded
 from penstock.stages.services.search.ranking import (
@@ -43,8 +44,8 @@ LONG = 4_096
 RANKED = 200
 """Chunks of each ranking that are fused."""
 
-KEPT_VECTORS = 256 << 20
-"""Bytes of vectors that are kept in memory."""
+KEPT_VECTORS = 1 << 30
+"""Bytes of vectors that are kept in memory.  A vector store with more is read anew by each search."""
 
 _GROUP = 64 << 20
 """Bytes of vectors that are compared at once."""
@@ -79,15 +80,18 @@ class Searcher:
         self._vectors: LruCache[NDArray[np.float32]] = LruCache(KEPT_VECTORS)
         self._warned_at = -_QUIET_SECONDS
 
-    async def stores(self, ids: Sequence[str], owner: str, param: str) -> list[StoredVectorStore]:
-        """Return these vector stores; raises `VectorStoreNotFound` or `VectorStoreExpired`, with the ``param``."""
-        found = {store.id: store for store in await self._stores.find(ids, owner)}
-        for name in ids:
+    async def stores(self, places: Mapping[str, str], owner: str) -> list[StoredVectorStore]:
+        """Return the vector stores with these ids, each of which has its place in the request.
+
+        Raises `VectorStoreNotFound` or `VectorStoreExpired`.
+        """
+        found = {store.id: store for store in await self._stores.find(places, owner)}
+        for name, place in places.items():
             if name not in found:
-                raise VectorStoreNotFound(name, param=param)
+                raise VectorStoreNotFound(shortened(name), param=place)
             if found[name].status(time.time()) == "expired":
-                raise VectorStoreExpired(name, param=param)
-        return [found[name] for name in dict.fromkeys(ids)]
+                raise VectorStoreExpired(name, param=place)
+        return [found[name] for name in places]
 
     async def search(
         self, stores: Sequence[StoredVectorStore], owner: str, queries: Sequence[str], options: FileSearchOptions
@@ -160,7 +164,7 @@ class Searcher:
             if vectors.shape[1] == len(vector):
                 group.append((number, vectors))
                 size += vectors.nbytes
-            if group and (size > _GROUP or at == len(files)):
+            if group and (size > _GROUP or len(group) == MANY or at == len(files)):
                 found += await in_thread(_nearest, vector, group)
                 group, size = [], 0
         return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:RANKED]

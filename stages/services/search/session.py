@@ -57,8 +57,9 @@ def host(settings: HostSettings) -> FileSearchHost | None:
 
 
 async def _stores(searcher: Searcher, request: ResolvedRequest) -> list[StoredVectorStore]:
-    names, owner = request.facts.file_search.stores, request.facts.origin.owner
-    return await searcher.stores(names, owner, "tools.vector_store_ids")
+    options = request.facts.file_search
+    places = {name: f"{options.path}.vector_store_ids[{at}]" for at, name in enumerate(options.stores)}
+    return await searcher.stores(places, request.facts.origin.owner)
 
 
 class FileSearchSession:

@@ -17,9 +17,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.pipeline.tasks import LARGE, apart
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.attribute_filters import columns_of, condition
-from penstock.stages.services.store.database import BATCH, Row, Statement, Value, batches, placeholders, with_term
+from penstock.stages.services.store.database import (
+    BATCH,
+    Row,
+    Statement,
+    Value,
+    batches,
+    placeholders,
+    size_of,
+    with_term,
+)
 from penstock.stages.services.store.heartbeats import of_dead_server
 from penstock.stages.services.store.writer import StoreContext
 
@@ -492,8 +502,7 @@ class StoredVectorStores:
     async def vectors(self, number: int) -> NDArray[np.float32]:
         """Return the vectors of a file's chunks, one in each row; none if it was read without."""
         read = await self.context.read(_VECTORS, *_numbers(number))
-        parts = [np.frombuffer(data, np.float32).reshape(int(count), -1) for data, count in read]
-        return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+        return await apart(sum(map(size_of, read)) > LARGE, _vectors, read)
 
     # Batches
 
@@ -647,6 +656,11 @@ def _attributed(store_id: str, file_id: str, attributes: Attributes) -> Sequence
         row = (store_id, file_id, rows.to_json(name), *columns_of(value))
         added.append(Statement(_ADD_ATTRIBUTE, row))
     return added
+
+
+def _vectors(read: Sequence[Row]) -> NDArray[np.float32]:
+    parts = [np.frombuffer(data, np.float32).reshape(int(count), -1) for data, count in read]
+    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 
 
 def _numbers(file: int) -> tuple[int, int]:

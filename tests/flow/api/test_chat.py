@@ -143,7 +143,7 @@ async def test_openai_python_raises_a_fault(served: ScriptedServer, sdk: openai.
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#"}, "strict": True}}]},
             400,
-            "tools",
+            "tools[0].function.parameters",
         ),
         (
             {

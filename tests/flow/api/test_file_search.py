@@ -92,7 +92,7 @@ async def test_search_of_another_server_is_read_with_its_results(served: Scripte
 async def test_unknown_vector_store_is_refused_before_the_response(served: ScriptedServer, mode: str) -> None:
     body = {"input": "Hi", "tools": [file_search("vs_none")], **MODES[mode]}
     status, answer = await served.post(body)
-    assert (status, answer["error"]["param"]) == (404, "tools.vector_store_ids")
+    assert (status, answer["error"]["param"]) == (404, "tools[0].vector_store_ids[0]")
     assert served.engine.prompts == []
 
 

@@ -276,7 +276,7 @@ async def test_unavailable_tool_cannot_be_chosen(store: Store, choice: Json) -> 
     with pytest.raises(InvalidRequest) as caught:
         tools = [WEATHER, CODE, CONTAINER, {"type": "image_generation"}, {"type": "apply_patch"}]
         await normalize(store, input="Hi", tools=tools, tool_choice=choice, left_out=ALL_LEFT_OUT)
-    assert caught.value.param == "tool_choice"
+    assert (caught.value.param or "").partition(".")[0] == "tool_choice"
 
 
 async def test_choice_ignores_tools_that_were_left_out(store: Store) -> None:
