@@ -45,7 +45,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock pythons serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help lock pythons serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -236,6 +236,9 @@ reference: $(DONE)/test ## Every parameter, object, item, tool and include value
 
 entrypoints: $(DONE)/test $(TINY).built ## vLLM's tests of Chat Completions, Completions and Messages, against penstock with tiny models: three minutes; ARGS: -k EXPRESSION
 	@$(BIN)/python -m tests.oracles.entrypoints $(ARGS)
+
+ogx: $(DONE)/test ## OGX's tests of files, vector stores and file search, against penstock: a minute; ARGS: -k EXPRESSION
+	@$(BIN)/python -m tests.oracles.ogx $(ARGS)
 
 engine: $(DONE)/test $(TINY).built prometheus
 	@$(SUITE) engine tests/live/engine \

@@ -61,6 +61,9 @@ PAGE = (LIMIT, ORDER, AFTER, BEFORE)
 MOST_RESULTS = 10
 """Results of a search that names no number."""
 
+POLL_AFTER_MS = 200
+"""The time until a client that waits for files asks again; SDKs wait for up to five seconds by default."""
+
 
 class FileCounts(msgspec.Struct, frozen=True):
     """The numbers of files by their status."""
@@ -321,7 +324,7 @@ class VectorStoreRoutes:
     async def retrieve_file(self, request: web.Request) -> web.Response:
         """Retrieve a file of a vector store."""
         store = await self._of(request)
-        return as_json(await self._file(store.id, request[OWNER], request.match_info["file_id"]))
+        return _polled(await self._file(store.id, request[OWNER], request.match_info["file_id"]))
 
     @operation(Operation(VectorStoreFile, body=UpdateFile, refusals=_LOOKING))
     async def update_file(self, request: web.Request) -> web.Response:
@@ -367,7 +370,7 @@ class VectorStoreRoutes:
     async def retrieve_batch(self, request: web.Request) -> web.Response:
         """Retrieve a batch of files."""
         store = await self._of(request)
-        return as_json(_batch(await self._batch(store.id, request[OWNER], request.match_info["batch_id"])))
+        return _polled(_batch(await self._batch(store.id, request[OWNER], request.match_info["batch_id"])))
 
     @operation(Operation(FileBatch, refusals=_LOOKING))
     async def cancel_batch(self, request: web.Request) -> web.Response:
@@ -495,6 +498,14 @@ def _shown(store: stored.StoredVectorStore) -> VectorStore:
         int(store.active_at),
         store.metadata,
     )
+
+
+def _polled(shown: VectorStoreFile | FileBatch) -> web.Response:
+    """Return what clients retrieve until its end, with the time to wait in the header that SDKs read."""
+    response = as_json(shown)
+    if shown.status == "in_progress":
+        response.headers["openai-poll-after-ms"] = str(POLL_AFTER_MS)
+    return response
 
 
 def _shown_file(file: stored.VectorStoreFile) -> VectorStoreFile:

@@ -119,3 +119,17 @@ LLAMA_CPP = Release(
     ("vendor/llama.cpp/tests/test-chat.cpp", "vendor/llama.cpp/models/templates/"),
 )
 SGLANG = Release("sglang", "0.5.23", "x86_64.whl", ("sglang/srt/function_call/", "sglang/srt/parser/"))
+OGX = Release(
+    "ogx",
+    "1.5.0",
+    ".tar.gz",
+    (
+        *("tests/__init__.py", "tests/common/", "tests/integration/__init__.py", "tests/integration/helpers.py"),
+        *("tests/integration/files/", "tests/integration/vector_io/__init__.py", "tests/integration/vector_io/test_"),
+        *(
+            f"tests/integration/responses/{name}"
+            for name in ("__init__", "helpers", "streaming_", "test_", "fixtures/")
+        ),
+    ),
+)
+"""OGX's tests of files, vector stores and responses, without the recordings of models that they play."""

@@ -36,6 +36,14 @@ HOST = "localhost"
 
 The model's next step is certain with this name and a port of `free_port`, but not with an address or a higher port."""
 
+GREETING = """+++
+model = "tiny-gpt-oss"
+input = "Say {{word}}."
++++
+You greet people.
+"""
+"""The prompt ``greeting`` of the server."""
+
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
 
@@ -161,7 +169,10 @@ def server(
     folder = tmp_path_factory.mktemp("serve")
     store = folder / "store.sqlite3"
     command = [*shlex.split(request.config.getoption("--serve")), f"--store={store}"]
-    command += ["--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}"]
+    prompts = folder / "prompts"
+    prompts.mkdir()
+    (prompts / "greeting.md").write_text(GREETING)
+    command += ["--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}", f"--prompts={prompts}"]
     with ExitStack() as ending:
         if behind := request.config.getoption("--behind"):
             command.append(f"--engine={ending.enter_context(running(shlex.split(behind), folder / 'vllm.log'))}")

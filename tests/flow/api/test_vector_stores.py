@@ -12,6 +12,7 @@ from openai.types import VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from penstock.api.http.auth import Keys
+from penstock.api.resources.vector_stores import POLL_AFTER_MS
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer
 from tests.support.vector_stores import DOCUMENTS, Json, new_store, search_server, uploaded
@@ -225,6 +226,27 @@ async def test_wrong_values_are_refused(served: ScriptedServer, path: str, body:
     status, answer = await served.post(body, f"{STORES}/{store}{path}" if path else STORES)
     assert status == 400, answer
     assert str(answer["error"]["param"] or "").startswith(param)
+
+
+async def test_unread_files_come_with_the_time_to_ask_again(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.stages.services.search.ingestion.Ingestion.wake", lambda _: None)
+    monkeypatch.setattr("penstock.stages.services.search.ingestion.LOOK_SECONDS", 3_600)
+    async with search_server(store_at) as served, openai_client(served.url) as sdk:
+        (file,) = files = [await uploaded(served.store, "a.txt", "text")]
+        store = await sdk.vector_stores.create()
+        batch = await sdk.vector_stores.file_batches.create(store.id, file_ids=files)
+        place: Any = {"vector_store_id": store.id}
+
+        async def waits() -> list[str | None]:
+            answers = (
+                await sdk.vector_stores.files.with_raw_response.retrieve(file, **place),
+                await sdk.vector_stores.file_batches.with_raw_response.retrieve(batch.id, **place),
+            )
+            return [answer.headers.get("openai-poll-after-ms") for answer in answers]
+
+        assert await waits() == [str(POLL_AFTER_MS)] * 2
+        await sdk.vector_stores.file_batches.cancel(batch.id, **place)
+        assert await waits() == [None, None]
 
 
 async def test_cancelled_batch_reads_no_more_files(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:

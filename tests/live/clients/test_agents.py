@@ -92,3 +92,8 @@ async def test_agent_answers_in_its_output_type(model: OpenAIResponsesModel) -> 
     agent = Agent("Author", model=model, model_settings=GREEDY, output_type=Person)
     result = await Runner.run(agent, "Say hello.")
     assert isinstance(result.final_output, Person)
+
+
+async def test_agent_uses_a_prompt_of_the_server(model: OpenAIResponsesModel) -> None:
+    greeter = Agent("Greeter", model=model, prompt={"id": "greeting", "variables": {"word": "goodbye"}})
+    assert (await Runner.run(greeter, "Say hello.")).final_output == "Hello! How can I help you today?"

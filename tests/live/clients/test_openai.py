@@ -31,6 +31,17 @@ def test_response_has_its_text(client: openai.OpenAI) -> None:
     assert response.output_text == "Hello! How can I help you today?"
 
 
+def test_prompt_of_the_server_is_filled_in(client: openai.OpenAI) -> None:
+    prompt: Any = {"id": "greeting", "variables": {"word": "hello"}}
+    response = client.responses.create(prompt=prompt, temperature=0)
+    assert response.output_text == "Hello! How can I help you today?"
+    assert (response.prompt and response.prompt.version, response.instructions) == ("1", "You greet people.")
+    with pytest.raises(openai.BadRequestError, match="word"):
+        client.responses.create(prompt={"id": "greeting"})
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(prompt={"id": "farewell"})
+
+
 def test_stream_helper_accumulates_the_text(client: openai.OpenAI) -> None:
     with client.responses.stream(model="tiny-gpt-oss", input="Say hello.", temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")

@@ -1,16 +1,14 @@
 """Plug-in for vLLM's tests: those that start a server speak to one that runs already, and the others are left out.
 
 ``REMOTE_SERVERS`` has the URLs of the servers by their models; ``MODEL --reasoning-parser`` is one that thinks.
-``REMOTE_RESULTS`` names the file for the results.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +20,6 @@ utils: Any = import_module("tests.utils")
 """The helpers of vLLM's tests."""
 
 SERVERS: dict[str, str] = json.loads(os.environ["REMOTE_SERVERS"])
-RESULTS = Path(os.environ["REMOTE_RESULTS"])
 THINKS = "--reasoning-parser"
 REMOTE = "RemoteOpenAIServer"
 """The name of the class that starts a server in vLLM's tests."""
@@ -60,24 +57,3 @@ def _speaks(item: Any) -> bool:
     fixtures = item._fixtureinfo.name2fixturedefs.values()  # noqa: SLF001 - pytest has no public name for them
     functions = [item.function, *(fixture.func for named in fixtures for fixture in named)]
     return any(REMOTE in function.__code__.co_names for function in functions)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Write the result of a test."""
-    report = yield
-    if report.when == "call" or (report.when == "setup" and not report.passed):
-        _write(report)
-    return report
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Write that a file cannot be read as tests."""
-    if report.failed:
-        _write(report)
-
-
-def _write(report: pytest.TestReport | pytest.CollectReport) -> None:
-    why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-    with RESULTS.open("a") as file:
-        file.write(json.dumps({"test": report.nodeid, "outcome": report.outcome, "why": why}) + "\n")

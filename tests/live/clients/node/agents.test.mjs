@@ -2,9 +2,10 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { Agent, MemorySession, OpenAIConversationsSession, OpenAIProvider, Runner, codeInterpreterTool, hostedMcpTool, tool } from "@openai/agents";
+import { Agent, MemorySession, OpenAIConversationsSession, OpenAIProvider, Runner, codeInterpreterTool, fileSearchTool, hostedMcpTool, tool } from "@openai/agents";
 import OpenAI from "openai";
 import { z } from "zod";
+import { question, waterworks } from "./waterworks.mjs";
 
 const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: "none" });
 const modelProvider = new OpenAIProvider({ openAIClient: client, useResponses: true });
@@ -83,4 +84,17 @@ test("tools that the server runs", async () => {
   assert.equal(added.finalOutput, "2 plus 3 is 5.");
   const doubled = await streamed(worker, "Set x to 20 in Python, then double it.");
   assert.equal(doubled.finalOutput, "Twice 20 is 40.");
+});
+
+test("a search in files", async () => {
+  const store = await waterworks(client);
+  const tools = [fileSearchTool(store.id, { includeSearchResults: true })];
+  const searcher = new Agent({ name: "Searcher", tools, modelSettings: { toolChoice: "file_search", temperature: 0 } });
+  for (const run of [(input) => runner.run(searcher, input), (input) => streamed(searcher, input)]) {
+    const result = await run(question);
+    const call = result.newItems.find((item) => item.type === "tool_call_item").rawItem;
+    assert.equal(call.name, "file_search_call");
+    assert.deepEqual(call.providerData.results.map((each) => each.filename).sort(), ["gate.txt", "pipe.txt"]);
+  }
+  await client.vectorStores.delete(store.id);
 });

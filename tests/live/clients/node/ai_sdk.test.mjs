@@ -3,8 +3,10 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";
+import OpenAI from "openai";
 import { APICallError, generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
+import { question, waterworks } from "./waterworks.mjs";
 
 const openai = createOpenAI({ baseURL: process.env.BASE_URL, apiKey: "none" });
 const model = openai.responses("tiny-gpt-oss");
@@ -109,4 +111,20 @@ test("thoughts that the client carries, without a store", async () => {
   const messages = [user("Say hello."), ...first.response.messages, user("Answer directly.")];
   const second = await generateText({ model, temperature, messages, providerOptions });
   assert.equal(second.text, "This is a direct answer.");
+});
+
+test("a search in files, and what it found sent back", async () => {
+  const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: "none" });
+  const store = await waterworks(client);
+  const tools = { file_search: openai.tools.fileSearch({ vectorStoreIds: [store.id] }) };
+  const toolChoice = { type: "tool", toolName: "file_search" };
+  const providerOptions = { openai: { include: ["file_search_call.results"] } };
+  const messages = [{ role: "user", content: question }];
+  for (const turn of ["first", "second"]) {
+    const { toolResults, response } = await generateText({ model, temperature, tools, toolChoice, messages, providerOptions });
+    const names = toolResults[0].output.results.map((result) => result.filename);
+    assert.deepEqual(names.sort(), ["gate.txt", "pipe.txt"], turn);
+    messages.push(...response.messages, { role: "user", content: question });
+  }
+  await client.vectorStores.delete(store.id);
 });

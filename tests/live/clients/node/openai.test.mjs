@@ -5,6 +5,7 @@ import test from "node:test";
 import OpenAI, { toFile } from "openai";
 import { zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
+import { gate, pipe, question, waterworks } from "./waterworks.mjs";
 
 const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: "none", maxRetries: 0 });
 const model = "tiny-gpt-oss";
@@ -82,4 +83,44 @@ test("files: upload, list, content, a response that reads one, delete", async ()
   assert.ok(response.usage.input_tokens > 20);
   assert.equal((await client.files.delete(made.id)).deleted, true);
   await assert.rejects(client.files.retrieve(made.id), OpenAI.NotFoundError);
+});
+
+test("vector stores: files, a batch, a search, a response that searches", async () => {
+  const store = await waterworks(client);
+  const { files } = client.vectorStores;
+  const made = await files.uploadAndPoll(store.id, await toFile(Buffer.from("Turbines turn."), "turbine.txt"));
+  assert.equal(made.status, "completed");
+  const labelled = await files.update(made.id, { vector_store_id: store.id, attributes: { part: "turbine", year: 1895 } });
+  assert.deepEqual(labelled.attributes, { part: "turbine", year: 1895 });
+  const filters = { type: "gt", key: "year", value: 1890 };
+  const found = await Array.fromAsync(client.vectorStores.search(store.id, { query: "turbine", filters }));
+  assert.deepEqual(found.map((each) => [each.filename, each.content[0].text]), [["turbine.txt", "Turbines turn."]]);
+  const stream = client.responses.stream({
+    model,
+    temperature,
+    input: question,
+    tools: [{ type: "file_search", vector_store_ids: [store.id] }],
+    tool_choice: { type: "file_search" },
+    include: ["file_search_call.results"],
+  });
+  const kinds = (await Array.fromAsync(stream)).map((event) => event.type);
+  const steps = ["in_progress", "searching", "completed"].map((step) => `response.file_search_call.${step}`);
+  assert.deepEqual(kinds.filter((kind) => kind.includes("file_search")).slice(0, 3), steps);
+  const call = (await stream.finalResponse()).output.find((item) => item.type === "file_search_call");
+  assert.deepEqual(call.results.map((result) => result.text).sort(), [pipe, gate]);
+  assert.equal((await client.vectorStores.delete(store.id)).deleted, true);
+});
+
+test("a container: a file sent to it, code that runs in it, its files", async () => {
+  const container = await client.containers.create({ name: "of node" });
+  const { files } = client.containers;
+  const file = await files.create(container.id, { file: await toFile(Buffer.from("1,2"), "a.csv") });
+  assert.equal(await (await files.content.retrieve(file.id, { container_id: container.id })).text(), "1,2");
+  const tools = [{ type: "code_interpreter", container: container.id }];
+  const response = await client.responses.create({ model, temperature, tools, input: "Set x to 20 in Python, then double it." });
+  const calls = response.output.filter((item) => item.type === "code_interpreter_call");
+  assert.deepEqual(calls.map((call) => call.container_id), [container.id, container.id]);
+  assert.deepEqual((await Array.fromAsync(files.list(container.id))).map((each) => each.id), [file.id]);
+  await client.containers.delete(container.id);
+  await assert.rejects(client.containers.retrieve(container.id), OpenAI.NotFoundError);
 });
