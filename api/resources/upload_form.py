@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from aiohttp import BodyPartReader, hdrs, web
+from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, BodyPartReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.api.http.request_body import SECONDS
@@ -36,6 +37,9 @@ _TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}(; ?charset=[\w.:-]{1,40})?", 
 _NESTED = re.compile(r"(\w{1,64})\[(\w{1,64})\]")
 
 Result = TypeVar("Result")
+
+for _warning in BadContentDispositionHeader, BadContentDispositionParam:
+    warnings.filterwarnings("error", category=_warning)  # a warning would keep the header of each wrong form for ever
 
 
 class UploadForm:
@@ -75,10 +79,11 @@ class UploadForm:
                 raise InvalidRequest("A part of the form is a form itself.")
             if part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").lower() not in ("binary", "8bit", "7bit"):
                 raise InvalidRequest("A part of the form has a Content-Transfer-Encoding: send its bytes as they are.")
-            if not (name := part.name):
+            name, filename = _declared(part)
+            if not name:
                 raise InvalidRequest("Each part of the form needs a name.")
             is_file = name == FILE
-            value = part.filename or "" if is_file else await self._text(part)
+            value = filename if is_file else await self._text(part, name)
             self._add(name, value)
             if is_file:
                 declared = part.headers.get(hdrs.CONTENT_TYPE, "")
@@ -96,11 +101,11 @@ class UploadForm:
             raise InvalidRequest(f"The form has {shortened(name)!r} twice.", param=shortened(name))
         fields[key] = value
 
-    async def _text(self, part: BodyPartReader) -> str:
+    async def _text(self, part: BodyPartReader, name: str) -> str:
         try:
             return b"".join([piece async for piece in self._pieces(part, LONGEST_FIELD)]).decode()
         except UnicodeDecodeError:
-            name = shortened(part.name or "")
+            name = shortened(name)
             raise InvalidRequest(f"The field {name!r} of the form is not UTF-8.", param=name) from None
 
     async def _pieces(self, part: BodyPartReader, most: int) -> AsyncIterator[bytes]:
@@ -122,8 +127,14 @@ class UploadForm:
             raise RequestTimeout("The form arrives too slowly.") from None
         except web.RequestPayloadError as error:
             raise InvalidRequest(f"The form breaks off: {error}") from error
-        except (AssertionError, RuntimeError, ValueError, HttpProcessingError) as error:
+        except (AssertionError, RuntimeError, ValueError, RuntimeWarning, HttpProcessingError) as error:
             raise InvalidRequest(f"The form cannot be read: {shortened(str(error))}") from error
+
+
+def _declared(part: BodyPartReader) -> tuple[str, str]:
+    """Return the names of a field and of its file; what is no UTF-8 in them becomes question marks."""
+    name, filename = ((each or "").encode(errors="replace").decode() for each in (part.name, part.filename))
+    return name, filename
 
 
 def _too_large(most: int) -> BodyTooLarge:

@@ -20,7 +20,7 @@ from penstock.pipeline.errors import StoredFileNotFound, StoreFailed
 from penstock.stages.services.store import rows
 from penstock.stages.services.store.database import BATCH, Row, Statement, placeholders
 from penstock.stages.services.store.heartbeats import of_dead_server
-from penstock.stages.services.store.statements import FORGET_FILE
+from penstock.stages.services.store.statements import CLEAR_FILE, FORGET_FILE
 from penstock.stages.services.store.vector_stores import LEAVE_ALL
 from penstock.stages.services.store.writer import StoreContext
 
@@ -62,11 +62,6 @@ _PAGE = """
 _CHUNK = "select start, data from file_chunks where file_id = $1 and start <= $2 order by start desc limit 1"
 
 _DELETE = f"delete from files where {_FOUND} and id = $3"
-
-_CLEAR = """
-    delete from file_chunks
-    where file_id = $1 and start < $2 and not exists (select 1 from files where files.id = file_id)
-"""
 
 _END = "select max(start) from file_chunks where file_id = $1"
 
@@ -164,8 +159,7 @@ class StoredFiles:
     def _withdraw(self, file_id: str) -> None:
         """Delete a file, also if the outcome of its last commit is unknown, without a wait for the store."""
         with suppress(StoreFailed):  # a sweep deletes it
-            self.context.writer.queue([Statement(FORGET_FILE, (file_id,))], file_id)
-            self._begin_clearing(file_id)
+            self._begin_clearing(file_id, self.context.writer.queue([Statement(FORGET_FILE, (file_id,))], file_id))
 
     async def get(self, file_id: str, owner: str) -> StoredFile | None:
         """Return the file; None if there is none."""
@@ -239,21 +233,25 @@ class StoredFiles:
             if len(ids) < BATCH:
                 break
 
-    def _begin_clearing(self, file_id: str) -> None:
-        task = asyncio.create_task(self._cleared(file_id))
+    def _begin_clearing(self, file_id: str, forgotten: asyncio.Future[None] | None = None) -> None:
+        task = asyncio.create_task(self._cleared(file_id, forgotten))
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
 
-    async def _cleared(self, file_id: str) -> None:
+    async def _cleared(self, file_id: str, forgotten: asyncio.Future[None] | None) -> None:
         with suppress(StoreFailed):  # a sweep deletes the rest
-            await self.context.writer.flushed(file_id)
+            if forgotten is not None:
+                await asyncio.shield(forgotten)
             await self._clear(file_id)
 
     async def _clear(self, file_id: str) -> None:
-        """Delete the chunks of a file that has no row any more."""
+        """Delete the chunks of a file that has no row any more.
+
+        An outage, such as that of a full disk, delays the deletion, and does not leave it to the next sweep.
+        """
         for (last,) in await self.context.read(_END, file_id):
             for start in range(0, (last or 0) + 1, _STEP):
-                await self.context.writer.carry_out([Statement(_CLEAR, (file_id, start + _STEP))])
+                await asyncio.shield(self.context.writer.queue([Statement(CLEAR_FILE, (file_id, start + _STEP))]))
 
 
 def _file(row: Row) -> StoredFile:

@@ -84,7 +84,27 @@ RELEASE = "update responses set server_id = null where id = $1 and server_id = $
 FORGET_FILE = "delete from files where id = $1"
 """Deletes a file whose upload broke off."""
 
-STATEMENTS = (BEGIN, *WITHDRAWAL, START, INDEX, APPEND, GROW, ADD, UNLOCK, NOTIFY, END, RELEASE, FORGET_FILE)
+CLEAR_FILE = """
+    delete from file_chunks
+    where file_id = $1 and start < $2 and not exists (select 1 from files where files.id = file_id)
+"""
+"""Deletes chunks of a file that has no row."""
+
+STATEMENTS = (
+    BEGIN,
+    *WITHDRAWAL,
+    START,
+    INDEX,
+    APPEND,
+    GROW,
+    ADD,
+    UNLOCK,
+    NOTIFY,
+    END,
+    RELEASE,
+    FORGET_FILE,
+    CLEAR_FILE,
+)
 """All statements, in their order of execution when many units are merged."""
 
 

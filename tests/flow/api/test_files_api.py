@@ -188,6 +188,14 @@ async def test_names_lose_folders_and_control_characters(served: ScriptedServer,
         assert answer.content_type == "application/octet-stream"
 
 
+@pytest.mark.parametrize("field", ["name", "filename", "filename*", "purpose", "x y"])
+async def test_names_in_a_form_may_have_any_bytes(served: ScriptedServer, field: str) -> None:
+    for value in (b'"\xff\xfe"', b'"a\xed\xa0\x80b"', b'"a', b"a b", b'"a"; name="b"', b"unicode_escape''%5Cud800"):
+        part = b'--b\r\nContent-Disposition: form-data; name="file"; %b=%b\r\n\r\nx\r\n' % (field.encode(), value)
+        status, answer = await send(served, PURPOSE.encode() + part + END.encode(), **FORM)
+        assert status in (200, 400), answer
+
+
 def _quoted(name: str) -> str:
     return name.replace("\\", "\\\\").replace('"', '\\"')
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import StoredFileNotFound, StoreFailed
-from penstock.stages.services.store import files
+from penstock.stages.services.store import files, writer
 from penstock.stages.services.store.files import StoredFile
 from penstock.stages.services.store.store import Store
 from tests.support.examples import examples
@@ -151,7 +151,8 @@ async def test_upload_that_is_cancelled_in_a_commit_leaves_nothing(store: Store)
     await wait_for_rows(store)
 
 
-async def test_upload_that_meets_an_outage_leaves_nothing(store_at: str) -> None:
+async def test_upload_that_meets_an_outage_leaves_nothing(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "READ_WAIT", 0.0)  # the outage is longer than any read waits
     faulty = FaultyDatabase(database_at(store_at))
     store = Store(faulty)
     await store.open()
@@ -160,6 +161,8 @@ async def test_upload_that_meets_an_outage_leaves_nothing(store_at: str) -> None
             await upload.write(bytes(files.CHUNK))
             faulty.is_down = True
             await upload.write(bytes(files.CHUNK))
+    for _ in range(100):
+        await asyncio.sleep(0)
     faulty.is_down = False
     await wait_for_rows(store)
     await store.close()
