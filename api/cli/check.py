@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,8 +35,10 @@ from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.recordings.recorder import make_folder
 from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.sandbox.probe import probe
 from penstock.stages.services.tools import ServerUnavailable
+from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_address
 
 APART = 30.0
 """Seconds by which the clocks of a server and its database may differ: servers count expiry and age by their own."""
@@ -66,6 +69,8 @@ class Checks:
                 self.mcp,
                 self.sandbox,
                 self.tools,
+                self.prompts,
+                self.webhook,
                 self.record,
                 self.model,
                 self.dialects,
@@ -126,6 +131,25 @@ class Checks:
         opened = await toolbox(own, Keys())
         await opened.close()
         return ", ".join(sorted(opened.kinds | opened.own.keys())) or "none"
+
+    async def prompts(self) -> str:
+        """Read the prompts."""
+        return ", ".join(sorted(Prompts(self.settings.prompts).templates)) or "none"
+
+    async def webhook(self) -> str:
+        """Look for the address of the receiver of webhooks, which has to be public or allowed."""
+        if (url := self.settings.webhook) is None:
+            return "none"
+        host, allowed = urlsplit(url).hostname or "", AllowedNetworks.parse(self.settings.allow_address)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            for *_, address in found if not allowed.names(host) else ():
+                check_address(str(address[0]), allowed)
+        except Blocked as error:
+            raise CannotStart(f"--webhook {url}: {error}: see --allow-address") from error
+        except OSError as error:
+            raise CannotStart(f"--webhook {url}: {host} is unknown here: {error.strerror}") from error
+        return url
 
     async def record(self) -> str:
         """Make the folder of the recordings."""

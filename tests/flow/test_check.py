@@ -42,6 +42,8 @@ def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
         "mcp",
         "sandbox",
         "tools",
+        "prompts",
+        "webhook",
         "record",
         "model",
         "dialects",
@@ -64,6 +66,7 @@ FILES = {
     "no_program_there.json": mcp_server(command="./run", cwd="."),
     "no_variable.json": mcp_server(url="http://x.example/${NOPE}"),
     "misplaced.py": MISPLACED,
+    "prompts/wrong.md": "+++\n",
 }
 
 MODEL = str(FIXTURES / "tiny_qwen")
@@ -78,6 +81,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("mcp", {"mcp_config": "no_program.json"}, "clock: there is no program clok"),
     ("mcp", {"mcp_config": "no_program_there.json"}, "clock: there is no program ./run"),
     ("mcp", {"mcp_config": "no_variable.json"}, "there is no NOPE"),
+    ("prompts", {"prompts": "nowhere"}, "--prompts nowhere: No such file"),
+    ("prompts", {"prompts": "prompts"}, "--prompts prompts/wrong.md: a second line with +++ is missing"),
     ("record", {"record": "/dev/null/recordings"}, "/dev/null/recordings"),
     ("pipeline", {"engine": ["replay:/nowhere"]}, "/nowhere"),
     ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: Cannot connect"),
@@ -88,9 +93,21 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 
 NO_ANSWER = "clock: it does not answer as an MCP server"
 
+RECEIVER = {"store": "store.sqlite3", "webhook_secret": "secret"}
+
 MISTAKES_ELSEWHERE: list[tuple[str, dict[str, Any], str]] = [
     ("mcp", {"mcp_config": "no_server.json"}, f"--mcp-config no_server.json: {NO_ANSWER}: Method not found"),
     ("mcp", {"mcp_config": "not_there.json"}, f"--mcp-config not_there.json: {NO_ANSWER}: No connection"),
+    (
+        "webhook",
+        {**RECEIVER, "webhook": "http://127.0.0.1/"},
+        "--webhook http://127.0.0.1/: address 127.0.0.1 is not public",
+    ),
+    (
+        "webhook",
+        {**RECEIVER, "webhook": "http://no.invalid/"},
+        "--webhook http://no.invalid/: no.invalid is unknown here",
+    ),
 ]
 """Further mistakes, which a server finds only when a response needs the tools."""
 
@@ -98,6 +115,7 @@ MISTAKES_ELSEWHERE: list[tuple[str, dict[str, Any], str]] = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    Path("prompts").mkdir()
     for name, text in FILES.items():
         Path(name).write_text(text)
     return tmp_path
@@ -127,6 +145,12 @@ async def test_model_of_this_process_is_found_with_its_weights(tmp_path: Path) -
         await checks_of(model=str(tmp_path)).model()
     assert await checks_of(model=str(tmp_path), engine_arguments=["--load-format=dummy"]).model()
     assert "is downloaded" in await checks_of(model="nobody/has-it").model()
+
+
+async def test_receiver_of_webhooks_may_be_allowed(tmp_path: Path) -> None:
+    receiver = {**RECEIVER, "store": str(tmp_path / "store.sqlite3"), "webhook": "http://localhost:9/hooks"}
+    for allowed in (["localhost"], ["127.0.0.0/8", "::1"]):
+        assert await checks_of(**receiver, allow_address=allowed).webhook() == "http://localhost:9/hooks"
 
 
 @pytest.mark.parametrize("store_at", ["postgres"], indirect=True)
@@ -160,7 +184,9 @@ def test_a_port_in_use_is_named(capfd: Any) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("check", "settings", "message"), [each for each in MISTAKES if each[0] in ("keys", "mcp")])
+@pytest.mark.parametrize(
+    ("check", "settings", "message"), [each for each in MISTAKES if each[0] in ("keys", "mcp", "prompts")]
+)
 async def test_a_server_does_not_start_its_engine_with_a_mistake(
     check: str, settings: dict[str, Any], message: str
 ) -> None:

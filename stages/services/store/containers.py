@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, cast
 
+import msgspec
+
 from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.containers import Described, MemoryLimit, Recorded
 from penstock.stages.services.store import rows
@@ -18,6 +20,8 @@ from penstock.stages.services.store.writer import StoreContext
 
 KEPT: Final = 86_400.0
 """Seconds for which the row of a container stays after its end."""
+
+_TEXT = msgspec.json.Decoder(str)
 
 _COLUMNS = f"""
     containers.id, containers.owner, name, created_at, last_active_at, ttl, memory_limit, ended_at, server_id,
@@ -28,7 +32,8 @@ _COLUMNS = f"""
 _ADD = """
     insert into containers (id, owner, server_id, name, created_at, last_active_at, ttl, memory_limit)
     values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict (id) do update set
-        server_id = excluded.server_id, created_at = excluded.created_at, last_active_at = excluded.last_active_at,
+        server_id = excluded.server_id, name = excluded.name,
+        created_at = excluded.created_at, last_active_at = excluded.last_active_at,
         ttl = excluded.ttl, memory_limit = excluded.memory_limit, ended_at = null
     where containers.owner = excluded.owner
 """
@@ -57,7 +62,15 @@ class StoredContainers:
     async def add(self, described: Described) -> None:
         """Record a container of this server, which may replace one that has ended."""
         one = described
-        row = (one.id, one.owner, self.context.server_id, one.name, one.created_at, one.last_active_at, one.ttl)
+        row = (
+            one.id,
+            one.owner,
+            self.context.server_id,
+            rows.to_json(one.name),
+            one.created_at,
+            one.last_active_at,
+            one.ttl,
+        )
         await self.context.writer.carry_out([Statement(_ADD, (*row, one.memory_limit))])
 
     async def touch(self, container_id: str, at: float) -> None:
@@ -94,5 +107,5 @@ class StoredContainers:
         container_id, owner, name, created, active, ttl, memory, ended_at, server_id, url, is_alive = row
         is_live = ended_at is None and (bool(is_alive) or server_id == self.context.server_id)
         limit = cast("MemoryLimit | None", memory)
-        described = Described(container_id, owner, name, created, active, ttl, limit, is_live)
+        described = Described(container_id, owner, rows.from_json(name, _TEXT), created, active, ttl, limit, is_live)
         return Recorded(described, server_id, url or "")

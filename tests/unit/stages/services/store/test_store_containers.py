@@ -30,6 +30,15 @@ async def test_container_is_found_by_its_owner_alone(store_at: str) -> None:
         assert await store.containers.find(["cntr_1"], "alice") == {}
 
 
+async def test_container_may_have_any_name(store_at: str) -> None:
+    names = ["", "\0", "\ud800", 'say "hi"', "日本", "null", "1"]
+    async with open_store(store_at) as store:
+        for name in names:
+            await store.containers.add(replace(ONE, name=name))
+            (found,) = (await store.containers.find(["cntr_1"], "alice")).values()
+            assert found.described.name == name
+
+
 async def test_container_ends_with_its_server(store_at: str) -> None:
     async with open_store(store_at) as one, open_store(store_at) as other:
         await one.servers.join("http://one")
