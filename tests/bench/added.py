@@ -143,7 +143,7 @@ def peer() -> Frontend:
     renderer = OnlineRenderer.__new__(OnlineRenderer)
     vars(renderer).update(
         model_config=serving.model_config, use_harmony=True, parser=serving.parser, renderer=tokenizer,
-        trust_request_chat_template=False,
+        trust_request_chat_template=False, reasoning_effort_map=None,
     )  # fmt: skip
     vars(serving).update(
         online_renderer=renderer, renderer=tokenizer, default_sampling_params={}, override_max_tokens=None,

@@ -45,6 +45,7 @@ def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
         "prompts",
         "webhook",
         "record",
+        "vllm",
         "model",
         "dialects",
         "pipeline",
@@ -151,6 +152,14 @@ async def test_receiver_of_webhooks_may_be_allowed(tmp_path: Path) -> None:
     receiver = {**RECEIVER, "store": str(tmp_path / "store.sqlite3"), "webhook": "http://localhost:9/hooks"}
     for allowed in (["localhost"], ["127.0.0.0/8", "::1"]):
         assert await checks_of(**receiver, allow_address=allowed).webhook() == "http://localhost:9/hooks"
+
+
+@pytest.mark.vllm
+async def test_vllm_of_this_process_is_named_beside_those_that_are_tested() -> None:
+    assert re.fullmatch(
+        r"0\.\d+\.\d+\+cpu; penstock is tested with 0\.32 and 0\.33", await checks_of(model=MODEL).vllm()
+    )
+    assert await checks_of(engine=SETTINGS["engine"]).vllm() == "none runs here"
 
 
 @pytest.mark.parametrize("store_at", ["postgres"], indirect=True)

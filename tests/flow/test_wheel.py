@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,14 +10,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from email.parser import Parser
 from pathlib import Path
 from typing import TypeAlias
 from zipfile import ZipFile
 
+import openai
 import pytest
 
+from tests.support.installing import LOCKED, output_of, uv
 from tests.support.paths import HARMONY, ROOT
+from tests.support.processes import free_port, running_process
 
 pytestmark = pytest.mark.io
 
@@ -57,12 +62,18 @@ def listed(folder: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of which packages are built."""
     copy = tmp_path_factory.mktemp("copy")
     for name in SOURCES:
         shutil.copy(ROOT / name, copy)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(copy: Path) -> Path:
     _, *building = shlex.split(commands_of_page()[0], comments=True)
     output_of([sys.executable, *building, "-q", "--no-build-isolation"], copy)
     (path,) = (copy / "dist").glob("penstock-*.whl")
@@ -73,15 +84,6 @@ def commands_of_page() -> list[str]:
     """The commands that install penstock without ``make``."""
     blocks: list[str] = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     return [command for block in blocks for command in block.replace("\\\n", "").splitlines()]
-
-
-def output_of(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
-    """Return the output of a command; it must succeed."""
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -108,6 +110,56 @@ def test_wheel_has_every_file_of_the_product_and_no_other(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == listed(ROOT)
+
+
+def test_wheel_of_the_source_distribution_has_the_same_files(wheel: Path, copy: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uv", "build", "--no-build-isolation", "--python", sys.executable]
+    output_of([*command, "--out-dir", tmp_path, copy], tmp_path)  # the wheel is built of the source distribution
+    assert [*tmp_path.glob("penstock-*.tar.gz")]
+    assert files_of(tmp_path / wheel.name) == files_of(wheel)
+
+
+def files_of(wheel: Path) -> dict[str, int]:
+    """The files of a wheel, by the check sums of their contents."""
+    with ZipFile(wheel) as archive:
+        return {each.filename: each.CRC for each in archive.infolist()}
+
+
+def test_metadata_names_what_an_index_shows(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(path).decode())
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert all(metadata[name] for name in ("Author", "Keywords", "Summary", "Description-Content-Type"))
+    pythons = {name.rpartition(" ")[2] for name in metadata.get_all("Classifier", []) if "Python :: 3." in name}
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in pythons
+
+
+def test_tool_from_a_folder_of_wheels_serves_recordings(wheel: Path, tmp_path: Path) -> None:
+    """The environment is empty but for what the wheel requires."""
+    places = {name: str(tmp_path / name.lower()) for name in ("UV_TOOL_DIR", "UV_TOOL_BIN_DIR")}
+    uv(
+        tmp_path,
+        "tool",
+        "install",
+        *("--python", sys.executable, "--find-links", wheel.parent, *LOCKED),
+        installs=["penstock"],
+        **places,
+    )
+    program, port = Path(places["UV_TOOL_BIN_DIR"]) / "penstock", free_port()
+    assert "without vLLM" in output_of([program, "--version"], tmp_path)
+    url = f"http://127.0.0.1:{port}"
+    settings = ["--engine", f"replay:{HARMONY / 'weather'}", "--store", "none", "--no-sandbox", "--port", str(port)]
+    assert "\nwrong" not in output_of([program, "check", *settings], tmp_path)
+    request = json.loads((HARMONY / "weather" / "request.json").read_text())
+    with (
+        running_process([program, "serve", *settings], f"{url}/health", tmp_path / "log"),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        response = client.responses.create(**request | {"stream": False})
+    assert response.status == "completed"
+    assert response.output[-1].type == "function_call"
 
 
 def test_page_on_installing_names_the_wheel_and_what_is_in_it(wheel: Path) -> None:

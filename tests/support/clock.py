@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+
+TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 TURNS = 20
 """Turns of the event loop before, and again after, a move of the clock."""
@@ -55,7 +58,7 @@ def count_instructions(run: Callable[[], object]) -> int:
         return trace
 
     previous = sys.gettrace(), threading.gettrace()
-    sys.settrace(trace)
+    _start_to(trace)
     threading.settrace(trace)
     try:
         run()
@@ -63,6 +66,14 @@ def count_instructions(run: Callable[[], object]) -> int:
         sys.settrace(previous[0])
         threading.settrace(previous[1])
     return count
+
+
+def _start_to(trace: TraceFunction) -> None:
+    """Trace this thread.  Python 3.12 only reports instructions if a frame wants them when the trace starts."""
+    frame = inspect.currentframe()
+    assert frame
+    frame.f_trace_opcodes = True
+    sys.settrace(trace)
 
 
 @dataclass
@@ -95,7 +106,7 @@ def counting_turns() -> Iterator[Turns]:
     """Count the instructions of each turn that the running event loop takes within the block."""
     turns, previous = Turns(), sys.gettrace()
     turns.turn()
-    sys.settrace(turns.trace)
+    _start_to(turns.trace)
     try:
         yield turns
     finally:

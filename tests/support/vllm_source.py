@@ -13,6 +13,9 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
+SINCE = {"beam": "0.33", "muse": "0.33", "musespark1x": "0.33", "step5": "0.33"}
+"""Parsers that the oldest version that penstock works with does not have, with the first version that has them."""
+
 
 @dataclass(frozen=True)
 class VllmSource:

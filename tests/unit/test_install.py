@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.installing import installer
 
 AS_PIP_CHOOSES = ("--index-strategy", "unsafe-best-match")
 
 
 @pytest.fixture(scope="module")
 def install() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install", ROOT / ".locks" / "install.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return installer()
 
 
 @pytest.mark.parametrize(

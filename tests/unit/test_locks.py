@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.installing import installer
 from tests.support.paths import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -34,6 +35,11 @@ def test_lock_has_a_version_of_each_requirement(name: str) -> None:
         for each in map(Requirement, REQUIRED[name])
         if not each.specifier.contains(versions.get(canonicalize_name(each.name), "0"))
     ] == []
+
+
+def test_tests_run_the_uv_that_installs() -> None:
+    name, _, version = installer().UV.partition("==")
+    assert locked("test")[name] == version
 
 
 def test_locks_of_one_environment_agree() -> None:

@@ -118,6 +118,7 @@ class CompletionBody(Generating):
     prompt_logprobs: Refused = None
     return_token_ids: Refused = None
     return_token_offsets: Refused = None
+    return_weight_versions: Refused = None
     return_tokens_as_token_ids: Refused = None
     routed_experts_prompt_start: Annotated[Any, only(0)] = None
     stream_interval: Unused = None

@@ -113,6 +113,6 @@ def _need(image: bytes) -> _Need:
 
 def _pixel_bytes(file: Image.Image) -> int:
     """Return the bytes that decoding takes for a pixel, the copies that vLLM makes in RGB included."""
-    if file.format == "WEBP" or ("transparency" in file.info and file.mode != "RGB"):
+    if file.format == "WEBP" or "transparency" in file.info:
         return _MOST_PIXEL_BYTES
     return _PIXEL_BYTES.get(file.mode, _MOST_PIXEL_BYTES)

@@ -181,14 +181,23 @@ def test_installed_vllm_has_all_parts() -> None:
     vllm_private.check_parser_parts()
 
 
+@pytest.mark.parametrize(("tested", "warnings"), [(("0.31", "9"), 1), (vllm_private.TESTED, 0)])
+def test_release_that_is_not_tested_is_logged(
+    tested: tuple[str, ...], warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_private, "TESTED", tested)
+    vllm_private.check_engine_parts()
+    assert len(caplog.records) == warnings
+
+
 @pytest.mark.parametrize("check", [vllm_private.check_engine_parts, vllm_private.check_parser_parts])
 def test_start_ends_with_one_sentence_about_all_that_is_missing(
     check: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = (
-        PrivatePart("vllm.v1.engine.output_processor", "RequestState", ("queue", "pace")),
-        PrivatePart("vllm.v1.engine.output_processor", "Outputs", ("queue",)),
-        PrivatePart("vllm.engine.outputs", "Outputs", ("queue",)),
+        PrivatePart("vllm.v1.engine.output_processor", "RequestState", ("queue", "pace"), "tests"),
+        PrivatePart("vllm.v1.engine.output_processor", "Outputs", ("queue",), "tests"),
+        PrivatePart("vllm.engine.outputs", "Outputs", ("queue",), "tests"),
     )
     monkeypatch.setattr(vllm_private, "ENGINE_PARTS", parts)
     monkeypatch.setattr(vllm_private, "PARSER_PARTS", parts)

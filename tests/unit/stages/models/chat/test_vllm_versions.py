@@ -14,7 +14,7 @@ from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart
 from tests.support.paths import ROOT
-from tests.support.vllm_source import SOURCES, VllmSource, options_not_taken
+from tests.support.vllm_source import SINCE, SOURCES, VllmSource, options_not_taken
 
 pytestmark = [
     pytest.mark.vllm,
@@ -36,9 +36,6 @@ NOT_GUESSED = {
     "hf": "reads models whose tokenizer describes its own output",
 }
 """Parsers of vLLM that no model gets unless the operator names them."""
-
-SINCE = {"beam": "0.33", "muse": "0.33", "musespark1x": "0.33", "step5": "0.33"}
-"""Parsers that the oldest version that penstock works with does not have, with the first version that has them."""
 
 
 def used(folder: Path) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,41 @@
+"""uv, with the places of packages that pip is configured with."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from tests.support.paths import ROOT
+
+LOCKED = ("--constraints", ROOT / ".locks" / "test.txt")
+"""Options of uv for the versions that tests run with, which are on this machine already."""
+
+
+def installer() -> ModuleType:
+    """Return the program that installs with uv."""
+    spec = importlib.util.spec_from_file_location("install", ROOT / ".locks" / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def output_of(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
+    """Return the output of a command; it must succeed."""
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def uv(folder: Path, *command: str | Path, installs: Sequence[str | Path] = (), **environment: str) -> str:
+    """Return the output of a command of uv with what it ``installs``."""
+    options, variables = installer().options_for_uv(torch_backend=None)
+    return output_of([sys.executable, "-m", "uv", *command, *options, *installs], folder, **variables, **environment)
