@@ -600,8 +600,8 @@ class FileSearchResults(_Frame, frozen=True):
 
     queries: tuple[str, ...]
     """The texts that were searched for."""
-    results: tuple[dict[str, Any], ...]
-    """The chunks with their files and scores, best first; empty unless the request includes them."""
+    results: tuple[dict[str, Any], ...] | None
+    """The chunks with their files and scores, best first; None unless the request includes them."""
 
 
 class McpError(_Frame, frozen=True):

@@ -74,7 +74,7 @@ class Choice(Parameter):
     def read(self, request: web.Request) -> str:
         value = request.query.get(self.name, self.words[0])
         if value not in self.words:
-            raise self._refusal(f"one of {', '.join(self.words)}", value)
+            raise self._refusal(f"one of {', '.join(filter(None, self.words))}", value)
         return value
 
 

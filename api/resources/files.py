@@ -213,6 +213,8 @@ class Files:
         if ids := [*request.query.getall("ids", ()), *request.query.getall("ids[]", ())]:
             return await self._named(owner, ids)
         places = [name for name in _PLACES if name in request.query]
+        if "scope_id" in request.query:
+            raise UnsupportedParameter("The files of this server have no scopes.", param="scope_id")
         if len(places) > 1:
             raise InvalidRequest(f"Send one of {', '.join(_PLACES)}.", param=places[1])
         place = request.query[places[0]].removeprefix("page_") if places else None
@@ -252,7 +254,7 @@ class Files:
     async def download(self, request: web.Request) -> web.StreamResponse:
         """Retrieve the content of a file, or a range of its bytes."""
         file = await self._found(request)
-        start, end = _range(request, file.bytes)
+        start, end = _range(request, file)
         is_part = (start, end) != (0, file.bytes)
         if is_part and start >= end:
             problem = Problem("The file has no such bytes.", INVALID, "Range", None)
@@ -325,6 +327,10 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _etag(file: StoredFile) -> str:
+    return f'"{file.sha256}"'
+
+
 def _headers(file: StoredFile) -> dict[str, str]:
     """Return the headers of a download: a browser saves it under its name, and runs nothing of it."""
     plain = re.sub(r'[^ -~]|["\\%]', "_", file.filename)
@@ -332,14 +338,20 @@ def _headers(file: StoredFile) -> dict[str, str]:
         hdrs.CONTENT_TYPE: file.media_type,
         hdrs.CONTENT_DISPOSITION: f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(file.filename, safe='')}",
         hdrs.ACCEPT_RANGES: "bytes",
-        hdrs.ETAG: f'"{file.sha256}"',
+        hdrs.ETAG: _etag(file),
         "X-Content-Type-Options": "nosniff",
         "Content-Security-Policy": "sandbox",
     }
 
 
-def _range(request: web.Request, size: int) -> tuple[int, int]:
-    """Return the first byte that a request asks for, and the one after the last; all for a range of no known form."""
+def _range(request: web.Request, file: StoredFile) -> tuple[int, int]:
+    """Return the first byte that a request asks for, and the one after the last.
+
+    That is the whole file for a range of no known form, and for one of another file, by its ``If-Range``.
+    """
+    size = file.bytes
+    if request.headers.get(hdrs.IF_RANGE, _etag(file)) != _etag(file):
+        return 0, size
     try:
         asked = request.http_range
     except ValueError:

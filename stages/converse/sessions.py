@@ -227,7 +227,7 @@ class Sessions:
                     action = {key: value for key, value in action.items() if key != "sources"}
                 return frames.BrowserAction(action, results if WEB_RESULTS in include else UNSET)
             case frames.FileSearchResults(queries) if RESULTS not in include:
-                return frames.FileSearchResults(queries, ())
+                return frames.FileSearchResults(queries, None)
             case _:
                 return data
 

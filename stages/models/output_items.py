@@ -275,7 +275,7 @@ def _file_search(opening: frames.FileSearchOpened, draft: Draft, status: CallSta
     item_id = items.FileSearchCall.new_id(draft.key)
     data = draft.finished.data if draft.finished and draft.is_shown else None
     if isinstance(data, frames.FileSearchResults):
-        return items.FileSearchCall(item_id, data.queries, status, data.results or None)
+        return items.FileSearchCall(item_id, data.queries, status, data.results)
     asked = (draft.started.action or {}).get("queries", ()) if draft.started else ()
     return items.FileSearchCall(item_id, tuple(asked), status)
 

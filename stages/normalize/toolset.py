@@ -390,7 +390,7 @@ class ToolsetBuilder:
         """Return the tools of this type; empty for a tool that was left out."""
         keys = [key for tool_kind in kinds_of(kind) for key in groups.get((tool_kind, None), ())]
         if not keys and kind not in self.ignored:
-            raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
+            raise _bad_choice(f"There is no tool of type {shortened(kind)!r} in this request.")
         return keys
 
     def _chosen_server(self, choice: params.ChosenServer, groups: _Groups) -> Sequence[ToolKey]:

@@ -33,6 +33,7 @@ class UploadContainerFile(Body):
     """A file for a container."""
 
     file: UploadedFile
+    file_id: Refused = None
 
 
 class AddContainerFile(Body):

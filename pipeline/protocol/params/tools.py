@@ -131,6 +131,7 @@ class OwnContainer(Body):
     file_ids: Annotated[list[Name], Field(fail_fast=True, max_length=MOST_FILE_IDS)] | None = None
     memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
     network_policy: NetworkPolicy | None = None
+    skills: Refused = None
 
 
 class AutoContainer(OwnContainer):
@@ -161,7 +162,6 @@ class LocalEnvironment(Body):
 
 class ContainerEnvironment(OwnContainer):
     type: Literal["container_auto"]
-    skills: Refused = None
 
 
 class ContainerReference(Body):

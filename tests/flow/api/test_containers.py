@@ -278,6 +278,17 @@ async def test_what_a_container_cannot_have_is_refused(served: ScriptedServer, b
     assert (await served.get("/v1/containers"))[1]["data"] == []
 
 
+async def test_neither_tool_has_a_container_with_skills(served: ScriptedServer) -> None:
+    skills = [{"type": "skill_reference", "skill_id": "s"}]
+    for tool in (
+        {"type": "code_interpreter", "container": {"type": "auto", "skills": skills}},
+        {"type": "shell", "environment": {"type": "container_auto", "skills": skills}},
+    ):
+        status, refused = await served.post({"input": "Hi", "tools": [tool]})
+        assert (status, refused["error"]["code"]) == (400, "unsupported_parameter")
+        assert refused["error"]["param"].endswith(".skills")
+
+
 async def test_containers_are_listed_page_by_page(served: ScriptedServer) -> None:
     made = [(await served.post({"name": f"{n % 2}"}, "/v1/containers"))[1]["id"] for n in range(4)]
     _, page = await served.get("/v1/containers?limit=3&order=asc")
@@ -288,8 +299,10 @@ async def test_containers_are_listed_page_by_page(served: ScriptedServer) -> Non
     assert [each["id"] for each in named["data"]] == made[1::2]
 
 
-async def upload(served: ScriptedServer, container_id: str, name: str, content: bytes) -> tuple[int, Json]:
-    form = aiohttp.FormData(quote_fields=False)
+async def upload(
+    served: ScriptedServer, container_id: str, name: str, content: bytes, **fields: str
+) -> tuple[int, Json]:
+    form = aiohttp.FormData(fields, quote_fields=False)
     form.add_field("file", BytesIO(content), filename=name)
     async with served.client.post(f"{served.url}/v1/containers/{container_id}/files", data=form) as answer:
         return answer.status, await answer.json()
@@ -303,6 +316,13 @@ async def test_uploaded_file_is_in_the_folder(served: ScriptedServer) -> None:
     assert logs(response) == "'1,2'\n"
     status, again = await upload(served, made["id"], "a b.csv", b"3")
     assert (status, again["id"], again["bytes"]) == (200, file["id"], 1)
+
+
+async def test_upload_is_no_stored_file_as_well(served: ScriptedServer) -> None:
+    _, made = await served.post({"name": "mine"}, "/v1/containers")
+    status, refused = await upload(served, made["id"], "a", b"1", file_id="file-a")
+    assert (status, refused["error"]["param"]) == (400, "file_id")
+    assert (await served.get(f"/v1/containers/{made['id']}/files"))[1]["data"] == []
 
 
 async def test_upload_beyond_the_disk_leaves_nothing(served: ScriptedServer) -> None:

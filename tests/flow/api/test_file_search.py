@@ -117,5 +117,5 @@ async def test_filters_of_the_tool_bound_the_model(served: ScriptedServer, store
     nothing: Any = {"type": "eq", "key": "kind", "value": "none"}
     play_turns(served.engine, search_markup("tea"), answer_markup())
     received = await respond(served, "whole", {"tools": [file_search(store, filters=nothing)], "include": [RESULTS]})
-    assert received.output[0]["results"] is None
+    assert received.output[0]["results"] == []
     assert "Nothing in the files fits." in prompts_read(served)[1]

@@ -224,6 +224,26 @@ async def test_content_has_ranges(
         assert await answer.read() == content
 
 
+async def test_range_of_another_file_is_not_cut_out_of_this_one(served: ScriptedServer) -> None:
+    _, made = await send(served, form(b"0123456789"))
+    url = f"{served.url}/v1/files/{made['id']}/content"
+    async with served.client.get(url) as answer:
+        tag = answer.headers["ETag"]
+    for condition, content in (
+        (tag, b"01"),
+        ('"other"', b"0123456789"),
+        ("Fri, 27 Nov 2026 13:49:30 GMT", b"0123456789"),
+    ):
+        headers = {"Range": "bytes=0-1", "If-Range": condition}
+        async with served.client.get(url, headers=headers) as answer:
+            assert await answer.read() == content
+
+
+async def test_files_have_no_scopes(served: ScriptedServer) -> None:
+    async with served.client.get(f"{served.url}/v1/files?scope_id=a", headers=ANTHROPIC) as answer:
+        assert (answer.status, "no scopes" in await answer.text()) == (400, True)
+
+
 async def test_range_after_the_end_is_refused(served: ScriptedServer) -> None:
     _, made = await send(served, form(b"0123456789"))
     url = f"{served.url}/v1/files/{made['id']}/content"

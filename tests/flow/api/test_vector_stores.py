@@ -168,6 +168,8 @@ async def test_unreadable_files_fail_with_a_reason(served: ScriptedServer) -> No
     assert len(page["data"]) == 2
     _, page = await served.get(f"{STORES}/{store['id']}/files?filter=completed")
     assert page["data"] == []
+    _, refused = await served.get(f"{STORES}/{store['id']}/files?filter=done")
+    assert refused["error"]["message"].startswith("filter is one of in_progress, ")
 
 
 async def test_deleted_file_leaves_its_vector_stores_with_all_chunks(served: ScriptedServer, files: list[str]) -> None:

@@ -14,7 +14,7 @@ from penstock.stages.services.files.names import LONGEST_NAME, plain_name
 @given(st.text(st.characters() | st.sampled_from("/\\.\0\n\u202e\ud800 "), max_size=400))
 def test_any_name_becomes_one_of_a_file(given_name: str) -> None:
     name = plain_name(given_name)
-    assert 0 < len(name) <= LONGEST_NAME
+    assert 0 < len(name.encode()) <= LONGEST_NAME
     assert not {"/", "\\"} & set(name)
     assert name.strip(". ")
     assert not any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in name)
@@ -33,6 +33,8 @@ def test_any_name_becomes_one_of_a_file(given_name: str) -> None:
         ("../..", "file"),
         ("x" * 500 + ".pdf", "x" * 196 + ".pdf"),
         ("x" * 500 + "." + "y" * 100, "x" * 200),
+        ("é" * 300 + ".pdf", "é" * 98 + ".pdf"),
+        ("日" * 100, "日" * 66),
     ],
 )
 def test_name_keeps_its_last_part_and_its_ending(given_name: str, name: str) -> None:
