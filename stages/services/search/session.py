@@ -93,7 +93,7 @@ class FileSearchSession:
             why = str(error)
         except TimeoutError:
             why = "The call was cancelled." if self._is_closed else f"It took longer than {seconds:g} seconds."
-        return ToolResult(why, why, FileSearchResults(queries, ()))
+        return ToolResult(why, why, FileSearchResults(queries, None))
 
     async def close(self) -> None:
         """End running calls."""
@@ -105,7 +105,7 @@ class FileSearchSession:
     async def _searched(self, queries: tuple[str, ...]) -> ToolResult:
         if not queries:
             why = 'Give the arguments as JSON: {"queries": ["..."]}.'
-            return ToolResult(why, why, FileSearchResults((), ()))
+            return ToolResult(why, why, FileSearchResults((), None))
         facts = self._request.facts
         stores = await _stores(self._searcher, self._request)
         hits = list(_bounded(await self._searcher.search(stores, facts.origin.owner, queries, facts.file_search)))

@@ -61,6 +61,15 @@ async def test_search_is_one_item_whose_results_are_read_and_cited(
     assert "L2: Green tea is steeped for two minutes." in second
 
 
+@pytest.mark.parametrize(("included", "results"), [([], None), ([RESULTS], [])])
+async def test_search_that_finds_nothing_has_no_results(
+    served: ScriptedServer, store: str, included: list[str], results: list[Json] | None
+) -> None:
+    play_turns(served.engine, search_markup("bicycle"), answer_markup())
+    received = await respond(served, "whole", {"tools": [file_search(store)], "include": included})
+    assert (received.output[0]["status"], received.output[0]["results"]) == ("completed", results)
+
+
 async def test_results_are_shown_only_if_they_are_included(served: ScriptedServer, store: str) -> None:
     play_turns(served.engine, search_markup("tea"), answer_markup())
     received = await respond(served, "whole", {"tools": [file_search(store)]})

@@ -9,16 +9,25 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from agents import Agent as OpenAIAgent
+from agents import CodeInterpreterTool, ModelSettings, Runner, set_tracing_disabled
+from agents import OpenAIResponsesModel as OpenAIAgentModel
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
-from pydantic_ai import Agent, BinaryContent, ModelHTTPError
+from pydantic_ai import Agent, BinaryContent, DocumentUrl, ModelHTTPError, UploadedFile
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.support.documents import as_base64, pdf
 
+set_tracing_disabled(disabled=True)  # traces would go to OpenAI
+
 MODEL = "tiny-gpt-oss"
 REPORT = pdf([f"Sales rose by {percent} percent." for percent in range(20)])
+TEXT = b"Sales rose by one percent. " * 30
 BROKEN = b"%PDF-1.4"
 UNREADABLE = "cannot be read. It is no valid PDF"
 
@@ -81,6 +90,47 @@ async def test_pydantic_ai_sends_files(url: str, kind: Any) -> None:
     with pytest.raises(ModelHTTPError) as refused:
         await agent.run(["Say hello.", BinaryContent(BROKEN, media_type="application/pdf")])
     assert UNREADABLE in str(refused.value)
+
+
+async def test_pydantic_ai_sends_documents_as_anthropic(claude: anthropic.Anthropic) -> None:
+    provider = AnthropicProvider(base_url=str(claude.base_url), api_key="none")
+    agent = Agent(AnthropicModel(MODEL, provider=provider), model_settings={"temperature": 0, "max_tokens": 500})
+    for document in (BinaryContent(REPORT, media_type="application/pdf"), BinaryContent(TEXT, media_type="text/plain")):
+        result = await agent.run(["Say hello.", document])
+        assert result.usage.input_tokens > 150
+
+
+async def test_pydantic_ai_names_files(url: str, client: openai.OpenAI, neighbours: str) -> None:
+    model = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=url, api_key="none"))
+    agent = Agent(model, model_settings={"temperature": 0, "max_tokens": 500})
+    plain = await agent.run("Say hello.")
+    made = client.files.create(file=("report.pdf", REPORT), purpose="user_data")
+    page = DocumentUrl(f"{neighbours}/vllm", media_type="text/html")
+    for document in (UploadedFile(made.id, provider_name="openai"), page):
+        result = await agent.run(["Say hello.", document])
+        assert result.usage.input_tokens > plain.usage.input_tokens + 10
+
+
+async def test_agent_of_openai_reads_a_file_and_gives_it_to_its_code(url: str, client: openai.OpenAI) -> None:
+    made = client.files.create(file=("report.pdf", REPORT), purpose="user_data")
+    container: Any = {"type": "auto", "file_ids": [made.id]}
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as connection:
+        tool = CodeInterpreterTool({"type": "code_interpreter", "container": container})
+        settings = ModelSettings(temperature=0, max_tokens=500)
+        worker = OpenAIAgent("Worker", model=OpenAIAgentModel(MODEL, connection), model_settings=settings, tools=[tool])
+        read = await Runner.run(worker, asked({"type": "input_file", "file_id": made.id}))
+        assert read.context_wrapper.usage.input_tokens > 150
+        ran = await Runner.run(worker, "Set x to 20 in Python, then double it.")
+    (place,) = {item.raw_item.container_id for item in ran.new_items if item.type == "tool_call_item"}
+    (file,) = client.containers.files.list(place)
+    assert client.containers.files.content.retrieve(file.id, container_id=place).read() == REPORT
+
+
+def test_langchain_sends_documents_as_anthropic(claude: anthropic.Anthropic) -> None:
+    chat = ChatAnthropic(base_url=str(claude.base_url), model=MODEL, api_key="none", max_tokens=500, temperature=0)
+    file = {"type": "file", "base64": as_base64(REPORT), "mime_type": "application/pdf"}
+    answer: Any = chat.invoke([HumanMessage(content=[file, {"type": "text", "text": "Say hello."}])])
+    assert answer.usage_metadata["input_tokens"] > 150
 
 
 @pytest.mark.parametrize("uses_responses", [True, False])
