@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.json_body import read_json
 
 MOST_QUERIES = 5
 """Queries of one call."""
@@ -12,14 +13,19 @@ LONGEST = 2_000
 
 
 def queries_in(text: str) -> tuple[str, ...]:
-    """Return the queries in the arguments of a call, valid or not; a text that is no object is a query itself."""
+    """Return the queries in the arguments of a call that are searched for."""
+    return tuple(query[:LONGEST] for query in asked_in(text)[:MOST_QUERIES])
+
+
+def asked_in(text: str) -> tuple[str, ...]:
+    """Return all queries in the arguments of a call, valid or not; a text that is no object is a query itself."""
+    written = text.encode(errors="replace")
     try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = text
-    found = arguments
-    if isinstance(arguments, dict):
-        found = arguments.get("queries") or arguments.get("query") or ()
-    listed = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-    queries = (query.strip()[:LONGEST] for query in listed if isinstance(query, str))
-    return tuple(dict.fromkeys(filter(None, queries)))[:MOST_QUERIES]
+        found = read_json(written)
+    except InvalidRequest:
+        found = written.decode()
+    if isinstance(found, dict):
+        found = found.get("queries") or found.get("query")
+    listed = found if isinstance(found, list) else [found]
+    queries = (query.strip() for query in listed if isinstance(query, str))
+    return tuple(dict.fromkeys(filter(None, queries)))

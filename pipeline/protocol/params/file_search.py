@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, model_validator
@@ -11,7 +10,13 @@ from pydantic_core import PydanticCustomError
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, one_of
 
 MOST_FILTERS = 100
-"""The comparisons of one filter, and the filters in another."""
+"""The comparisons of one filter, the filters in another, and the values of a list."""
+
+MOST_VALUES = 400
+"""The values of all comparisons of one filter: a statement of SQL has a limited number of arguments."""
+
+DEEPEST = 16
+"""The compound filters in one another: SQLite's parser has a limited stack."""
 
 MOST_RESULTS = 50
 """The most results of a search."""
@@ -73,22 +78,22 @@ Filter: TypeAlias = Annotated[
 ]
 
 
-def _few(given: ComparisonFilter | CompoundFilter) -> ComparisonFilter | CompoundFilter:
-    if sum(1 for _ in _comparisons(given)) > MOST_FILTERS:
+def _bounded(given: ComparisonFilter | CompoundFilter) -> ComparisonFilter | CompoundFilter:
+    level, comparisons = [given], list[ComparisonFilter]()
+    for _ in range(DEEPEST + 1):
+        comparisons += (one for one in level if isinstance(one, ComparisonFilter))
+        level = [inner for one in level if isinstance(one, CompoundFilter) for inner in one.filters]
+    values = sum(len(one.value) if isinstance(one.value, list) else 1 for one in comparisons)
+    if level:
+        raise PydanticCustomError("filter", "A filter should be nested at most {most} deep", {"most": DEEPEST})
+    if len(comparisons) > MOST_FILTERS:
         raise PydanticCustomError("filter", "A filter should have at most {most} comparisons", {"most": MOST_FILTERS})
+    if values > MOST_VALUES:
+        raise PydanticCustomError("filter", "A filter should have at most {most} values", {"most": MOST_VALUES})
     return given
 
 
-def _comparisons(given: ComparisonFilter | CompoundFilter) -> Iterator[ComparisonFilter]:
-    waiting: list[ComparisonFilter | CompoundFilter] = [given]
-    while waiting:
-        if isinstance(one := waiting.pop(), CompoundFilter):
-            waiting += one.filters
-        else:
-            yield one
-
-
-Filters: TypeAlias = Annotated[Filter, AfterValidator(_few)]
+Filters: TypeAlias = Annotated[Filter, AfterValidator(_bounded)]
 
 _Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 _Weight: TypeAlias = Annotated[float, Field(ge=0, le=1000)]

@@ -19,6 +19,9 @@ MOST_ADDED = 2_000
 MOST_QUERIES = 16
 """Queries of one search."""
 
+LONGEST_QUERY = 32_768
+"""Characters of a query."""
+
 _Name: TypeAlias = Annotated[str, StringConstraints(max_length=256)]
 _FileId: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 _FileIds: TypeAlias = Annotated[list[_FileId], Field(fail_fast=True), at_most(MOST_ADDED, "files")]
@@ -115,7 +118,7 @@ class AddBatch(Body):
         ]
 
 
-_Query: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+_Query: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_QUERY)]
 
 
 class SearchVectorStore(Body):

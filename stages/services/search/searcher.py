@@ -50,6 +50,9 @@ KEPT_VECTORS = 1 << 30
 _GROUP = 64 << 20
 """Bytes of vectors that are compared at once."""
 
+_FILES = 16
+"""Files whose vectors are read at once."""
+
 _QUIET_SECONDS = 60.0
 
 
@@ -157,23 +160,25 @@ class Searcher:
         return await in_thread(_ranked, gains, files, sum(heavy.values()), most)
 
     async def _by_meaning(self, files: Numbers, vector: NDArray[np.float32]) -> list[tuple[int, float]]:
-        """Return the nearest chunks; the vectors of many files are read one group after another."""
+        """Return the nearest chunks; the vectors of many files are read and compared one group after another."""
         found, group, size = list[tuple[int, float]](), list[tuple[int, NDArray[np.float32]]](), 0
-        for at, number in enumerate(files.tolist(), 1):
-            vectors = await self._vectors_of(number)
-            if vectors.shape[1] == len(vector):
-                group.append((number, vectors))
-                size += vectors.nbytes
-            if group and (size > _GROUP or len(group) == MANY or at == len(files)):
+        for at in range(0, len(files), _FILES):
+            for number, vectors in (await self._vectors_of(files[at : at + _FILES].tolist())).items():
+                if vectors.shape[1] == len(vector):
+                    group.append((number, vectors))
+                    size += vectors.nbytes
+            if group and (size > _GROUP or len(group) > MANY or at + _FILES >= len(files)):
                 found += await in_thread(_nearest, vector, group)
                 group, size = [], 0
         return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:RANKED]
 
-    async def _vectors_of(self, file: int) -> NDArray[np.float32]:
-        if (kept := self._vectors.get(str(file))) is None:
-            kept = await self._stores.vectors(file)
-            self._vectors.put(str(file), kept, kept.nbytes + 64)
-        return kept
+    async def _vectors_of(self, files: Sequence[int]) -> Mapping[int, NDArray[np.float32]]:
+        kept = {file: self._vectors.get(str(file)) for file in files}
+        unknown = [file for file, vectors in kept.items() if vectors is None]
+        read = await self._stores.vectors(unknown) if unknown else {}
+        for file, vectors in read.items():
+            self._vectors.put(str(file), vectors, vectors.nbytes + 64)
+        return {file: vectors for file, vectors in {**kept, **read}.items() if vectors is not None}
 
     async def _hits(self, found: Sequence[tuple[int, float]]) -> list[Hit]:
         """Return the chunks of these numbers that are still there."""

@@ -210,7 +210,11 @@ _DELETE_CHUNKS = "delete from vector_store_chunks where number >= $1 and number 
 
 _DELETE_VECTORS = "delete from vector_store_vectors where first >= $1 and first < $2"
 
-_VECTORS = "select data, count from vector_store_vectors where first >= $1 and first < $2 order by first"
+_VECTORS = f"""
+    select files.number, count, data from vector_store_files as files
+    join vector_store_vectors on first >= files.number << {PLACES} and first < (files.number + 1) << {PLACES}
+    where files.number in ({{numbers}}) order by first
+"""
 
 _TEXTS = """
     select text, fresh from vector_store_chunks where number >= $1 and number < $2 order by number
@@ -499,10 +503,10 @@ class StoredVectorStores:
             found.update((int(number), str(text)) for number, text in await self.context.read(sql, *some))
         return found
 
-    async def vectors(self, number: int) -> NDArray[np.float32]:
-        """Return the vectors of a file's chunks, one in each row; none if it was read without."""
-        read = await self.context.read(_VECTORS, *_numbers(number))
-        return await apart(sum(map(size_of, read)) > LARGE, _vectors, read)
+    async def vectors(self, numbers: Sequence[int]) -> Mapping[int, NDArray[np.float32]]:
+        """Return the vectors of the chunks of these files, one in each row; none of a file that was read without."""
+        read = await self.context.read(_VECTORS.format(numbers=placeholders(len(numbers))), *numbers)
+        return await apart(sum(map(size_of, read)) > LARGE, _vectors, numbers, read)
 
     # Batches
 
@@ -658,9 +662,11 @@ def _attributed(store_id: str, file_id: str, attributes: Attributes) -> Sequence
     return added
 
 
-def _vectors(read: Sequence[Row]) -> NDArray[np.float32]:
-    parts = [np.frombuffer(data, np.float32).reshape(int(count), -1) for data, count in read]
-    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+def _vectors(numbers: Sequence[int], read: Sequence[Row]) -> Mapping[int, NDArray[np.float32]]:
+    parts = {number: list[NDArray[np.float32]]() for number in numbers}
+    for number, count, data in read:
+        parts[number].append(np.frombuffer(data, np.float32).reshape(int(count), -1))
+    return {number: np.concatenate(some) if some else np.empty((0, 0), np.float32) for number, some in parts.items()}
 
 
 def _numbers(file: int) -> tuple[int, int]:
