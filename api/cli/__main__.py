@@ -22,6 +22,13 @@ def serve(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def demo(arguments: Sequence[str]) -> None:
+    """Show a recorded answer on its way through the stages, and serve it, without a GPU."""
+    from penstock.api.cli.demo import main
+
+    main(arguments)
+
+
 def check(arguments: Sequence[str]) -> None:
     """Verify the settings of a server, and all that it needs but its model."""
     from penstock.api.cli.check import main
@@ -86,7 +93,8 @@ def inspect(arguments: Sequence[str]) -> None:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    command.__name__: command for command in (serve, launch, check, config, keys, show, replay, diff, shrink, inspect)
+    command.__name__: command
+    for command in (serve, demo, launch, check, config, keys, show, replay, diff, shrink, inspect)
 }
 """The commands by name; the docstring of each is its summary in the usage message."""
 
