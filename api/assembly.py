@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.file_reading import file_reader
 from penstock.api.http.auth import Keys
+from penstock.api.key_sources import UnusableKeys
 from penstock.api.limits.table import KeyLimits
 from penstock.api.recording import recorder
 from penstock.api.runs.store_settings import NO_STORE
@@ -65,6 +66,14 @@ def keys_of(settings: Settings) -> Keys:
     """Return the API keys of the settings; raises `UnusableKeys`."""
     own_tools = [label_of(name) for name in settings.tool]
     return Keys(settings.api_key_file, settings.api_keys, own_tools, reads_store=settings.store_keys)
+
+
+def check_webhooks(keys: Keys, settings: Settings) -> None:
+    """Raise `UnusableKeys` if keys have webhooks that a server with these settings could not deliver."""
+    if keys.webhooks and settings.store == NO_STORE:
+        raise UnusableKeys("an API key has webhook=, which needs a store")
+    if keys.webhooks and settings.webhook_secret is None:
+        raise UnusableKeys("an API key has webhook=, which needs a secret: set PENSTOCK_WEBHOOK_SECRET")
 
 
 async def toolbox(

@@ -14,7 +14,16 @@ from uuid import uuid4
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
-from penstock.api.assembly import admitting, assembled, database, keys_of, mcp_servers, recording_of, toolbox
+from penstock.api.assembly import (
+    admitting,
+    assembled,
+    check_webhooks,
+    database,
+    keys_of,
+    mcp_servers,
+    recording_of,
+    toolbox,
+)
 from penstock.api.backends import EngineStarter, start
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
@@ -22,7 +31,7 @@ from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
 from penstock.api.http.proxies import Proxies
-from penstock.api.key_sources import UnusableKeys, seal_keys
+from penstock.api.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership, Peers
 from penstock.api.resources.resources import ServerParts, opened
@@ -125,8 +134,7 @@ async def _scheduler(
         closing.push_async_callback(store.close)
         await store.open()
         await keys.read_store(store.keys)
-        if keys.have_webhooks and settings.webhook_secret is None:
-            raise UnusableKeys("an API key has webhook=, which needs a secret: set PENSTOCK_WEBHOOK_SECRET")
+        check_webhooks(keys, settings)
         closing.callback(asyncio.create_task(keys.follow_store(store.keys, settings.heartbeat)).cancel)
         exporter = tracing.wanted_exporter()
         admission = Admission(settings.limits, name_of=keys.limits)

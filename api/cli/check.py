@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
+from penstock.api.assembly import check_webhooks, keys_of, mcp_servers, open_store, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
@@ -71,7 +71,7 @@ class Checks:
                 self.sandbox,
                 self.tools,
                 self.prompts,
-                self.webhook,
+                self.webhooks,
                 self.record,
                 self.vllm,
                 self.model,
@@ -85,11 +85,16 @@ class Checks:
         settings = self.settings
         seal_keys(settings.seal_key_file, settings.seal_keys)
         Admission(settings.limits)
-        keys = keys_of(settings)
-        if settings.store_keys:
-            async with open_store(settings.store) as store:
-                await keys.read_store(store.keys)
+        keys = await self._keys()
+        check_webhooks(keys, settings)
         return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
+
+    async def _keys(self) -> Keys:
+        keys = keys_of(self.settings)
+        if self.settings.store_keys:
+            async with open_store(self.settings.store) as store:
+                await keys.read_store(store.keys)
+        return keys
 
     async def address(self) -> str:
         """Bind the address."""
@@ -138,20 +143,21 @@ class Checks:
         """Read the prompts."""
         return ", ".join(sorted(Prompts(self.settings.prompts).templates)) or "none"
 
-    async def webhook(self) -> str:
-        """Look for the address of the receiver of webhooks, which has to be public or allowed."""
-        if (url := self.settings.webhook) is None:
-            return "none"
-        host, allowed = urlsplit(url).hostname or "", AllowedNetworks.parse(self.settings.allow_address)
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            for *_, address in found if not allowed.names(host) else ():
-                check_address(str(address[0]), allowed)
-        except Blocked as error:
-            raise CannotStart(f"--webhook {url}: {error}: see --allow-address") from error
-        except OSError as error:
-            raise CannotStart(f"--webhook {url}: {host} is unknown here: {error.strerror}") from error
-        return url
+    async def webhooks(self) -> str:
+        """Look for the addresses of the receivers of webhooks, which have to be public or allowed."""
+        urls = {*(await self._keys()).webhooks, *filter(None, [self.settings.webhook])}
+        allowed = AllowedNetworks.parse(self.settings.allow_address)
+        hosts = sorted({urlsplit(url).hostname or "" for url in urls})
+        for host in hosts:
+            try:
+                found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+                for *_, address in found if not allowed.names(host) else ():
+                    check_address(str(address[0]), allowed)
+            except Blocked as error:
+                raise CannotStart(f"{host}: {error}: see --allow-address") from error
+            except OSError as error:
+                raise CannotStart(f"{host} is unknown here: {error.strerror}") from error
+        return f"to {', '.join(hosts)}" if hosts else "none"
 
     async def record(self) -> str:
         """Make the folder of the recordings."""

@@ -117,9 +117,9 @@ class Keys:
         return key.limits if (key := self.of(owner)) else ""
 
     @property
-    def have_webhooks(self) -> bool:
-        """True if a key has a receiver of webhooks of its own."""
-        return any(key.webhook for key in self._known.values())
+    def webhooks(self) -> frozenset[str]:
+        """The URLs of the keys that have receivers of webhooks of their own."""
+        return frozenset(key.webhook for key in self._known.values() if key.webhook)
 
     def webhook(self, owner: str) -> str:
         """Return the URL of an owner for webhooks; empty if it has none of its own."""

@@ -128,7 +128,8 @@ class UploadForm:
         except web.RequestPayloadError as error:
             raise InvalidRequest(f"The form breaks off: {error}") from error
         except (AssertionError, RuntimeError, ValueError, RuntimeWarning, HttpProcessingError) as error:
-            raise InvalidRequest(f"The form cannot be read: {shortened(str(error))}") from error
+            why = error.message if isinstance(error, HttpProcessingError) else str(error)
+            raise InvalidRequest(f"The form cannot be read: {shortened(why)}") from error
 
 
 def _declared(part: BodyPartReader) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
         "sandbox",
         "tools",
         "prompts",
-        "webhook",
+        "webhooks",
         "record",
         "vllm",
         "model",
@@ -68,12 +68,15 @@ FILES = {
     "no_variable.json": mcp_server(url="http://x.example/${NOPE}"),
     "misplaced.py": MISPLACED,
     "prompts/wrong.md": "+++\n",
+    "keys.txt": "sk-alice-0123456789 webhook=http://10.0.0.1/\n",
 }
 
 MODEL = str(FIXTURES / "tiny_qwen")
 
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
-    ("keys", {"api_key_file": "keys"}, "--api-key-file keys: No such file"),
+    ("keys webhooks", {"api_key_file": "keys"}, "--api-key-file keys: No such file"),
+    ("keys webhooks", {"api_key_file": "keys.txt", "webhook_secret": "secret"}, "webhook=, which needs a store"),
+    ("keys webhooks", {"api_key_file": "keys.txt", "store": "store.sqlite3"}, "webhook=, which needs a secret"),
     ("address", {"host": "192.0.2.1"}, "--host 192.0.2.1 --port"),
     ("store clock", {"store": "/dev/null/store"}, "/dev/null/store"),
     ("keys", {"limits": "limits.toml"}, "--limits limits.toml: No such file"),
@@ -99,16 +102,9 @@ RECEIVER = {"store": "store.sqlite3", "webhook_secret": "secret"}
 MISTAKES_ELSEWHERE: list[tuple[str, dict[str, Any], str]] = [
     ("mcp", {"mcp_config": "no_server.json"}, f"--mcp-config no_server.json: {NO_ANSWER}: Method not found"),
     ("mcp", {"mcp_config": "not_there.json"}, f"--mcp-config not_there.json: {NO_ANSWER}: No connection"),
-    (
-        "webhook",
-        {**RECEIVER, "webhook": "http://127.0.0.1/"},
-        "--webhook http://127.0.0.1/: address 127.0.0.1 is not public",
-    ),
-    (
-        "webhook",
-        {**RECEIVER, "webhook": "http://no.invalid/"},
-        "--webhook http://no.invalid/: no.invalid is unknown here",
-    ),
+    ("webhooks", {**RECEIVER, "webhook": "http://127.0.0.1/"}, "127.0.0.1 is not public: see --allow-address"),
+    ("webhooks", {**RECEIVER, "webhook": "http://no.invalid/"}, "no.invalid is unknown here"),
+    ("webhooks", {**RECEIVER, "api_key_file": "keys.txt"}, "10.0.0.1 is not public: see --allow-address"),
 ]
 """Further mistakes, which a server finds only when a response needs the tools."""
 
@@ -151,7 +147,7 @@ async def test_model_of_this_process_is_found_with_its_weights(tmp_path: Path) -
 async def test_receiver_of_webhooks_may_be_allowed(tmp_path: Path) -> None:
     receiver = {**RECEIVER, "store": str(tmp_path / "store.sqlite3"), "webhook": "http://localhost:9/hooks"}
     for allowed in (["localhost"], ["127.0.0.0/8", "::1"]):
-        assert await checks_of(**receiver, allow_address=allowed).webhook() == "http://localhost:9/hooks"
+        assert await checks_of(**receiver, allow_address=allowed).webhooks() == "to localhost"
 
 
 @pytest.mark.vllm
@@ -194,7 +190,7 @@ def test_a_port_in_use_is_named(capfd: Any) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("check", "settings", "message"), [each for each in MISTAKES if each[0] in ("keys", "mcp", "prompts")]
+    ("check", "settings", "message"), [each for each in MISTAKES if each[0].split()[0] in ("keys", "mcp", "prompts")]
 )
 async def test_a_server_does_not_start_its_engine_with_a_mistake(
     check: str, settings: dict[str, Any], message: str

@@ -103,6 +103,12 @@ class HybridWeights(Body):
     embedding_weight: _Weight
     text_weight: _Weight
 
+    @model_validator(mode="after")
+    def _weigh(self) -> HybridWeights:
+        if not self.embedding_weight and not self.text_weight:
+            raise PydanticCustomError("weights", "One of the weights should be greater than 0")
+        return self
+
 
 class RankingOptions(Body):
     """The options of the ranking.  There is one ranker, which has any of the names."""

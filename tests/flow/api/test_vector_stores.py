@@ -219,6 +219,11 @@ async def test_object_of_another_owner_is_not_found(store_at: str) -> None:
         ("", {"expires_after": {"anchor": "last_active_at", "days": 0}}, "expires_after.days"),
         ("/search", {"query": "a", "rewrite_query": True}, "rewrite_query"),
         ("/search", {"query": "a", "max_num_results": 51}, "max_num_results"),
+        (
+            "/search",
+            {"query": "a", "ranking_options": {"hybrid_search": {"embedding_weight": 0, "text_weight": 0}}},
+            "ranking_options.hybrid_search",
+        ),
         ("/search", {"query": "a", "filters": {"type": "in", "key": "a", "value": 1}}, "filters"),
         ("/file_batches", {}, ""),
     ],
