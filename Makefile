@@ -45,7 +45,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,10 @@ $(OTHER_PYTHONS:%=.venv-%/.installed): .venv-%/.installed: .locks/install.py .lo
 
 lock: $(DONE)/venv ## Write the files of versions in .locks, for changed requirements; ARGS=--upgrade for the newest versions
 	@$(BIN)/python .locks/choose.py $(ARGS)
+
+sbom: $(DONE)/venv ## The packages of penstock without vLLM, with versions and licences, as dist/penstock.cdx.json (CycloneDX)
+	@mkdir -p dist
+	@$(BIN)/python .locks/sbom.py dist/penstock.cdx.json
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
 $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
@@ -370,4 +374,4 @@ endif
 clean: ## Remove what was installed, built and cached here
 	rm -rf .venv .venv-gpu .venv-newer $(OTHER_PYTHONS:%=.venv-%) $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
 	rm -rf $(AGENTS:%=tests/live/%/node/node_modules) $(AGENTS:%=tests/live/%/node/.installed) $(PAGE)/node_modules $(PAGE)/.installed
-	rm -rf .cache build penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .cache build dist penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
