@@ -13,6 +13,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 UV = "uv==0.13.9"
 PLACES = ("extra-index-url", "find-links", "no-index")
@@ -64,6 +66,9 @@ def main() -> int:
 
 def has_uv() -> bool:
     """Install uv, and return True if it is there."""
+    with suppress(PackageNotFoundError):
+        if version("uv") == UV.removeprefix("uv=="):
+            return True  # pip needs seconds to see that
     return subprocess.run((*PIP, "install", "-qq", UV), check=False).returncode == 0
 
 
