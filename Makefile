@@ -131,7 +131,7 @@ $(OTHER_PYTHONS:%=.venv-%/.installed): .venv-%/.installed: .locks/install.py .lo
 lock: $(DONE)/venv ## Write the files of versions in .locks, for changed requirements; ARGS=--upgrade for the newest versions
 	@$(BIN)/python .locks/choose.py $(ARGS)
 
-sbom: $(DONE)/venv ## The packages of penstock without vLLM, with versions and licences, as dist/penstock.cdx.json (CycloneDX)
+sbom: $(DONE)/test ## The packages of penstock without vLLM, with versions and licences, as dist/penstock.cdx.json (CycloneDX)
 	@mkdir -p dist
 	@$(BIN)/python .locks/sbom.py dist/penstock.cdx.json
 

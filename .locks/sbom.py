@@ -22,10 +22,13 @@ def main() -> int:
         return 1
     options, variables = options_for_uv(torch_backend=None)
     with TemporaryDirectory() as folder:
-        python = Path(folder) / "bin" / "python"
+        built, environment = Path(folder) / "built", Path(folder) / "environment"
+        python = environment / "bin" / "python"
+        locked = ("-c", ".locks/test.txt", "--find-links", built)
         for command in (
-            ("venv", "-q", "--python", sys.executable, folder),
-            ("pip", "install", "-q", "--python", python, *options, "-c", ".locks/test.txt", "."),
+            ("build", "-q", "--no-build-isolation", "--python", sys.executable, "-o", built),
+            ("venv", "-q", "--python", sys.executable, environment),
+            ("pip", "install", "-q", "--python", python, *options, *locked, "penstock"),
             (
                 *("tool", "run", "-q", *options, "--from", LISTER, "cyclonedx-py", "environment"),
                 *("--pyproject", "pyproject.toml", "--output-reproducible", "-o", sys.argv[1], python),
