@@ -64,9 +64,12 @@ class ValueEnd:
 
 
 def unquoted(literal: str) -> str:
-    """Decode a JSON string; if it is invalid, return the text between its quotes as it is."""
+    """Decode a JSON string; if it is invalid, return the text between its quotes as it is.
+
+    A lone surrogate, which JSON can spell but UTF-8 cannot, becomes ``?``.
+    """
     try:
-        return str(json.loads(literal, strict=False))
+        return str(json.loads(literal, strict=False)).encode(errors="replace").decode()
     except ValueError:
         return literal[1:-1]
 

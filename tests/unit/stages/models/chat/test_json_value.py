@@ -45,3 +45,11 @@ def test_result_does_not_depend_on_pieces(text: str, data: st.DataObject) -> Non
 @pytest.mark.parametrize(("literal", "text"), [('"a\\n"', "a\n"), ('"a\nb"', "a\nb"), ('"\\q"', "\\q")])
 def test_malformed_strings_are_taken_literally(literal: str, text: str) -> None:
     assert unquoted(literal) == text
+
+
+@given(st.text() | st.text(st.sampled_from("a\ud800")))
+def test_any_string_is_read_as_text_that_can_be_sent(text: str) -> None:
+    """A lone surrogate in an event would end its response."""
+    read = unquoted(json.dumps(text))
+    assert read == text or "?" in read
+    read.encode()
