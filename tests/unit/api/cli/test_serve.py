@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,10 +84,8 @@ def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415  (takes seconds)
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
-    try:
-        from vllm.entrypoints.common.cli_args import make_arg_parser  # noqa: PLC0415
-    except ModuleNotFoundError:  # vLLM 0.32
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+    place = "common" if find_spec("vllm.entrypoints.common.cli_args") else "launchers"  # the latter in vLLM 0.32
+    make_arg_parser: Any = import_module(f"vllm.entrypoints.{place}.cli_args").make_arg_parser
 
     def options(parser: FlexibleArgumentParser) -> set[str]:
         """The first name of each option; the others switch it off, by words that differ between releases."""
