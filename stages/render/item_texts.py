@@ -20,9 +20,6 @@ PENDING = "The function is running. Its output comes later."
 
 OneTool = TypeVar("OneTool", bound=Tool)
 
-NOTHING_FOUND = "No tool was found."
-"""The text that the model reads as the output of a search for tools that has found none."""
-
 _NOT_APPROVED = "The user did not approve of this call"
 
 json_text = json.JSONEncoder(ensure_ascii=False).encode
@@ -65,6 +62,14 @@ def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
     if verbosity and not (parts and parts[-1].endswith(verbosity)):  # raw messages of an earlier response have it
         parts.append(verbosity)
     return "\n\n".join(parts), request.items[len(leading) :]
+
+
+def found_elsewhere(output: items.ToolSearchOutput) -> str:
+    """Return the text that the model reads for a search that declares no tool in its place.
+
+    The prompt declares the tools that the server runs before the conversation.
+    """
+    return "The tools are those described above." if output.tools else "No tool was found."
 
 
 def is_cut(item: items.Item) -> bool:

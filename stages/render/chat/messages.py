@@ -22,10 +22,10 @@ from penstock.stages.models.chat.functions import described
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.render.item_texts import (
-    NOTHING_FOUND,
     PENDING,
     arguments_of,
     brought_by,
+    found_elsewhere,
     is_continuation,
     is_cut,
     json_text,
@@ -338,7 +338,7 @@ class _Messages:
             case items.ComputerCallOutput():
                 return self._content(items.parts_of(output))
             case items.ToolSearchOutput():
-                return self._declared(output) or NOTHING_FOUND
+                return self._declared(output) or found_elsewhere(output)
             case _:
                 return output_of(output, call)
 

@@ -16,10 +16,10 @@ from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.harmony.head import declared_tools, head
 from penstock.stages.render.harmony.message import HarmonyMessage
 from penstock.stages.render.item_texts import (
-    NOTHING_FOUND,
     PENDING,
     arguments_of,
     brought_by,
+    found_elsewhere,
     is_continuation,
     is_cut,
     output_of,
@@ -145,7 +145,7 @@ class _Items:
         call = caller if isinstance(caller, items.Call) else None
         text = self._results.get(output.id)
         if not text and isinstance(output, items.ToolSearchOutput):
-            text = self._declared(output) or NOTHING_FOUND
+            text = self._declared(output) or found_elsewhere(output)
         return self._returned(call, text or output_of(output, call))
 
     def _run_here(self, call: items.ServedCall) -> Sequence[HarmonyMessage]:

@@ -46,6 +46,8 @@ async def test_found_tools_are_the_result_of_the_search() -> None:
 
 async def test_search_without_a_match_has_a_result() -> None:
     assert "No tool was found." in await text(conversation(ASKED, CALL, found(), tools=toolset()))
+    hosted = found({"type": "code_interpreter"})
+    assert "The tools are those described above." in await text(conversation(ASKED, CALL, hosted, tools=toolset()))
 
 
 async def test_added_tools_are_instructions_in_their_place() -> None:
