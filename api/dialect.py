@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from aiohttp import web
 
 from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, client_request_id, name_model
-from penstock.api.http.auth import OWNER
+from penstock.api.http.auth import OWNER, title_of
 from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoken
 from penstock.api.http.errors import as_json
@@ -209,6 +209,7 @@ class Edge:
             self.recorded_if.is_met_by(headers),
             client_request_id(request, reading.request.request_id),
             headers.get(SESSION_HEADER, ""),
+            title_of(request),
             reading.generates,
             moves=request.method == "POST" and FORWARDED not in headers,
         )

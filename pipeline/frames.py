@@ -126,6 +126,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The opening of the chain of responses that the request continues (see `opening`); empty if it continues none."""
     model: str = ""
     """The served name of the model, if the request gives an alias of it."""
+    key_name: str = ""
+    """The name of the API key for people: its ``name=``, or else the first 8 digits of the owner."""
 
 
 TokenIds: TypeAlias = tuple[int, ...]

@@ -80,12 +80,12 @@ TOKENS = Counter(
 )
 KEY_RESPONSES = Counter(
     "penstock_key_responses",
-    "Responses that have ended, by the first 8 hex digits of the SHA-256 of their API key; with --metrics-by-key",
+    "Responses that have ended, by the name of their API key; with --metrics-by-key",
     ["key", "status"],
 )
 KEY_TOKENS = Counter(
     "penstock_key_tokens",
-    "Tokens of responses, by the first 8 hex digits of the SHA-256 of their API key; with --metrics-by-key",
+    "Tokens of responses, by the name of their API key; with --metrics-by-key",
     ["key", "type"],
 )
 TURNS = Histogram(

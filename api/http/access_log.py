@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import hdrs, web
 
-from penstock.api.http.auth import OWNER
+from penstock.api.http.auth import title_of
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
@@ -118,7 +118,7 @@ def _fields(request: web.Request, status: str, seconds: float, model: str | None
     return {
         "request_id": request[REQUEST_ID],
         "client": request[AS_SENT].address,
-        "key": (request.get(OWNER) or "")[:8] or None,
+        "key": title_of(request) or None,
         "method": request.method,
         "path": _path(request),
         "route": _route(request),
@@ -192,9 +192,9 @@ async def add_request_id(request: web.Request, answer: web.StreamResponse) -> No
 
 
 def _client(request: web.Request, model: str | None) -> str:
-    """Return the client's address, the first digits of its key's digest, the model, and the id of the request."""
-    owner = request.get(OWNER)
-    key = (f"key {owner[:8]}",) if owner else ()
+    """Return the client's address, the name of its key, the model, and the id of the request."""
+    title = title_of(request)
+    key = (f"key {title}",) if title else ()
     named = (f"model {_visible(shortened(model))}",) if model else ()
     return ", ".join((request[AS_SENT].address or "unknown address", *key, *named, request[REQUEST_ID]))
 

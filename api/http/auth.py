@@ -125,6 +125,10 @@ class Keys:
         """Return the URL of an owner for webhooks; empty if it has none of its own."""
         return key.webhook if (key := self.of(owner)) else ""
 
+    def title(self, owner: str) -> str:
+        """Return the name of an owner's key for people: its ``name=``, or the first digits of its digest."""
+        return key.title if (key := self.of(owner)) else owner[:8]
+
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing, unknown or expired.
@@ -165,6 +169,13 @@ def _authorization(request: web.Request) -> str:
 
 KEYS: web.RequestKey[Keys] = web.RequestKey("keys", Keys)
 """The keys by which the owner of a request was found."""
+
+
+def title_of(request: web.Request) -> str:
+    """Return the name of a request's key for people; empty if it has none."""
+    owner: str = request.get(OWNER) or ""
+    keys = request.get(KEYS)
+    return keys.title(owner) if keys and owner else owner[:8]
 
 
 def check_key(request: web.Request) -> None:

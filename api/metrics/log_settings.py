@@ -61,5 +61,5 @@ class MetricsSettings(BaseSettings):
     )
     metrics_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     metrics_by_key: bool = Field(
-        default=False, description="count responses and tokens of each API key, named by the start of its digest"
+        default=False, description="count responses and tokens of each API key, by its name, or the start of its digest"
     )

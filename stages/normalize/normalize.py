@@ -248,6 +248,7 @@ class Normalize:
                 envelope.request_id,
                 past.opening,
                 "" if served == model else served,
+                envelope.key_name,
             ),
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),

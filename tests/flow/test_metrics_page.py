@@ -38,7 +38,7 @@ alone: set `PENSTOCK_METRICS_KEY`, and `authorization: {credentials: ...}` in th
 gets a 401. With `--metrics-port`, the metrics are on that port only, without a key: let only Prometheus reach it.
 
 **Labels** never hold ids, texts of clients, or names that a client chooses. `--metrics-by-key` adds counters for each
-API key, named by the first 8 hex digits of its SHA-256, as in the log.
+API key, by its name, or the first 8 hex digits of its SHA-256 if it has none, as in the log.
 
 **Several processes** that share a folder in `PROMETHEUS_MULTIPROC_DIR` are summed by each scrape, whichever answers it;
 empty the folder before they start. Metrics of the process itself are left out then.

@@ -163,6 +163,8 @@ class Envelope:
     """The client's own id of the request, from the headers or the body."""
     session: str = ""
     """The client's own id of its session, from the headers."""
+    key_name: str = ""
+    """The name of the API key for people."""
     generates: bool = True
     """False if the response is only prepared: it has no output."""
     continued: History | None = None

@@ -328,7 +328,7 @@ class RunRegistry:
 
         Returns None if the response is not stored.
         """
-        key = run.origin.owner[:8] if self._measures_keys else ""
+        key = (run.origin.key_name or run.origin.owner[:8]) if self._measures_keys else ""
         self.when_ended(run)
         count_response(run.response, run.model, run.mode, time.monotonic() - run.began, key)
         if not run.response.store:

@@ -198,13 +198,21 @@ async def test_secret_of_a_refused_request_is_not_logged(
     assert SECRET not in log.text
 
 
-async def test_key_is_logged_by_the_start_of_its_digest(log: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "title"), [("name=alice", "alice"), ("limits=none", sha256(b"a-key-of-sixteen-or-more").hexdigest()[:8])]
+)
+async def test_key_has_one_name_in_the_log_and_in_the_frames(
+    log: pytest.LogCaptureFixture, tmp_path: Path, words: str, title: str
+) -> None:
     key, engine = "a-key-of-sixteen-or-more", ScriptedEngine(script())
-    async with running_server(engine, tmp_path, keys=Keys(given=[key])) as server:
+    (file := tmp_path / "keys").write_text(f"{key} {words}")
+    async with running_server(engine, tmp_path / "store", keys=Keys(file)) as server:
         server.client.headers["Authorization"] = f"Bearer {key}"
-        await server.get("/v1/models")
+        assert (await server.post({"input": "Hi"}))[0] == 200
+        (prompt,) = server.engine.prompts
+    assert prompt.facts.origin.key_name == title
     ((_, line),) = lines(log, "penstock.api.http.access_log")
-    assert f"(127.0.0.1, key {sha256(key.encode()).hexdigest()[:8]}, req_" in line
+    assert f"(127.0.0.1, key {title}, " in line
     assert key not in log.text
 
 
