@@ -89,7 +89,7 @@ def help_text(command: str) -> str:
     """Return the help of ``penstock serve``, or of another command that takes its options."""
     parser = argparse.ArgumentParser(
         f"penstock {command}",
-        f"penstock {command} [MODEL] [options of penstock] [options of vLLM's engine]",
+        f"penstock {command} [MODEL] [options of penstock] [options of vLLM]",
         Settings.__doc__,
         "Each option is also a variable (PENSTOCK_STORE_TTL) and a key of penstock.toml (store-ttl), which penstock "
         "config prints. vllm serve --help=all lists the options of vLLM's engine.",

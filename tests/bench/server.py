@@ -1,6 +1,6 @@
 """A measured server in a process of its own, over a `SteppedCore`: penstock or vLLM's as users start it, or a bare one.
 
-    python -m tests.bench.server ours|peer|sent|bare|engine|stages PORT [options of vLLM's engine]
+    python -m tests.bench.server ours|peer|sent|bare|engine|stages PORT [options of vLLM]
 
 Commands arrive as lines of JSON on standard input.  Each result goes to standard output as `MARK` and a line of JSON.
 """

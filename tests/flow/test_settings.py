@@ -25,7 +25,7 @@ FROM_VLLM = ROOT / "api" / "FROM_VLLM.md"
 HEAD = """# Settings
 
 ```sh
-penstock serve [MODEL] [options of penstock] [options of vLLM's engine]
+penstock serve [MODEL] [options of penstock] [options of vLLM]
 ```
 
 Write MODEL first, or vLLM's options as `--name=value`. Each option of penstock is also an environment variable
