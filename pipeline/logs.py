@@ -113,10 +113,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], likeness: float = 0.7) -> str:
     """Return the end of a message about an unknown name: the nearest known one, in any case, if one is near."""
     by_folded = {each.casefold(): each for each in known}
-    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=likeness)
     return f" (did you mean {by_folded[near[0]]}?)" if near else ""
 
 

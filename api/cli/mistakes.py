@@ -16,7 +16,7 @@ from penstock.api.settings import OF_VLLM, Settings
 from penstock.api.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.services.engines.vllm import WrongOption, option_names
+from penstock.stages.services.engines.vllm import NoVllm, WrongOption, option_names
 
 KEY_PLACES = {
     "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
@@ -74,7 +74,20 @@ def explained(error: Exception, arguments: Sequence[str]) -> str:
     """
     if isinstance(error, WrongOption) and error.unknown:
         return "\n".join(_not_taken(name, error.known, arguments) for name in error.unknown)
+    if isinstance(error, NoVllm):  # which would have named the options that it does not know
+        known = list(flags(Settings.model_fields))
+        unknown = [name for argument in arguments if (name := option_name(argument)).startswith("--")]
+        meant = [f"{name}: penstock has no such option{near}" for name in unknown if (near := _meant(name, known))]
+        return "\n".join([*meant, str(error)])
     return placed(str(error), arguments)
+
+
+_VERY_LIKE = 0.8
+"""The likeness of a typing mistake; many options of vLLM are less like one of penstock."""
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    return "" if name in known or name.replace("--no-", "--") in known else nearest(name, known, _VERY_LIKE)
 
 
 def misread_model(model: str | None, arguments: Sequence[str], engine_arguments: Sequence[str]) -> str | None:

@@ -47,7 +47,7 @@ from penstock.stages.services.engines.workers import mark_workers
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from vllm.config import VllmConfig
+    from vllm.config import CacheConfig, VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
@@ -437,13 +437,18 @@ class VllmPlan:
             self.config.reasoning_config = bounding
 
     def launch(self, count: int, start: StartProcess) -> AbstractContextManager[Cores]:
-        """Load the model for ``count`` processes, which ``start`` starts, for the length of a block."""
+        """Load the model for ``count`` processes, which ``start`` starts, for the length of a block.
+
+        Raises `WrongOption` if there is too little memory.
+        """
+        check_memory(self.config.cache_config)
         return launched(self.config, count, start, counts_statistics=not self._arguments.disable_log_stats)
 
     def start(self, client: CoreClient | None = None, watch: Watch = _unwatched) -> VllmEngine:
         """Load the model, which takes ten seconds to minutes.  Call it in a running event loop, which it blocks.
 
-        A ``client`` uses cores that have the model already.  ``watch`` learns of vLLM's requests.
+        A ``client`` uses cores that have the model already.  ``watch`` learns of vLLM's requests.  Raises `WrongOption`
+        if there is too little memory.
         """
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -451,7 +456,9 @@ class VllmPlan:
         mark_workers()
         quiet = self._arguments.disable_log_stats
         reached = {}
-        if client is not None:
+        if client is None:
+            check_memory(self.config.cache_config)
+        else:
             reached = {
                 "client_addresses": dict(client.addresses),
                 "client_count": client.count,
@@ -517,7 +524,8 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
     """
     if find_spec("vllm") is None:
         raise NoVllm(
-            "vLLM is not installed here: install penstock[gpu], or name an engine elsewhere with --engine URL."
+            "vLLM is not installed here: install penstock[gpu], or name an engine elsewhere with --engine URL. "
+            "Without an engine, `penstock demo` shows recorded answers."
         )
     from vllm.usage.usage_lib import UsageContext
 
@@ -528,6 +536,29 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
         engine_args.stream_interval = 1
     set_process(engine_args, processes, process)
     return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules, is_paced)
+
+
+def memory_nodes() -> int:
+    """Return the number of NUMA nodes of this machine."""
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+
+
+def check_memory(cache: CacheConfig) -> None:
+    """Raise `WrongOption` if vLLM would not start on this CPU, minutes later, because too little memory is free."""
+    import psutil
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or cache.kv_cache_memory_bytes is not None:
+        return
+    memory = psutil.virtual_memory()
+    wanted = memory.total * cache.gpu_memory_utilization
+    if memory_nodes() == 1 and memory.available < wanted:  # with more, vLLM looks at one of them
+        sizes = [f"{size / 2**30:.1f} GiB" for size in (wanted, memory.total, memory.available)]
+        raise WrongOption(
+            "vLLM takes {} of the {} of this machine, and {} are free: give it less with --kv-cache-memory-bytes, for "
+            "example 4294967296 for a cache of 4 GiB".format(*sizes),
+            (),
+        )
 
 
 def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:

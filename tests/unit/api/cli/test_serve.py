@@ -6,6 +6,7 @@ import shlex
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from penstock.api.cli.mistakes import explained
 from penstock.api.cli.serve import greeting
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
-from penstock.stages.services.engines.vllm import WrongOption, option_names, plan_vllm
+from penstock.stages.services.engines import vllm
+from penstock.stages.services.engines.vllm import NoVllm, WrongOption, check_memory, option_names, plan_vllm
+from tests.support.paths import TINY_QWEN
 from tests.support.vllm_source import options_not_taken
 
 
@@ -116,6 +119,32 @@ def test_wrong_option_of_vllm_is_one_line(arguments: list[str], message: str) ->
     shown = explained(refused.value, arguments)
     assert shown.startswith(message)
     assert "\n" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (["--prot", "3"], ["--prot: penstock has no such option (did you mean --port?)"]),
+        (["tiny", "--max-model-len", "3", "--no-sandbox", "--enforce-eager"], []),
+    ],
+)
+def test_mistake_is_named_also_without_vllm(arguments: list[str], lines: list[str]) -> None:
+    missing = NoVllm("vLLM is not installed here.")
+    assert explained(missing, arguments).splitlines() == [*lines, "vLLM is not installed here."]
+
+
+@pytest.mark.vllm
+def test_cpu_without_memory_for_the_defaults_ends_the_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(total=23 << 30, available=5 << 30)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr(vllm, "memory_nodes", lambda: 1)
+    small = ["--kv-cache-memory-bytes", "2"]
+    check_memory(plan_vllm(str(TINY_QWEN), small).config.cache_config)
+    whole = plan_vllm(str(TINY_QWEN), []).config.cache_config
+    with pytest.raises(WrongOption, match=r"21\.2 GiB of the 23\.0 GiB of this machine, and 5\.0 GiB are free"):
+        check_memory(whole)
+    memory.available = 22 << 30
+    check_memory(whole)
 
 
 @pytest.mark.vllm
