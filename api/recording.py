@@ -46,5 +46,5 @@ def options(chat: ChatOptions) -> Mapping[str, Any]:
 def versions() -> Mapping[str, str]:
     """Return the versions of Python and penstock, and that of vLLM if this process has loaded it."""
     running = {"python": platform.python_version(), "penstock": version("penstock")}
-    vllm = installed_vllm() if "vllm" in sys.modules else None
+    vllm = installed_vllm() if sys.modules.get("vllm") else None
     return running | {"vllm": vllm} if vllm else running
