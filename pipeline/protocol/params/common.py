@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.params.foreign_names import ForeignNames
 
 
@@ -34,6 +35,13 @@ class Body(BaseModel):
     required: ClassVar[str] = ""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
+
+    def __new__(cls, /, **given: Any) -> Self:
+        """Raise `TypeError` for a keyword that is no field.  Only a program gives keywords; a body is validated."""
+        if given:
+            names = {field.alias or name for name, field in cls.model_fields.items()} | cls.model_fields.keys()
+            check_names(f"field of {cls.__name__}", given, names)
+        return super().__new__(cls)
 
 
 class Echoed(Body):

@@ -198,3 +198,11 @@ def test_long_list_costs_its_own_length() -> None:
         return count_instructions(lambda: requests.read_body(body))
 
     assert cost(2_000, 2_000) < 3 * (cost(2_000, 0) + cost(0, 2_000))
+
+
+def test_program_that_gives_no_field_is_stopped() -> None:
+    """A body of a client has unknown keys without harm; in a program they are mistakes."""
+    given: requests.Json = {"inpt": "Hi"}
+    with pytest.raises(TypeError, match=r"no field of CreateResponse 'inpt' \(did you mean input\?\)"):
+        CreateResponse(**given)
+    assert CreateResponse.model_validate(given).input is None
