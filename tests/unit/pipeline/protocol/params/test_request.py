@@ -202,7 +202,7 @@ def test_long_list_costs_its_own_length() -> None:
 
 def test_program_that_gives_no_field_is_stopped() -> None:
     """A body of a client has unknown keys without harm; in a program they are mistakes."""
-    given: requests.Json = {"inpt": "Hi"}
-    with pytest.raises(TypeError, match=r"no field of CreateResponse 'inpt' \(did you mean input\?\)"):
+    given: requests.Json = {"instruction": "Hi"}
+    with pytest.raises(TypeError, match=r"no field of CreateResponse 'instruction' \(did you mean instructions\?\)"):
         CreateResponse(**given)
-    assert CreateResponse.model_validate(given).input is None
+    assert CreateResponse.model_validate(given).instructions is None
