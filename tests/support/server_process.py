@@ -114,8 +114,14 @@ def _forked(log: Path, program: Callable[..., None], *arguments: str) -> ForkSer
 
 async def exit_status(log: Path, program: Callable[..., None], *arguments: str) -> int | None:
     process = _forked(log, program, *arguments)
-    await asyncio.to_thread(process.join)
+    await _end_of(process)
     return process.exitcode
+
+
+async def _end_of(process: ForkServerProcess) -> None:
+    """Wait in this thread: the status of a process is lost if two threads read it, and each start reads all of them."""
+    while process.is_alive():
+        await asyncio.sleep(0.01)
 
 
 @dataclass
@@ -144,7 +150,7 @@ class ServerProcess(ApiClient):
         if self._process.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-        await asyncio.to_thread(self._process.join)
+        await _end_of(self._process)
         return self._process.exitcode
 
     async def _answers(self) -> bool:
