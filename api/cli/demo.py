@@ -22,8 +22,8 @@ RECORDINGS = Path(__file__).with_name("recorded")
 SHOWN = RECORDINGS / "cities"
 
 INTRODUCTION = """\
-A tiny gpt-oss was asked to compare two cities. What it wrote now passes the stages of penstock, in the time that it
-took: the tokens become items, and the items events of the Responses API.
+The request to a tiny gpt-oss was to compare two cities. What it wrote now passes the stages of penstock, in the time
+that it took: the tokens become items, and the items events of the Responses API.
 """
 
 AS_A_PAGE = "\nThe same answer as a page, with the tokens that caused each item and event:\n"

@@ -41,7 +41,7 @@ TESTS = (
     "vector_io/test_vector_io_filters.py",
     "vector_io/test_vector_stores_access_control.py",
 )
-"""What the tests of OGX have about files."""
+"""The tests of OGX about files."""
 
 KEYS = {"ALICE_TOKEN": "sk-alice-0123456789", "BOB_TOKEN": "sk-bob-0123456789"}
 """Two users, by the variables in which OGX's tests look for their keys."""

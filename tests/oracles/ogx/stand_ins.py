@@ -56,7 +56,7 @@ KNOWN = {
     "get_logger": lambda name, **_: logging.getLogger(name),
     "get_test_context": lambda: "",
 }
-"""What the tests use of OGX; all else is a class of objects with any fields, of which none is made."""
+"""The parts of OGX that its tests use; all else is a class of objects with any fields, of which none is made."""
 
 
 class StandIn(ModuleType):
