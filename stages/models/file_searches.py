@@ -14,10 +14,15 @@ LONGEST = 2_000
 
 def queries_in(text: str) -> tuple[str, ...]:
     """Return the queries in the arguments of a call that are searched for."""
-    return tuple(query[:LONGEST] for query in asked_in(text)[:MOST_QUERIES])
+    return bounded(all_queries_in(text))
 
 
-def asked_in(text: str) -> tuple[str, ...]:
+def bounded(queries: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of the queries of a call that are searched for, each as far as it is."""
+    return tuple(query[:LONGEST] for query in queries[:MOST_QUERIES])
+
+
+def all_queries_in(text: str) -> tuple[str, ...]:
     """Return all queries in the arguments of a call, valid or not; a text that is no object is a query itself."""
     written = text.encode(errors="replace")
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.frames import FileSearchResults, ResolvedRequest
 from penstock.pipeline.protocol.items import FileSearchCall, of_type
-from penstock.stages.models.file_searches import MOST_QUERIES, asked_in, queries_in
+from penstock.stages.models.file_searches import MOST_QUERIES, all_queries_in, bounded, queries_in
 from penstock.stages.services.files.marks import safe_name
 from penstock.stages.services.search.embedder import Embedder
 from penstock.stages.services.search.searcher import Hit, Searcher
@@ -81,12 +81,13 @@ class FileSearchSession:
         return self._sources.get(cursor)
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
-        queries = queries_in(text)
+        written = all_queries_in(text)
+        queries = bounded(written)
         try:
             async with asyncio.timeout(0 if self._is_closed else seconds) as deadline:
                 self._running.add(deadline)
                 try:
-                    return await self._searched(queries, len(asked_in(text)))
+                    return await self._searched(queries, len(written))
                 finally:
                     self._running.discard(deadline)
         except (InvalidRequest, StoreFailed) as error:
@@ -102,7 +103,7 @@ class FileSearchSession:
             if not deadline.expired():
                 deadline.reschedule(asyncio.get_running_loop().time())
 
-    async def _searched(self, queries: tuple[str, ...], asked: int) -> ToolResult:
+    async def _searched(self, queries: tuple[str, ...], written: int) -> ToolResult:
         if not queries:
             why = 'Give the arguments as JSON: {"queries": ["..."]}.'
             return ToolResult(why, why, FileSearchResults((), None))
@@ -110,8 +111,8 @@ class FileSearchSession:
         stores = await _stores(self._searcher, self._request)
         hits = list(_bounded(await self._searcher.search(stores, facts.origin.owner, queries, facts.file_search)))
         shown = [self._shown(hit) for hit in hits] or [NOTHING]
-        if asked > MOST_QUERIES:
-            shown.append(f"Only the first {MOST_QUERIES} of {asked} queries were searched for.")
+        if written > MOST_QUERIES:
+            shown.append(f"Only the first {MOST_QUERIES} of {written} queries were searched for.")
         return ToolResult("\n\n".join(shown), data=FileSearchResults(queries, tuple(map(_result, hits))))
 
     def _shown(self, hit: Hit) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.stages.models.file_searches import LONGEST, MOST_QUERIES, asked_in, queries_in
+from penstock.stages.models.file_searches import LONGEST, MOST_QUERIES, all_queries_in, queries_in
 
 TEXTS = st.text(st.characters(codec=None))
 VALUES = st.recursive(
@@ -25,7 +25,7 @@ ARGUMENTS = TEXTS | VALUES.map(json.dumps) | st.lists(TEXTS).map(lambda queries:
 @example(json.dumps({"queries": ["a" * 100_000, " "]}))
 def test_any_arguments_give_few_short_queries(text: str) -> None:
     queries = queries_in(text)
-    assert len(queries) == min(MOST_QUERIES, len(asked_in(text)))
+    assert len(queries) == min(MOST_QUERIES, len(all_queries_in(text)))
     assert all(0 < len(query) <= LONGEST for query in queries)
     msgspec.json.encode(queries)
 
