@@ -29,7 +29,7 @@ from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, aliasing, prompting, reading_files, responses_pipeline, sealing
-from penstock.stages.services.containers import NO_OWNER_LIMITS, OwnerLimits
+from penstock.stages.services.containers import OwnerLimits, no_owner_limits
 from penstock.stages.services.engines.custom import guarded_engine
 from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
 from penstock.stages.services.mcp.config import ServerConfig, read_servers
@@ -81,7 +81,7 @@ async def toolbox(
     keys: Keys,
     limit: Limit = unlimited,
     store: Store | None = None,
-    container_limits: Callable[[str], OwnerLimits] = lambda _: NO_OWNER_LIMITS,
+    container_limits: Callable[[str], OwnerLimits] = no_owner_limits,
 ) -> Toolbox:
     """Return the tools that the server runs for the model, and the clients that may use them.
 

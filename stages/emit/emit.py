@@ -120,8 +120,8 @@ class ResponseWriter:
         self._check_closed()
         metrics.TURNS.observe(len(self._turns.finished))
         output = tuple(self._output)
-        ended = {"output": output, "usage": self._turns.usage(), "tool_usage": tool_usage_of(output)}
-        response = replace(self._with_messages(), **ended)
+        usage, tool_usage = self._turns.usage(), tool_usage_of(output)
+        response = replace(self._with_messages(), output=output, usage=usage, tool_usage=tool_usage)
         last = self._turns.finished[-1]
         match last.reason:
             case "stop":

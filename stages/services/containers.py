@@ -46,6 +46,11 @@ class OwnerLimits:
 NO_OWNER_LIMITS: Final = OwnerLimits()
 
 
+def no_owner_limits(_: str) -> OwnerLimits:
+    """Limit the containers of no owner."""
+    return NO_OWNER_LIMITS
+
+
 @dataclass(frozen=True)
 class Described:
     """A container as its owner sees it; times are in seconds since 1970."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, McpServer
-from penstock.stages.services.containers import NO_OWNER_LIMITS, TTL, Containers, MemoryLimit, OwnerLimits
+from penstock.stages.services.containers import TTL, Containers, MemoryLimit, OwnerLimits, no_owner_limits
 from penstock.stages.services.slots import Limit, Slots, unlimited
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
@@ -183,7 +183,7 @@ class HostSettings:
     """Seconds without use after which a container ends."""
     container_memory: MemoryLimit = "1g"
     """The largest limit of memory that a client may give a container."""
-    container_limits: Callable[[str], OwnerLimits] = lambda _: NO_OWNER_LIMITS
+    container_limits: Callable[[str], OwnerLimits] = no_owner_limits
     """Gives the limits of the containers of an owner."""
     containers: Containers | None = None
     """The containers of this server; None if there are to be no sandboxes."""

@@ -22,7 +22,6 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import ContainerUse
 from penstock.stages.services.containers import (
     MEMORY,
-    NO_OWNER_LIMITS,
     TTL,
     Described,
     FolderFull,
@@ -32,6 +31,7 @@ from penstock.stages.services.containers import (
     MemoryLimit,
     OwnerLimits,
     TooManyContainers,
+    no_owner_limits,
 )
 from penstock.stages.services.sandbox.folder import CHUNK, Folder, sweep
 from penstock.stages.services.sandbox.plan import Kind, Plan
@@ -43,10 +43,6 @@ from penstock.stages.services.tools import HostSettings
 
 PER_SLOT: Final = 2
 """Containers of a server for each slot, as those that are idle hold none."""
-
-
-def _unlimited(_: str) -> OwnerLimits:
-    return NO_OWNER_LIMITS
 
 
 @dataclass(eq=False)
@@ -176,7 +172,7 @@ class OpenContainers:
     limit: Limit = unlimited
     ttl: float = TTL
     memory: MemoryLimit = "1g"
-    limits_of: Callable[[str], OwnerLimits] = _unlimited
+    limits_of: Callable[[str], OwnerLimits] = no_owner_limits
     store: Store | None = None
     """The store, whose files may be put into containers, and which records these."""
     sandboxes: dict[Kind, Sandbox] = field(default_factory=dict)
