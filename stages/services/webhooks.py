@@ -123,7 +123,7 @@ class Webhooks:
             await asyncio.sleep(POLL)
 
     async def _deliver(self, sessions: _Sessions, notification: Notification) -> None:
-        """Deliver a claimed notification, and record what became of it."""
+        """Deliver a claimed notification, and record what became of it: in the metrics first, then in the store."""
         try:
             if (receiver := self.receiver_of(notification.owner)) is None:
                 await self._forget(notification)
@@ -131,13 +131,12 @@ class Webhooks:
             is_trusted = self.allowed.names(URL(receiver.url).host or "")
             await self._post(sessions.trusted if is_trusted else sessions.guarded, receiver, notification)
         except _Refused as error:
-            outcome = await self._failed(notification, str(error))
+            await self._failed(notification, str(error))
         else:
-            outcome = "delivered"
+            metrics.WEBHOOKS.labels("delivered").inc()
             await self._forget(notification)
         finally:
             del self._tasks[notification.id]
-        metrics.WEBHOOKS.labels(outcome).inc()
 
     async def _forget(self, notification: Notification) -> None:
         with suppress(StoreFailed):  # then it is delivered again
@@ -159,16 +158,17 @@ class Webhooks:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _Refused(f"no answer came ({type(error).__name__})") from None
 
-    async def _failed(self, notification: Notification, why: str) -> str:
-        """Have a notification delivered later, or give it up; return the outcome."""
+    async def _failed(self, notification: Notification, why: str) -> None:
+        """Have a notification delivered later, or give it up."""
         attempts = notification.attempts + 1
         pause = pause_after(attempts)
         news = f"{notification.kind} of {notification.response_id}"
-        with suppress(StoreFailed):  # then it is due again when the claim is over
-            if notification.age + pause > PATIENCE:
-                await self.stored.forget(notification)
-                logger.warning("The webhook %s is given up after %d attempts: %s", news, attempts, why)
-                return "given_up"
-            await self.stored.retry(notification, pause)
+        if notification.age + pause > PATIENCE:
+            metrics.WEBHOOKS.labels("given_up").inc()
+            logger.warning("The webhook %s is given up after %d attempts: %s", news, attempts, why)
+            await self._forget(notification)
+            return
+        metrics.WEBHOOKS.labels("failed").inc()
         logger.info("The webhook %s has failed and is tried again in %s: %s", news, duration(pause), why)
-        return "failed"
+        with suppress(StoreFailed):  # then it is due again when the claim is over
+            await self.stored.retry(notification, pause)
