@@ -48,7 +48,7 @@ class ToolSettings(BaseSettings):
         default=[],
         title="TOOL",
         description=f"a tool to leave out of requests that have it: {', '.join(LEAVABLE)} (all that the server does "
-        "not run); otherwise a request with a tool that the server does not run is a 400; repeatable",
+        "not run); otherwise a request with a tool that the server does not run gets a 400; repeatable",
         examples=["web_search"],
     )
     web_search: str | None = Field(

@@ -261,7 +261,7 @@ class ConversationNotFound(InvalidRequest):
 
 
 def no_conversation(conversation_id: str, *, param: str = "conversation_id") -> InvalidRequest:
-    """Return the error for a conversation that does not exist; as at OpenAI, a malformed id is a 400, not a 404."""
+    """Return the error for a conversation that does not exist; as at OpenAI, a malformed id gets a 400, not a 404."""
     if conversation_id.startswith("conv_"):
         return ConversationNotFound(conversation_id, param=param)
     message = f"The id of a conversation begins with 'conv_', and {conversation_id!r} does not."

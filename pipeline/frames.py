@@ -454,7 +454,7 @@ class MessageOpened(_Frame, frozen=True):
 class RefusalOpened(_Frame, frozen=True):
     """A message begins that explains why there is no answer.
 
-    It is for guards among an operator's own stages: no supported model marks its refusals.
+    The guards among an operator's own stages use it: no supported model marks its refusals.
     """
 
 

@@ -44,7 +44,7 @@ class HttpSettings(BaseSettings):
     max_body_bytes: Size = Field(
         default="32MiB",
         validate_default=True,
-        description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
+        description="largest request body; larger ones, and bodies with more than a million commas, get a 413",
     )
     max_upload_bytes: Size = Field(
         default="512MiB",

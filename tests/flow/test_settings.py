@@ -58,7 +58,7 @@ no mistakes: the log names them at the start.
 The tables are generated from `api/settings.py`.
 """
 TAIL = """
-Options of vLLM that are worth knowing:
+Some options of vLLM that operators often need:
 
 | option | |
 |---|---|
