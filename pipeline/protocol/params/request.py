@@ -1,8 +1,8 @@
 """The bodies of ``POST /v1/responses``, as openai-python 3.52 writes them, with vLLM's extras, and of ``/compact``.
 
 Each field of the API is declared, so that the declarations are the table of what becomes of it: a field with a type of
-its own is read by a stage, `Refused` gives a 400, and `UNUSED` marks what restricts nothing.  Keys that the API does not
-have are ignored, because clients send some of their own, but for the names in ``foreign_names``.
+its own is read by a stage, `Refused` gives a 400, and `UNUSED` marks what restricts nothing.  Keys that the API does
+not have are ignored, because clients send some of their own, but for the names in ``foreign_names``.
 """
 
 from __future__ import annotations
