@@ -396,6 +396,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """The natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens in its place: pairs of token id and log probability, likeliest first."""
+    rank: int | UnsetType = UNSET
+    """Its place among all tokens, 1 for the likeliest: of a token of the prompt, if the engine reports it."""
 
 
 class TokenChunk(_Frame, frozen=True):

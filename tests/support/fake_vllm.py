@@ -139,7 +139,8 @@ class FakeVllm:
         self, request: web.Request, body: dict[str, Any], sampling: dict[str, Any], spell: Any
     ) -> web.StreamResponse:
         await self._wake()
-        if not body.get("stream"):
+        is_scored = sampling.get("prompt_logprobs") is not None
+        if not (body.get("stream") or is_scored):
             return self._reply(sampling, body.get("prompt"))
         self.prompts.append(body)
         self.headers.append(dict(request.headers))
@@ -147,6 +148,8 @@ class FakeVllm:
             return web.json_response(self.words, status=self.status)
         self.running += 1
         try:
+            if is_scored:
+                return await self._score(body, sampling, spell)
             return await self._stream(request, sampling, spell)
         except (asyncio.CancelledError, ConnectionError):
             self.aborted += 1
@@ -188,6 +191,18 @@ class FakeVllm:
         await response.write(self._usage(generated) + b"data: [DONE]\n\n")
         return response
 
+    async def _score(self, body: dict[str, Any], sampling: dict[str, Any], spell: Any) -> web.StreamResponse:
+        """Answer as a whole, which vLLM does if log probabilities of the prompt are requested."""
+        assert not body.get("stream")
+        await asyncio.sleep(self.silence + self.latency)
+        if self.fault == "garbage":
+            return web.Response(body=b'{"choices": [{"token_ids": [1,')
+        tokens = list(self.tokens)[: sampling["max_tokens"]]
+        answer = json.loads(spell(self, tokens, sampling["logprobs"], "length").removeprefix(b"data: "))
+        scores = [None, *(position(token, sampling["prompt_logprobs"]) for token in prompt_of(body)[1:])]
+        (answer if "token_ids" in body else answer["choices"][0])["prompt_logprobs"] = scores
+        return web.json_response(answer | {"usage": {"prompt_tokens": len(scores)}})
+
     def _room(self, generated: int) -> int:
         """The size of the next chunk; a fault comes after exactly ``after`` tokens."""
         return min(self.chunk_size, self.after - generated) if self.fault else self.chunk_size
@@ -220,6 +235,20 @@ class FakeVllm:
     async def _wake(self) -> None:
         while self.is_silent:
             await asyncio.sleep(0.02)
+
+
+def prompt_of(body: dict[str, Any]) -> list[int]:
+    tokens: list[int] = body["token_ids"] if "token_ids" in body else body["prompt"]
+    return tokens
+
+
+def position(token: int, top: int) -> dict[str, Any]:
+    """The log probabilities at a token of a prompt: its own first, as with vLLM; its rank is 1, or 60000."""
+    rank = 60000 if token % 2 else 1
+    others = enumerate(pair for pair in alternatives(token, top) if pair[0] != token)
+    return {str(token): {"logprob": own_logprob(token), "rank": rank, "decoded_token": "x"}} | {
+        str(other): {"logprob": value, "rank": place + 1, "decoded_token": "y"} for place, (other, value) in others
+    }
 
 
 def _stopped(tokens: Iterable[int], stops: Collection[int]) -> Iterator[int]:

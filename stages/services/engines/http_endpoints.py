@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
@@ -32,7 +33,7 @@ _DIALECT = "%llguidance {}\n"
 Without it, a server that picks its backend automatically may give our grammars to xgrammar.  Xgrammar reads much of
 them differently, so that the tokens that end a turn could not be generated."""
 
-_FLOOR = -9999.0
+FLOOR = -9999.0
 """The log probability that vLLM reports over HTTP in place of minus infinity, which JSON lacks."""
 
 _MAX_LOGPROBS = 20
@@ -145,16 +146,20 @@ class Answer(Generic[Logprobs]):
         if may_exceed(data, LARGEST_LINE):
             raise EngineFailed("The engine's answer has too many values in a line.")
         try:
-            line = self._decode(data)
-            if line.error is not None:
-                raise refusal(line.error)
-            if line.usage:
-                self.prompt_tokens = line.usage.prompt_tokens
-                details = line.usage.prompt_tokens_details
-                self.cached_tokens = (details and details.cached_tokens) or 0
-            return self._tokens(line.choices[0]) if line.choices else None
+            return self.read(data)
         except NO_JSON as error:
             raise EngineFailed("The engine's answer cannot be read.") from error
+
+    def read(self, data: bytes) -> TokenChunk | None:
+        """Return the tokens of a line, or of an answer that is not streamed, if there are any."""
+        line = self._decode(data)
+        if line.error is not None:
+            raise refusal(line.error)
+        if line.usage:
+            self.prompt_tokens = line.usage.prompt_tokens
+            details = line.usage.prompt_tokens_details
+            self.cached_tokens = (details and details.cached_tokens) or 0
+        return self._tokens(line.choices[0]) if line.choices else None
 
     def _tokens(self, choice: _Choice[Logprobs]) -> TokenChunk | None:
         if choice.finish_reason is not None:
@@ -227,10 +232,10 @@ def _request(prompt: Prompt) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": prompt.facts.model,
         "request_id": prompt.facts.engine_id,
-        "stream": True,
-        "stream_options": {"include_usage": True},
         "priority": prompt.facts.scheduling.priority,
     }
+    if prompt.facts.sampling.prompt_logprobs is UNSET:  # vLLM streams no log probabilities of prompts
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     salt = prompt.facts.scheduling.cache_salt
     return body if salt is None else body | {"cache_salt": salt}
 
@@ -280,7 +285,7 @@ def _completed_logprobs(logprobs: _Completed, top: int | None) -> tuple[TokenLog
     others = logprobs.top_logprobs or (None,) * len(logprobs.token_logprobs)
     return tuple(
         _logprob(
-            _FLOOR if value is None else value,
+            FLOOR if value is None else value,
             {int(name.removeprefix("token_id:")): other for name, other in (names or {}).items()},
             top,
         )
@@ -290,7 +295,7 @@ def _completed_logprobs(logprobs: _Completed, top: int | None) -> tuple[TokenLog
 
 def _logprob(value: float, others: dict[int, float], top: int | None) -> TokenLogprob:
     """Sort the alternatives by likelihood, without the tokens that a grammar forbids."""
-    possible = [(token, other) for token, other in others.items() if other > _FLOOR]
+    possible = [(token, other) for token, other in others.items() if other > FLOOR]
     return TokenLogprob(value, tuple(sorted(possible, key=itemgetter(1), reverse=True)[:top]))
 
 

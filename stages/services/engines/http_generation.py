@@ -14,14 +14,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
+from msgspec import UNSET
 
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services.engines.affinity import SESSION_HEADER, session_id
 from penstock.stages.services.engines.engine import PARAMETERS
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
+from penstock.stages.services.engines.http_scores import prompt_logprobs
 from penstock.stages.services.engines.replicas import Replica, Replicas
+from penstock.stages.services.foreign import Unreadable, read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +53,8 @@ class HttpGeneration:
     """Why the generation was broken off; None if it was not."""
 
     def __post_init__(self) -> None:
+        wanted = self.prompt.facts.sampling.prompt_logprobs
+        self._scores = None if wanted is UNSET else wanted
         self._replica: Replica | None = None
         self._answer: Answer[Any] = Answer(ENDPOINTS[0], None)
         self._response: aiohttp.ClientResponse | None = None
@@ -91,6 +98,8 @@ class HttpGeneration:
         while self._response is None and self.end is None:
             try:
                 await self._connect()
+                if self._scores is not None:  # its answer comes as a whole, which no timeout may cut
+                    return
                 async with asyncio.timeout(REFUSAL_WAIT):
                     self._first = await self._read()
             except (aiohttp.ClientError, RequestRefused) as error:
@@ -123,6 +132,8 @@ class HttpGeneration:
                 self._give_up(error)
 
     async def _read(self) -> TokenChunk | None:
+        if self._response and self._scores is not None:
+            return await self._read_scored(self._response, self._scores)
         while self._response and not self._answer.is_complete and not self._answer.fault:
             data = await self._response.content.readany()
             if not data:
@@ -137,6 +148,23 @@ class HttpGeneration:
         if self.end in (None, "lost") and not self._has_end():
             raise aiohttp.ServerDisconnectedError
         return None
+
+    async def _read_scored(self, response: aiohttp.ClientResponse, top: int) -> TokenChunk | None:
+        """Read an answer with log probabilities of the prompt, which comes as a whole."""
+        if self._answer.is_complete:
+            return None
+        try:
+            body = await read_whole(response.content.iter_any())
+            if self.end is not None:
+                return None
+            chunk = await asyncio.to_thread(self._answer.read, body)
+            scores = await asyncio.to_thread(prompt_logprobs, body, top)
+        except (Unreadable, *NO_JSON) as error:
+            raise self._failed("sent an answer that cannot be read", error) from error
+        self._answer.is_complete = self._has_tokens = chunk is not None
+        return chunk and msgspec.structs.replace(
+            chunk, prompt_logprobs=scores, cached_tokens=self._answer.cached_tokens
+        )
 
     def _has_end(self) -> bool:
         """Return True if the generation ended normally.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
@@ -205,10 +206,12 @@ class VllmEngine:
     async def _begin(self, prompt: Prompt) -> _Generation:
         started = time.monotonic()
         collector = await self._add(prompt)
-        facts, unread = prompt.facts, list[int]()
-        if facts.sampling.logprobs is None:  # only the token ids are read
+        sampling, unread = prompt.facts.sampling, list[int]()
+        prompt_top = None if sampling.prompt_logprobs is UNSET else sampling.prompt_logprobs
+        if sampling.logprobs is None and prompt_top is None:  # only the token ids are read
             self._unread[collector.request_id] = unread
-        return _Generation(facts.response_id, collector, started, bool(prompt.images), facts.sampling.logprobs, unread)
+        response_id, has_images = prompt.facts.response_id, bool(prompt.images)
+        return _Generation(response_id, collector, started, has_images, sampling.logprobs, prompt_top, unread)
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
@@ -273,6 +276,8 @@ class _Generation:
     started: float
     has_images: bool
     top_logprobs: int | None
+    prompt_top: int | None
+    """The number of alternatives to report for each token of the prompt."""
     unread: list[int]
     """Token ids that precede the output in the collector."""
 
@@ -299,7 +304,7 @@ class _Generation:
                         prompt_tokens = len(output.prompt_token_ids)
                     if output.prompt_logprobs:
                         flat = output.prompt_logprobs  # without those of the first token
-                        of_prompt = await apart(len(flat) > MANY, _logprobs, flat, self.top_logprobs, 1)
+                        of_prompt = await apart(len(flat) > MANY, _prompt_logprobs, flat, self.prompt_top)
                     completion = output.outputs[0]
                     token_ids += tuple(completion.token_ids)
                     logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
@@ -317,13 +322,18 @@ class _Generation:
         yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
 
 
-def _logprobs(flat: FlatLogprobs, top: int | None, first: int = 0) -> tuple[TokenLogprob, ...]:
-    """Convert vLLM's log probabilities of the tokens from ``first`` on.
-
-    ``top`` is the number of alternatives to report for each token.
-    """
-    ranges = zip(flat.start_indices[first:], flat.end_indices[first:], strict=True)
+def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
+    """Convert vLLM's log probabilities; ``top`` is the number of alternatives to report for each token."""
+    ranges = zip(flat.start_indices, flat.end_indices, strict=True)
     return tuple(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top) for start, end in ranges)
+
+
+def _prompt_logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
+    """Convert those of a prompt, which has none of its first token."""
+    return tuple(
+        replace(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top), rank=flat.ranks[start] or UNSET)
+        for start, end in zip(flat.start_indices[1:], flat.end_indices[1:], strict=True)
+    )
 
 
 def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> TokenLogprob:

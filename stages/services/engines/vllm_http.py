@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -59,6 +59,7 @@ class VllmHttpEngine:
     _checking: asyncio.Task[None]
     _running: set[HttpGeneration] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    scores_prompts: Literal[True] = True
 
     @property
     def is_alive(self) -> bool:

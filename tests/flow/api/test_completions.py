@@ -31,7 +31,7 @@ from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.chat_streams import chunks_of
 from tests.support.completion_streams import COMPLETIONS, heard
-from tests.support.fake_vllm import FakeVllm, running_fakes
+from tests.support.fake_vllm import FakeVllm, own_logprob, running_fakes
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 PATH = "/v1/completions"
@@ -118,7 +118,7 @@ async def test_engine_that_scores_no_prompts_refuses_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale_out", [True, False])
-async def test_engine_over_http_continues_prompts_but_scores_none(tmp_path: Path, scale_out: bool) -> None:
+async def test_engine_over_http_continues_and_scores_prompts(tmp_path: Path, scale_out: bool) -> None:
     vllm = FakeVllm(tokens=(11, 12, 13), scale_out=scale_out)
     async with running_fakes(vllm), AsyncExitStack() as closing:
         engine = await start_vllm_http([vllm.url])
@@ -129,8 +129,12 @@ async def test_engine_over_http_continues_prompts_but_scores_none(tmp_path: Path
         sent = vllm.prompts[-1]
         assert (sent.get("token_ids") or sent["prompt"]) == [5, 6]
         assert {"ignore_eos": True, "stop_token_ids": []}.items() <= (sent.get("sampling_params") or sent).items()
-        status, answer = await served.post({"prompt": [5, 6], "echo": True, "logprobs": 1}, PATH)
-        assert (status, answer["error"]["param"]) == (400, "echo")
+        body = {"prompt": [5, 6], "echo": True, "logprobs": 1}
+        status, scored = await served.post(body, PATH)
+        assert (status, scored["choices"][0]["text"]) == (200, whole["choices"][0]["text"])
+        logprobs = scored["choices"][0]["logprobs"]["token_logprobs"]
+        assert logprobs == [None, *map(own_logprob, (6, 11, 12, 13))]
+        assert heard(await served.stream(body, PATH))["choices"] == scored["choices"]
 
 
 async def test_a_client_that_leaves_frees_the_engine_of_all_choices(served: ScriptedServer) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from llguidance import LLMatcher, grammar_from
 
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
-from penstock.pipeline.frames import Origin, Scheduling, TokenChunk
+from penstock.pipeline.frames import Origin, Scheduling, TokenChunk, TokenLogprob
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from penstock.stages.services.engines.affinity import FEW
 from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
@@ -36,6 +36,7 @@ from tests.support.fake_vllm import (
     prompt_for_fakes,
     running_fakes,
 )
+from tests.support.processes import PATIENCE
 from tests.support.tool_servers import web_server
 
 pytestmark = pytest.mark.io
@@ -315,6 +316,40 @@ async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int
 async def test_logprobs_are_sent_only_if_requested(endpoint: Endpoint[Any]) -> None:
     async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
         assert logprobs(await generate(engine, prompt_for_fakes())) == []
+
+
+@either
+@pytest.mark.parametrize("top", [0, 1, 3])
+async def test_tokens_of_the_prompt_are_scored(endpoint: Endpoint[Any], top: int) -> None:
+    server = FakeVllm()
+    async with engine_over(server, endpoints=(endpoint,)) as engine:
+        frames = await generate(engine, prompt_for_fakes(token_ids=(4, 5, 6, 7), prompt_logprobs=top, max_tokens=2))
+    assert token_ids(frames) == TOKENS[:2]
+    assert last(frames).reason == "length"
+    (chunk,) = (frame for frame in frames if isinstance(frame, TokenChunk))
+    ranks = {5: 60000, 6: 1, 7: 60000}
+    assert chunk.prompt_logprobs == tuple(
+        TokenLogprob(own_logprob(token), tuple(alternatives(token, top)), ranks[token]) for token in (5, 6, 7)
+    )
+
+
+@either
+async def test_scored_prompt_can_be_cancelled(endpoint: Endpoint[Any]) -> None:
+    server = FakeVllm(latency=PATIENCE)
+    wanted = prompt_for_fakes(prompt_logprobs=1)
+    async with engine_over(server, endpoints=(endpoint,)) as engine:
+        running = asyncio.create_task(generate(engine, wanted))
+        await wait_until(lambda: server.running == 1)
+        assert await engine.cancel(wanted.facts.response_id)
+        assert [last(await running).reason] == ["cancelled"]
+        await wait_until(lambda: server.aborted == 1)
+
+
+@either
+async def test_scores_that_cannot_be_read_end_the_generation(endpoint: Endpoint[Any]) -> None:
+    async with engine_over(FakeVllm(fault="garbage"), endpoints=(endpoint,)) as engine:
+        with pytest.raises(EngineFailed, match="cannot be read"):
+            await generate(engine, prompt_for_fakes(prompt_logprobs=1))
 
 
 async def test_slow_reader_gets_bigger_chunks() -> None:
