@@ -149,7 +149,7 @@ def assembled(
         pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
     if settings.log_outputs:
         pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
-    pipeline = load(settings.with_)(pipeline)
+    pipeline = load(settings.with_, settings.stages)(pipeline)
     for name, when in partly_run(pipeline).items():
         if name not in declared.names() or pipeline.stage(name) is not declared.stage(name):
             elsewhere = "It runs with a model, and in penstock replay --from render"

@@ -15,11 +15,11 @@ from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
 from penstock.api.recording_settings import RecordingSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
 from penstock.api.sources import FILE, PREFIX, keys, read_file, unknown_variables
+from penstock.api.stage_settings import StageSettings, StageTables
 from penstock.api.tool_settings import (
     CacheSettings,
     FileSettings,
     PromptSettings,
-    StageSettings,
     ToolSettings,
     WebhookSettings,
 )
@@ -35,6 +35,7 @@ class Settings(  # pydantic begins with the fields of the last class
     RecordingSettings,
     MetricsSettings,
     LogSettings,
+    StageTables,
     StageSettings,
     CacheSettings,
     PromptSettings,

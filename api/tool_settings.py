@@ -1,4 +1,4 @@
-"""The settings of tools, of the prefix cache, and of stages of the operator."""
+"""The settings of tools, files, prompts and webhooks, and of the prefix cache."""
 
 from __future__ import annotations
 
@@ -204,18 +204,3 @@ class CacheSettings(BaseSettings):
     salt_caches: bool = Field(
         default=False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
     )
-
-
-class StageSettings(BaseSettings):
-    """The stages of the operator."""
-
-    SECTION: ClassVar[str] = "Stages"
-
-    with_: Texts = Field(
-        default=[],
-        alias="with",
-        title="STAGE",
-        description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
-        examples=["shout.py:install"],
-    )
-    print_pipeline: bool = Field(default=False, description="draw the pipeline of the model, and exit")

@@ -62,3 +62,6 @@ Texts = Annotated[list[str], NoDecode, BeforeValidator(listed)]
 
 Table = Annotated[dict[str, Any], NoDecode, BeforeValidator(decoded), Field(title="JSON")]
 """A table, whose text is JSON."""
+
+Tables = Annotated[dict[str, dict[str, Any]], NoDecode, BeforeValidator(decoded)]
+"""Tables by their names, whose text is JSON."""

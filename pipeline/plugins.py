@@ -2,7 +2,8 @@
 
 A plug-in is a function that takes a pipeline and returns an edited one, conventionally called ``install``.  The
 operator names each: as ``package.module:install``, as a file (``redact.py:install``), or as an entry point of the
-group ``penstock.stages``.  A package that is installed but not named changes nothing.
+group ``penstock.stages``.  A package that is installed but not named changes nothing.  A plug-in that has the
+parameter ``settings`` gets its settings by it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel
 
 from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
 from penstock.pipeline.logs import nearest
+from penstock.pipeline.plugin_settings import PARAMETER, Tables, WrongSettings, model_of, table_of, validated
 from penstock.pipeline.stage_guard import StageGuard
 
 GROUP = "penstock.stages"
@@ -60,7 +65,7 @@ TOOL = "--tool"
 Value = TypeVar("Value")
 
 Install: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
-"""A plug-in: a function that returns the pipeline, edited."""
+"""A plug-in whose settings are bound: a function that returns the pipeline, edited."""
 
 
 class WrongPlugin(CannotRun):
@@ -75,7 +80,9 @@ class Plugin:
     """A plug-in, and its name as the operator wrote it."""
 
     name: str
-    install: Install
+    install: Callable[..., Pipeline[Any, Any]]
+    settings: Mapping[str, BaseModel] = field(default_factory=dict, repr=False)
+    """The argument of ``install`` besides the pipeline, if it takes one."""
 
     def __call__(self, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         """Return the pipeline, edited.
@@ -84,7 +91,7 @@ class Plugin:
         is gone, or the frames at its ends no longer fit.
         """
         try:
-            edited = self.install(pipeline)
+            edited = self.install(pipeline, **self.settings)
         except (Exception, SystemExit) as error:
             raise WrongPlugin(self.name, described(error, "it raised ")) from error
         if not isinstance(edited, Pipeline):
@@ -102,13 +109,29 @@ class Plugin:
             raise WrongPlugin(self.name, str(error)) from error
 
 
-def load(names: Iterable[str]) -> Install:
+def load(names: Iterable[str], tables: Tables = MappingProxyType({})) -> Install:
     """Return a function that installs the named plug-ins in order, and guards the stages that they insert.
 
-    Both this function and the returned one raise `WrongPlugin`.
+    Each plug-in gets the settings of its table, if it takes any.  Both this function and the returned one raise
+    `WrongPlugin`.
     """
-    plugins = [Plugin(name, function_named(name)) for name in names]
+    plugins = [_plugin(name, tables) for name in names]
+    unread = tables.keys() - {table_of(plugin.name) for plugin in plugins if plugin.settings}
+    for plugin in plugins:
+        if (label := table_of(plugin.name)) in unread:
+            raise WrongPlugin(plugin.name, f"it takes no settings, but there is the table [stages.{label}]")
     return lambda pipeline: guarded(reduce(lambda edited, plugin: plugin(edited), plugins, pipeline), pipeline)
+
+
+def _plugin(name: str, tables: Tables) -> Plugin:
+    install = function_named(name)
+    label = table_of(name)
+    with blamed(name, WITH):
+        try:
+            model = model_of(install)
+            return Plugin(name, install, {PARAMETER: validated(model, label, tables.get(label, {}))} if model else {})
+        except WrongSettings as error:
+            raise WrongPlugin(name, str(error)) from None
 
 
 def guarded(edited: Pipeline[Any, Any], original: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Sequence
 
+from penstock.api.stage_settings import stage_tables
+from penstock.pipeline.plugins import Install, load
 from penstock.pipeline.recordings.format import SOURCES
 
 PLUGINS = ArgumentParser(add_help=False)
@@ -21,3 +24,8 @@ STAGES = ArgumentParser(add_help=False, parents=[PLUGINS])
 """The options of a replay: its first and last stage, and ``--with``."""
 STAGES.add_argument("--from", dest="since", metavar="STAGE", help=f"the first stage to run: {', '.join(SOURCES)}")
 STAGES.add_argument("--to", dest="upto", metavar="STAGE", help="the last stage to run")
+
+
+def chosen_stages(names: Sequence[str]) -> Install:
+    """Return a function that installs the stages that ``--with`` names, with their settings; raises `CannotRun`."""
+    return load(names, stage_tables() if names else {})

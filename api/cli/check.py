@@ -187,7 +187,7 @@ class Checks:
 
     async def pipeline(self) -> str:
         """Build the pipeline, with the stages of the operator."""
-        load(self.settings.with_)  # its mistakes are found without the model, too
+        load(self.settings.with_, self.settings.stages)  # its mistakes are found without the model, too
         return await drawn(self.settings)
 
 

@@ -16,12 +16,11 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from penstock.api.cli.arguments import STAGES
+from penstock.api.cli.arguments import STAGES, chosen_stages
 from penstock.api.cli.causes import recorded_cause, stage_behind
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.api.cli.stage_log import stage_log
 from penstock.pipeline.logs import counted
-from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.comparison import Difference, Line, Place, first_difference, is_chunked_alike
@@ -73,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _replay(chosen: argparse.Namespace) -> Replay:
     with stage_log() as errors:
-        replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
+        replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, chosen_stages(chosen.plugins)))
     for note in replay.notes:
         print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
     errors.report(chosen.one, replay.trace.fault, replay.recording.end)

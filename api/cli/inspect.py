@@ -9,12 +9,11 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.api.cli.arguments import PLUGINS
+from penstock.api.cli.arguments import PLUGINS, chosen_stages
 from penstock.api.cli.page.page import layout_of, page_of
 from penstock.api.cli.stage_log import stage_log
 from penstock.api.cli.timeline.timeline import replayed_or_recorded
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.plugins import load
 from penstock.pipeline.recordings.response_folder import private_files
 
 
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parser.parse_intermixed_args(arguments)
     name = chosen.recording.resolve().name
     with stage_log() as errors:
-        timeline = asyncio.run(replayed_or_recorded(chosen.recording, load(chosen.plugins)))
+        timeline = asyncio.run(replayed_or_recorded(chosen.recording, chosen_stages(chosen.plugins)))
     errors.report(timeline.path, timeline.fault, timeline.end)
     page = chosen.page or _default(name, is_opened=chosen.open)
     try:

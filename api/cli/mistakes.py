@@ -33,6 +33,9 @@ KEY_PLACES = {
 SECRETS = {"api_keys", "embeddings_key", "engine_key", "metrics_key", "seal_keys", "web_search_key", "webhook_secret"}
 """Settings that hold keys."""
 
+UNSHOWN = SECRETS | {"stages"}
+"""Settings whose values no message shows: stages of the operator may have keys in theirs."""
+
 
 def mistakes(error: ValidationError, arguments: Sequence[str]) -> str:
     """Describe what is wrong with the settings, in one line for each of them."""
@@ -144,7 +147,7 @@ def _expected(key: str, error: ErrorDetails) -> str:
     if error["type"] == "value_error":
         return message.removeprefix("Value error, ")
     given = error["input"]
-    if key not in SECRETS and isinstance(given, str | int | float):
+    if key not in UNSHOWN and isinstance(given, str | int | float):
         message += f", not {shortened(str(given))!r}"
     if error["type"] == "literal_error":  # the message lists all values
         return message

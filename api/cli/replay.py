@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.api.cli.arguments import STAGES
+from penstock.api.cli.arguments import STAGES, chosen_stages
 from penstock.api.cli.replayer import NoReplay
 from penstock.api.cli.stage_log import LEVELS, StageErrors, stage_log
 from penstock.api.cli.timeline.timeline import Timeline, timeline_of
 from penstock.api.dialects.named import named
 from penstock.api.dialects.responses.dialect import RESPONSES
 from penstock.api.http.wire import Wire
-from penstock.pipeline.plugins import Install, blamed, load
+from penstock.pipeline.plugins import Install, blamed
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.format import Abandoned, End, Failure, line
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen.wire = named(chosen.dialect, AS).wire if chosen.dialect else None
     try:
         with stage_log(chosen.log_level) as errors:
-            install = load(chosen.plugins)
+            install = chosen_stages(chosen.plugins)
             faults = [_replay(path, chosen, install, errors) for path in chosen.paths]
     except KeyboardInterrupt:
         sys.exit(130)

@@ -21,7 +21,11 @@ _HEAD = f"""\
 # model = "{DEFAULT_MODEL}"
 """
 _TAIL = """
-# Options of vLLM's engine in this process, as on its command line; last, as it is a table.
+# Settings of stages of your own, each in a table with the name of its file, module or entry point.
+[stages]
+# shout = { words = ["hello"] }
+
+# Options of vLLM's engine in this process, as on its command line. Tables are last.
 [vllm]
 # max-model-len = 8192
 # enable-lora = true

@@ -26,9 +26,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.cli.arguments import PLUGINS
+from penstock.api.cli.arguments import PLUGINS, chosen_stages
 from penstock.api.cli.recorded_model import RecordedModel, model_of
-from penstock.pipeline import plugins
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun, StageFault
 from penstock.pipeline.faults import name_stage
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     fails = CommandTest(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
     if not fails and not model.spelling:
         raise CannotRun(f"{model.problem}; give --fails COMMAND")
-    trial = Trial(fails or Stages(plugins.load(chosen.plugins)(model.pipeline), model.runs), chosen.tries)
+    trial = Trial(fails or Stages(chosen_stages(chosen.plugins)(model.pipeline), model.runs), chosen.tries)
     if not trial(case):
         subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", "")
         raise CannotRun(f"the {subject} not fail on the recording as it is{how}")

@@ -1,6 +1,10 @@
 """End a response as `incomplete` (`content_filter`) at the first forbidden word of the model.
 
-    GUARD_WORDS="swordfish,open sesame" penstock serve --with guard_words.py:install
+    # penstock.toml
+    with = ["guard_words.py:install"]
+
+    [stages.guard_words]
+    words = ["swordfish", "open sesame"]
 
 The stage wraps `parse`, and ends the tokens that `parse` reads. So `parse` counts the tokens for the usage, and the
 engine stops. Text that was sent stays sent, and may include the beginning of the word.
@@ -8,21 +12,26 @@ engine stops. Text that was sent stays sent, and may include the beginning of th
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, Stage
+
+
+class Settings(BaseModel):
+    words: list[str] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
 class Guard:
     parse: Stage[frames.TokenFrame, frames.ParsedFrame]
-    words: tuple[str, ...]
+    words: list[str]
 
     async def __call__(self, source: AsyncIterator[frames.TokenFrame]) -> AsyncGenerator[frames.ParsedFrame, None]:
         pattern = re.compile("|".join(map(re.escape, self.words)), re.IGNORECASE)
@@ -47,8 +56,5 @@ class Guard:
                     yield frame
 
 
-def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    words = tuple(filter(None, os.environ.get("GUARD_WORDS", "").split(",")))
-    if not words:
-        raise ValueError("GUARD_WORDS names no words")
-    return pipeline.replace("parse", Guard(pipeline.stage("parse"), words))
+def install(pipeline: Pipeline[Any, Any], settings: Settings) -> Pipeline[Any, Any]:
+    return pipeline.replace("parse", Guard(pipeline.stage("parse"), settings.words))

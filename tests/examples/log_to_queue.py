@@ -2,7 +2,7 @@
 
     AUDIT_FILE=responses.jsonl penstock serve --with log_to_queue.py:install
 
-The stage only puts the line into the queue, so that a slow disk holds no response up. All responses leave a line, also
+The stage only puts the line into the queue, so that a slow disk delays no response. All responses leave a line, also
 those that fail or are cancelled: the `finally` runs however the response ends. There, nothing may be awaited.
 """
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenChunk, TokenFrame
-from penstock.stages.responses import recorded_responses
+from penstock.pipeline.plugins import Install, WrongPlugin, load
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.examples.guard_words import Guard, install
+from tests.examples.guard_words import Guard
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, item_texts, response_with, text_of, unedited
 from tests.support.server import Server, running_server, script
@@ -20,13 +20,12 @@ SAYS = "<|channel|>analysis<|message|>A riddle.<|end|><|start|>assistant<|channe
 TELLS = f"{SAYS}The word is sword" + "fish. " + "And so on. " * 50
 
 
-@pytest.fixture(autouse=True)
-def _words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GUARD_WORDS", "Swordfish,open sesame")
+def installed(words: list[str]) -> Install:
+    return load(["tests.examples.guard_words:install"], {"guard_words": {"words": words}})
 
 
 def guarded(word: str, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    return pipeline.replace("parse", Guard(pipeline.stage("parse"), (word,)))
+    return pipeline.replace("parse", Guard(pipeline.stage("parse"), [word]))
 
 
 def never(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
@@ -69,10 +68,9 @@ def test_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, s
     assert after.usage.output_tokens_details.reasoning_tokens <= after.usage.output_tokens
 
 
-def test_guard_needs_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GUARD_WORDS", ",")
-    with pytest.raises(ValueError, match="names no words"):
-        install(recorded_responses())
+def test_guard_needs_words() -> None:
+    with pytest.raises(WrongPlugin, match=r": \[stages.guard_words\]: words: List should have at least 1 item"):
+        installed([])
 
 
 async def stopped(served: Server[ScriptedEngine], answer: dict[str, Any]) -> None:
@@ -88,7 +86,7 @@ async def stopped(served: Server[ScriptedEngine], answer: dict[str, Any]) -> Non
 
 async def test_guard_stops_the_engine(tmp_path: Path) -> None:
     engine = ScriptedEngine(script(TELLS, endless=True, latency=0.001))
-    async with running_server(engine, tmp_path, edit=install) as served:
+    async with running_server(engine, tmp_path, edit=installed(["Swordfish", "open sesame"])) as served:
         body = await served.stream({"input": "Hi"})
         first = final(read_sse(body))
         await stopped(served, await served.get_response(first.id))

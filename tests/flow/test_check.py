@@ -67,6 +67,7 @@ FILES = {
     "no_program_there.json": mcp_server(command="./run", cwd="."),
     "no_variable.json": mcp_server(url="http://x.example/${NOPE}"),
     "misplaced.py": MISPLACED,
+    "setting.py": "import pydantic\nclass S(pydantic.BaseModel): pass\ndef install(pipeline, settings: S): pass",
     "prompts/wrong.md": "+++\n",
     "keys.txt": "sk-alice-0123456789 webhook=http://10.0.0.1/\n",
 }
@@ -91,6 +92,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("pipeline", {"engine": ["replay:/nowhere"]}, "/nowhere"),
     ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: Cannot connect"),
     ("pipeline", {"with": ["misplaced.py:install"]}, "x takes TokenFrame"),
+    ("pipeline", {"with": ["setting.py:install"], "stages": {"setting": {"x": 1}}}, "[stages.setting]: x: there is no"),
     ("pipeline", {"with": ["nope.py:install"], "engine": [], "model": MODEL}, "there is no file nope.py"),
 ]
 """Mistakes: the check that finds each, the settings, and a part of the message."""

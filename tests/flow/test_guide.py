@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.api.cli.command_line import read_settings
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.junction import JunctionError
@@ -29,6 +30,11 @@ from tests.support.tool_servers import answer_markup, call_markup, tool_server
 GUIDE = (ROOT / "stages" / "README.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
 CODE = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE, re.DOTALL))
 PLACES = re.findall(r"^\| \(?`(\w+)`\s?(\w*)\)? \| `(\w+)` \|", GUIDE, re.MULTILINE)
+
+
+def toml_with(text: str) -> str:
+    [found] = [each for each in re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL) if text in each]
+    return str(found)
 
 
 @pytest.fixture
@@ -51,6 +57,16 @@ async def texts_of_answer(install: Install, where: Path) -> list[str]:
 
 async def test_any_function_over_frames_is_a_stage(plugin: Any, tmp_path: Path) -> None:
     assert await texts_of_answer(plugin("shout"), tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
+
+
+async def test_stage_has_the_settings_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "house.py").write_text(CODE["house"])
+    (tmp_path / "penstock.toml").write_text(toml_with("[stages.house]"))
+    settings = read_settings(["tiny"])
+    async with running_server(ScriptedEngine(script()), tmp_path, edit=load(settings.with_, settings.stages)) as served:
+        _, answered = await served.post({"input": "Hi", "instructions": "Be brief."})
+    assert answered["instructions"] == "Answer in French.\nBe brief."
 
 
 async def test_plugins_combine_in_order(plugin: Any, tmp_path: Path) -> None:
@@ -114,7 +130,7 @@ async def test_stage_inside_converse_runs_for_each_turn_and_another_for_each_res
 
 
 def test_entry_point_of_the_guide_is_valid() -> None:
-    [snippet] = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+    snippet = toml_with("entry-points")
     [(name, value)] = tomllib.loads(snippet)["project"]["entry-points"][GROUP].items()
     assert EntryPoint(name, value, GROUP).attr == "install"
     assert f"--with {name}" in snippet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
@@ -262,6 +263,44 @@ async def test_plugin_stages_see_recorded_frames(tmp_path: Path) -> None:
     frames = read_frames(HARMONY / "greeting" / "tokens.jsonl", TokenFrame)
     counted = [entry for entry in server.log.read_text().splitlines() if entry.startswith("counted")]
     assert counted == [f"counted {type(frame).__name__}" for frame in frames]
+
+
+SIGNING = """
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
+from pydantic import BaseModel, SecretStr
+from penstock.pipeline.frames import ItemDelta, ParsedFrame
+
+class Settings(BaseModel):
+    by: str
+    key: SecretStr
+
+async def sign(source: AsyncIterator[ParsedFrame], by: str) -> AsyncGenerator[ParsedFrame, None]:
+    async for frame in source:
+        yield ItemDelta(f"{frame.text} ({by})") if isinstance(frame, ItemDelta) else frame
+
+def install(pipeline, settings: Settings):
+    return pipeline.insert_after("parse", "sign", partial(sign, by=settings.by))
+"""
+
+
+def penstock_in(folder: str, *arguments: str) -> None:
+    os.chdir(folder)
+    penstock(*arguments)
+
+
+@pytest.mark.parametrize("frontends", ["1", "2"])
+async def test_stages_get_their_settings_from_the_file(tmp_path: Path, frontends: str) -> None:
+    (tmp_path / "signing.py").write_text(SIGNING)
+    (tmp_path / "penstock.toml").write_text(
+        'with = ["signing.py:install"]\n[stages.signing]\nby = "Ann"\nkey = "xyzzy"\n'
+    )
+    served = (str(tmp_path), "serve", "--engine", f"replay:{HARMONY / 'greeting'}", "--log-level", "DEBUG")
+    store = str(tmp_path / "responses.sqlite3")
+    async with serving_process(penstock_in, served, store, tmp_path, "--frontends", frontends) as server:
+        _, answer = await server.post(request_of("greeting"))
+    assert "(Ann)" in answer["output"][-1]["content"][0]["text"]
+    assert "xyzzy" not in server.log.read_text()
 
 
 async def test_stages_that_recorded_answers_do_not_pass_are_named(

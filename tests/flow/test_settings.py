@@ -50,6 +50,8 @@ enable-lora = true
 lora-modules = ["legal=/models/legal"]
 ```
 
+[Stages of your own](../stages/README.md#settings-of-a-stage) have a table each, `[stages.NAME]`.
+
 A mistake ends the start, and its message names the place where it was made. Unknown keys of the file are mistakes, and
 so are unknown variables that begin with `PENSTOCK_`. Kubernetes sets such variables for a service of the name
 `penstock`: turn them off by `enableServiceLinks: false`. Settings that have no effect with the engine that answers are
@@ -129,7 +131,7 @@ def test_sample_file_is_valid_and_holds_the_defaults(tmp_path: Path, monkeypatch
     keys = {
         key.replace("-", "_") for key in tomllib.loads(re.sub(r"^# (?=[a-z-]+ = )", "", sample(), flags=re.MULTILINE))
     }
-    assert keys == {option.key.replace("-", "_") for option in options()} | {"model", "vllm"}
+    assert keys == {option.key.replace("-", "_") for option in options()} | {"model", "stages", "vllm"}
 
 
 def test_examples_of_the_sample_file_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

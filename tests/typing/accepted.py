@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TypeVar, assert_type
+from functools import partial
+from typing import Any, TypeVar, assert_type
+
+from pydantic import BaseModel
 
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
@@ -20,6 +23,7 @@ from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.testing import replayed
 
 Frame = TypeVar("Frame")
 
@@ -46,6 +50,18 @@ def with_the_facts_of_any(frame: ResponseStarted | GenerationStarted) -> None:
 
 def settings() -> Settings:
     return Settings(engine=["replay:recordings"], store="none", store_ttl=3600.0, max_turns=3)
+
+
+class OfStage(BaseModel):
+    name: str
+
+
+def install(pipeline: Pipeline[Any, Any], settings: OfStage) -> Pipeline[Any, Any]:
+    return pipeline.insert_after("parse", settings.name, tap)
+
+
+async def installing() -> None:
+    await replayed("recordings/greeting", partial(install, settings=OfStage(name="tap")))
 
 
 async def consuming(pipeline: Pipeline[CreateResponse, ResponseEvent], source: AsyncGenerator[CreateResponse]) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -15,6 +20,7 @@ from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.runs.run import RunRegistry
+from penstock.testing import replayed
 
 
 def out_of_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
@@ -31,3 +37,16 @@ def out_of_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
     emitted.open(source_of(["no request"]))  # error
     Pipeline.start("no stage", lambda source: source)  # error
     str(unfinished)
+
+
+class OfStage(BaseModel):
+    name: str
+
+
+def install(pipeline: Pipeline[Any, Any], settings: OfStage) -> Pipeline[Any, Any]:
+    return pipeline.remove(settings.name)
+
+
+async def installing() -> None:
+    await replayed("recordings/greeting", install)  # error
+    await replayed("recordings/greeting", partial(install, settings={"name": "tap"}))  # error

@@ -93,6 +93,7 @@ def test_wrong_option_is_named_with_its_cure(arguments: tuple[str, ...], message
             "a:8001",
             "PENSTOCK_ENGINE: a:8001 must begin with http:// or https://, and name a host, or be file.py:function",
         ),
+        ("PENSTOCK_STAGES", "guard", "PENSTOCK_STAGES: expected JSON: Expecting value"),
         ("VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS", "cook", "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS: "),
     ],
 )
@@ -125,6 +126,11 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
         ("[vllm]\nmodel = 'x'", "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ("web-search = 'brave'", "web-search (penstock.toml, line 1) brave needs a key: set PENSTOCK_WEB_SEARCH_KEY"),
         (
+            'with = "guard.py:install"\n[stages.guarb]\nwords = []',
+            "stages (penstock.toml, line 2): no --with has the name guarb (did you mean guard?)",
+        ),
+        ("stages.guard = 'xyzzy'", "stages (penstock.toml, line 1): Input should be a valid dictionary"),
+        (
             "engine_arguments = []",
             "engine_arguments (penstock.toml, line 1): there is no such setting. If it is an option of vLLM, move",
         ),
@@ -150,8 +156,10 @@ def test_all_mistakes_are_named_at_once(folder: Path, monkeypatch: pytest.Monkey
 def test_mistakes_show_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "penstock.toml").write_text("engine-key = 5311\napi-key = 'secret-5311'")
     monkeypatch.setenv("PENSTOCK_WEB_SERCH_KEY", "secret-5311")
+    monkeypatch.setenv("PENSTOCK_STAGES", '{"guard": "secret-5311"}')
     shown = mistake()
     assert "PENSTOCK_WEB_SERCH_KEY" in shown
+    assert "PENSTOCK_STAGES" in shown
     assert "5311" not in shown
 
 
@@ -318,3 +326,15 @@ def test_later_failure_names_the_place_of_its_option(folder: Path) -> None:
         SystemExit, match=r"^penstock: with \(penstock.toml, line 2\) nope.py:install: there is no file"
     ):
         main(["--store", "none"])
+
+
+def test_wrong_settings_of_a_stage_end_the_start(folder: Path) -> None:
+    (folder / "guard.py").write_text(
+        "from pydantic import BaseModel\nclass Settings(BaseModel):\n    words: list[str] = []\n"
+        "def install(pipeline, settings: Settings): return pipeline\n"
+    )
+    (folder / "penstock.toml").write_text('engine = "replay:."\nwith = "guard.py:install"\n[stages.guard]\nwrods = []')
+    problem = "wrods: there is no such setting (did you mean words?)"
+    with pytest.raises(SystemExit) as ended:
+        main(["--store", "none"])
+    assert str(ended.value) == f"penstock: with (penstock.toml, line 2) guard.py:install: [stages.guard]: {problem}"

@@ -344,6 +344,42 @@ def test_timeline_shows_output_of_plugin_stages(penstock: RunCommand, tmp_path: 
     assert "on, the events differ from the recorded ones: " in " ".join(redacted.split())
 
 
+GUARD = f"{ROOT / 'tests/examples/guard_words.py'}:install"
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `penstock.toml` in the working directory, which also has the settings of a server and of another stage."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "penstock.toml"
+    file.write_text('web-search = "brave"\n[stages.guard_words]\nwords = ["paris"]\n[stages.other]\na = 1\n')
+    return file
+
+
+def test_stage_gets_its_settings_in_a_replay(
+    penstock: RunCommand, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = penstock("replay", RECORDING, "--sse")
+    ended = final(read_sse(penstock("replay", RECORDING, "--sse", "--with", GUARD).out))
+    assert (ended.status, table.exists()) == ("incomplete", True)
+    monkeypatch.setenv("PENSTOCK_STAGES", '{"guard_words": {"words": ["swordfish"]}}')
+    assert penstock("replay", RECORDING, "--sse", "--with", GUARD) == without
+    table.write_text("broken")
+    assert penstock("replay", RECORDING, "--sse") == without
+
+
+@pytest.mark.parametrize("command", ["replay", "diff", "inspect", "shrink"])
+def test_wrong_settings_of_a_stage_end_each_command(penstock: RunCommand, command: str, table: Path) -> None:
+    for text, problem in (
+        ("[stages.guard_words]\nwrods = []", f"--with {GUARD}: [stages.guard_words]: words: Field required; wrods: "),
+        ("[stages]\nguard_words = 'xyzzy'", "stages.guard_words (penstock.toml): Input should be a valid dictionary"),
+    ):
+        table.write_text(text)
+        ended = penstock(command, RECORDING, "--with", GUARD)
+        assert (ended.status, ended.err.startswith(f"penstock: {problem}")) == (2, True), ended.err
+        assert "xyzzy" not in ended.err
+
+
 def test_stages_that_cannot_run_are_reported(penstock: RunCommand, install: Callable[[str], str]) -> None:
     """If tools ran between the turns, no stage within a turn runs again."""
     replayed = penstock("replay", SERVED, "--sse", "--with", install("shout"))
