@@ -1,0 +1,216 @@
+"""The promises that hold at the end of a simulation: nothing accepted is lost, and nothing of a client is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.pipeline.errors import RunInterrupted
+from penstock.pipeline.lifecycle.checker import StreamChecker
+from penstock.pipeline.protocol.events import ResponseEvent
+from tests.simulation.clients import Client
+from tests.simulation.engine import count_to
+from tests.simulation.ledger import ENDED, Known, Reading, Violation, is_terminal, number_of, renumbered, response_of
+
+if TYPE_CHECKING:
+    from tests.simulation.servers import SimulatedServer
+    from tests.simulation.world import World
+
+Json = dict[str, Any]
+
+_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
+
+LOOKS = 10
+"""Looks at an idle server, of which one has to find that it holds nothing."""
+
+_UNENDED = "select id, status from responses where ended_at is null"
+
+
+def rows(world: World, sql: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query, as another process reads them."""
+    with closing(sqlite3.connect(f"file:{world.folder}/store.sqlite3?mode=ro", uri=True)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def is_settled(world: World, *, explains: bool = False) -> Any:
+    """Return True if all servers run, and the store has nothing that has not ended."""
+    left = rows(world, _UNENDED)
+    down = [server.host for server in world.servers if not server.is_up]
+    return f"unended {left}, down {down}" if explains else not left and not down
+
+
+async def check_end(world: World) -> None:
+    """Check each accepted response and each conversation, at every server."""
+    client = Client(world, "checker", "alice")
+    for known in world.ledger.responses.values():
+        client.owner = known.owner
+        async with client.session():
+            await check_response(world, client, known)
+    for conversation, owner in world.ledger.conversations.items():
+        client.owner = owner
+        async with client.session():
+            await check_conversation(world, client, conversation)
+    for owner in world.keys:
+        client.owner = owner
+        async with client.session():
+            await check_request(client)
+
+
+async def check_request(client: Client, **fields: Any) -> None:
+    """Check that a new request is answered: no lock and no slot is left."""
+    body = {"input": "Count.", "metadata": {"last": "3", "seconds": "0"}, **fields}
+    status, answer = await client.insist("POST", "/v1/responses", body)
+    if status != 200 or _text(answer) != count_to(3):
+        raise Violation(f"a request after the end was answered with {status} {answer}")
+
+
+async def check_response(world: World, client: Client, known: Known) -> None:
+    """Check that all servers and all readers of a response agree."""
+    if not known.is_stored:
+        return
+    copies, logs = [], []
+    for server in world.servers:
+        client.url = lambda path, url=server.url: url + path  # type: ignore[method-assign, misc]
+        status, answer = await client.insist("GET", f"/v1/responses/{known.id}")
+        if known.deleted and status != 404:
+            raise Violation(f"{known.id} was deleted, and is answered with {status}")
+        if status == 404:
+            client.missing(known)
+            return
+        copies.append(answer)
+        reading = Reading(-1)
+        async with client.http.get(f"{server.url}/v1/responses/{known.id}?stream=true") as stream:
+            reading.feed(await stream.read())
+        if not reading.is_whole:
+            raise Violation(f"the stream of {known.id}, which has ended, is not whole")
+        logs.append(reading.frames)
+    if any(copy != copies[0] for copy in copies) or any(log != logs[0] for log in logs):
+        raise Violation(f"servers disagree on {known.id}: {copies}")
+    check_copies(world, known, copies[0], logs[0])
+
+
+def check_copies(world: World, known: Known, answer: Json, log: list[bytes]) -> None:
+    """Check what clients have got of a response against what is stored."""
+    check_log(known, answer, log)
+    check_outcome(world, known, answer)
+    error = answer["error"]
+    is_interrupted = error is not None and error["message"] == RunInterrupted().message
+    may_differ = is_interrupted and world.plan.has("disk", "pauses")  # its end was never stored
+    for copy in known.answers:
+        if copy != answer and not may_differ:
+            raise Violation(f"a client got {copy}, and the store has {answer}")
+    for reading in known.readings:
+        check_reading(known, reading, log, is_interrupted=is_interrupted, may_differ=may_differ)
+
+
+def check_log(known: Known, answer: Json, log: list[bytes]) -> None:
+    """Check that the stored stream obeys all rules, and ends with the response."""
+    checker = StreamChecker()
+    for frame in log:
+        checker.feed(_event.decode(frame.partition(b"data: ")[2]))
+    checker.finish()
+    if response_of(log[-1]) != answer:
+        raise Violation(f"the stream of {known.id} ends with {log[-1]!r}, and the response is {answer}")
+
+
+def check_reading(known: Known, reading: Reading, log: list[bytes], *, is_interrupted: bool, may_differ: bool) -> None:
+    """Check that a reader got the events of the log; those that a killed server did not store may differ."""
+    for frame in reading.frames:
+        number = number_of(frame)
+        if number < len(log) and log[number] == frame:
+            continue
+        is_end = not is_terminal(frame) or may_differ or frame == renumbered(log[-1], number)
+        if is_interrupted and number >= stored_before_end(log) and is_end:
+            continue
+        raise Violation(f"a reader of {known.id} got {frame!r}, and the log has {log[number : number + 1]}")
+
+
+def stored_before_end(log: list[bytes]) -> int:
+    """Return the number of the first event that may have been derived at the end of an interrupted response."""
+    number = len(log) - 1
+    while number and b".done\n" in log[number - 1][:60]:
+        number -= 1
+    return number
+
+
+def check_outcome(world: World, known: Known, answer: Json) -> None:
+    """Check that a response has the text of the engine, and no other end than its faults explain."""
+    status, text, whole = answer["status"], _text(answer), count_to(int(known.wanted["last"]))
+    if status not in ENDED:
+        raise Violation(f"{known.id} is {status} after the end")
+    if status == "completed":
+        if text != whole or known.wanted.get("fault") == "break":
+            raise Violation(f"{known.id} has the text {text!r} in place of {whole!r}")
+    elif not whole.startswith(text):
+        raise Violation(f"{known.id} has the text {text!r}, which is no beginning of {whole!r}")
+    elif status == "cancelled" and not known.cancelled and not world.plan.has("network", "deaths"):
+        raise Violation(f"{known.id} was cancelled by no client")
+    elif status == "failed" and not known.wanted.get("fault") and not world.plan.has("deaths", "pauses"):
+        raise Violation(f"{known.id} has failed without a reason: {answer['error']}")
+
+
+async def check_conversation(world: World, client: Client, conversation: str) -> None:
+    """Check that a conversation has the items of each of its responses that is completed or incomplete, once."""
+    status, page = await client.insist("GET", f"/v1/conversations/{conversation}/items?order=asc&limit=100")
+    if status != 200:
+        raise Violation(f"the conversation {conversation} is answered with {status}")
+    texts = Counter(
+        _item_text(item) for item in page["data"] if item["type"] == "message" and item["role"] == "assistant"
+    )
+    sql = f"select status, response from responses where conversation_id = '{conversation}'"
+    stored = [json.loads(response) for status, response in rows(world, sql) if status in ("completed", "incomplete")]
+    expected = Counter(_text(response) for response in stored if response["output"])
+    missing = expected - texts
+    if missing:
+        raise Violation(f"the conversation {conversation} lacks {missing}")
+    await check_request(client, conversation=conversation)
+
+
+async def check_idle(world: World) -> None:
+    """Check that servers without clients hold nothing of them."""
+    for server in world.servers:
+        for _ in range(LOOKS):
+            if not (left := {name: value for name, value in _held(server).items() if value}):
+                break
+            await asyncio.sleep(0.1)  # it may have been the change of a heartbeat
+        else:
+            raise Violation(f"{server.host} still holds {left}")
+
+
+def _held(server: SimulatedServer) -> dict[str, Any]:
+    assert server.running
+    assert server.runner
+    scheduler = server.running.scheduler
+    slots = {
+        key: (each.used, each.reserved)
+        for key, each in scheduler.admission._slots.items()
+        if each.used or each.reserved
+    }
+    return {
+        "runs": len(scheduler.runs),
+        "requests": scheduler.in_flight.count,
+        "interrupts": len(scheduler._interrupts),
+        "background tasks": len(scheduler.background._tasks),
+        "background slots": scheduler.background.slots.in_use,
+        "slots of keys": slots,
+        "queueing turns": dict(scheduler.admission._queueing),
+        "generations": server.engine.running,
+        "changes of the store": scheduler.store.backlog,
+        "bytes of bodies": server.running.api.held.count,
+        "connections": server.runner.counts.open,
+        "tasks": server.tasks() - server.idle_tasks,
+    }
+
+
+def _text(response: Json) -> str:
+    return "".join(map(_item_text, (item for item in response["output"] if item["type"] == "message")))
+
+
+def _item_text(item: Json) -> str:
+    return "".join(part["text"] for part in item["content"] if part["type"] == "output_text")

@@ -1,0 +1,135 @@
+"""What the clients of a simulation have seen: accepted responses, and all that was read of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+DONE = b"data: [DONE]\n\n"
+
+ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+_NUMBER = re.compile(rb'"sequence_number":(\d+)')
+
+
+class Violation(AssertionError):
+    """A promise that the servers did not keep."""
+
+
+@dataclass
+class Reading:
+    """One reader of a stream: the events that it got after number ``after``, over one connection."""
+
+    after: int
+    frames: list[bytes] = field(default_factory=list)
+    is_whole: bool = False
+    """True if the stream has ended as it should."""
+    _rest: bytes = b""
+
+    @property
+    def last(self) -> int:
+        """The sequence number of the last event that it got."""
+        return number_of(self.frames[-1]) if self.frames else self.after
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it got a terminal event."""
+        return bool(self.frames) and is_terminal(self.frames[-1])
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the stream."""
+        *frames, self._rest = (self._rest + data).split(b"\n\n")
+        for frame in frames:
+            if frame + b"\n\n" == DONE:
+                self.is_whole = True
+            elif frame.startswith(b"event: "):
+                self.take(frame + b"\n\n")
+            elif not frame.startswith(b":"):
+                raise Violation(f"a stream has a frame {frame!r}")
+
+    def take(self, frame: bytes) -> None:
+        """Take an event; raise `Violation` if it does not follow the one before."""
+        if self.has_ended:
+            raise Violation(f"an event follows a terminal event: {frame!r}")
+        number = number_of(frame)
+        if number != self.last + 1 and not (self.after >= number and is_terminal(frame)):
+            raise Violation(f"event {number} follows event {self.last}: {frame[:200]!r}")
+        self.frames.append(frame)
+
+
+@dataclass
+class Known:
+    """A response that a server has accepted: a client has its id."""
+
+    id: str
+    owner: str
+    mode: str
+    is_stored: bool
+    wanted: dict[str, Any]
+    """The metadata of its request, which the engine obeys."""
+    at: float
+    """The time at which a client had its id."""
+    readings: list[Reading] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    """Every copy of the response that a client has got after its end."""
+    cancelled: bool = False
+    """True if a client has tried to cancel it, or its own client has left."""
+    deleting: bool = False
+    """True if a client has tried to delete it."""
+    deleted: bool = False
+
+    def reading(self, after: int = -1) -> Reading:
+        """Begin a reading of its stream."""
+        made = Reading(after)
+        self.readings.append(made)
+        return made
+
+    def take(self, answer: dict[str, Any]) -> None:
+        """Take a copy of it that a client has got."""
+        if answer["id"] != self.id:
+            raise Violation(f"{answer['id']} was answered in place of {self.id}")
+        if answer["status"] in ENDED:
+            self.answers.append(answer)
+
+
+@dataclass
+class Ledger:
+    """All that the clients have seen."""
+
+    responses: dict[str, Known] = field(default_factory=dict)
+    conversations: dict[str, str] = field(default_factory=dict)
+    """The owner of each conversation."""
+    statuses: list[tuple[float, str, int]] = field(default_factory=list)
+    """The times, owners and statuses of all answers to requests with a body."""
+
+    def add(self, known: Known) -> Known:
+        """Add an accepted response."""
+        if known.id in self.responses:
+            raise Violation(f"{known.id} was accepted twice")
+        self.responses[known.id] = known
+        return known
+
+
+def number_of(frame: bytes) -> int:
+    """Return the sequence number of an event, which is the first or the last field of that name."""
+    data = json.loads(frame.partition(b"data: ")[2])
+    return int(data["sequence_number"])
+
+
+def is_terminal(frame: bytes) -> bool:
+    """Return True for a terminal event."""
+    kind = frame[len(b"event: ") : frame.index(b"\n")]
+    return kind in (b"response.completed", b"response.incomplete", b"response.failed")
+
+
+def response_of(frame: bytes) -> dict[str, Any]:
+    """Return the response of an event that has one."""
+    response: dict[str, Any] = json.loads(frame.partition(b"data: ")[2])["response"]
+    return response
+
+
+def renumbered(frame: bytes, number: int) -> bytes:
+    """Return an event under another number."""
+    return _NUMBER.sub(b'"sequence_number":%d' % number, frame, count=1)

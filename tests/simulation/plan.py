@@ -1,0 +1,70 @@
+"""Plans: what clients do in a simulation, and which faults there are.  A seed makes a plan.
+
+Each action draws its own randomness from the seed and its number.  So an action that is left out changes little of the
+others, and a failing plan can be reduced.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+CLIENTS = {"ask": 10, "talk": 3, "read": 4, "cancel": 2, "delete": 1, "snoop": 1, "burst": 2, "socket": 2}
+"""The actions of clients, with their weights."""
+
+FAULTS = {
+    "deaths": {"kill": 2, "doom": 3, "strike": 5, "stop": 2},
+    "disk": {"slow disk": 3, "full disk": 2, "lost commits": 3},
+    "network": {"break": 6, "cut": 2},
+    "pauses": {"pause": 1},
+}
+"""The faults of each group, with their weights."""
+
+SECONDS = 60.0
+"""The most seconds of a plan in which actions begin."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action of a client or a fault, which begins ``at`` a time."""
+
+    number: int
+    at: float
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.kind} at {self.at:.1f} s"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in the simulation of a seed."""
+
+    seed: int
+    servers: int
+    groups: tuple[str, ...]
+    """The groups of faults."""
+    actions: tuple[Action, ...]
+
+    def only(self, numbers: Collection[int]) -> Plan:
+        """Return the plan with some of its actions."""
+        return replace(self, actions=tuple(action for action in self.actions if action.number in numbers))
+
+    def has(self, *groups: str) -> bool:
+        """Return True if the plan has faults of one of the groups."""
+        kinds = {kind for group in groups for kind in FAULTS[group]}
+        return any(action.kind in kinds for action in self.actions)
+
+
+def plan_of(seed: int) -> Plan:
+    """Return the plan of a seed."""
+    draw = random.Random(f"{seed} plan")
+    groups = tuple(group for group in FAULTS if draw.random() < 0.5)
+    seconds = draw.uniform(SECONDS / 6, SECONDS)
+    kinds = draw.choices([*CLIENTS], [*CLIENTS.values()], k=draw.randint(4, 24))
+    for group in groups:
+        kinds += draw.choices([*FAULTS[group]], [*FAULTS[group].values()], k=draw.randint(1, 4))
+    times = [draw.uniform(0.0, seconds) for _ in kinds]
+    actions = [Action(number, at, kind) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))]
+    return Plan(seed, draw.randint(1, 3), groups, tuple(actions))

@@ -1,0 +1,40 @@
+"""The simulation of many seeds, in several processes."""
+
+from __future__ import annotations
+
+import tests.simulation.determinism  # isort: skip # noqa: F401 - before all that reads a clock
+
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
+
+from tests.simulation.plan import plan_of
+from tests.simulation.planted import planted
+from tests.simulation.simulation import Outcome, simulate
+
+
+def outcome_of(seed: int, only: str | None = None, plant: str | None = None) -> Outcome:
+    """Simulate a seed, or ``only`` those actions of its plan, perhaps with an old fault."""
+    plan = plan_of(seed)
+    if only:
+        plan = plan.only({int(number) for number in only.split(",")})
+    with planted(plant):
+        return simulate(plan)
+
+
+def outcomes(seeds: Iterable[int], jobs: int, only: str | None, plant: str | None) -> Iterator[Outcome]:
+    """Simulate seeds, in a number of processes; yield their outcomes in order."""
+    if jobs == 1:
+        for seed in seeds:
+            yield outcome_of(seed, only, plant)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        remaining = iter(seeds)
+        running: list[Future[Outcome]] = []
+        while True:
+            free = 2 * jobs - len(running)
+            running += [pool.submit(outcome_of, seed, only, plant) for seed in islice(remaining, free)]
+            if not running:
+                return
+            yield running.pop(0).result()

@@ -1,0 +1,141 @@
+"""The servers of a simulation: each is a process that starts, stops, dies, and starts again over the same store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from penstock.api.assembly import RunningEngine
+from penstock.api.cli.command_line import read_settings
+from penstock.api.http.connections import Runner
+from penstock.api.running import UNSTARTABLE, Running, running
+from penstock.api.serving import drained
+from penstock.api.settings import Settings
+from penstock.pipeline import plugins
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.responses import harmony_stages
+from tests.simulation.engine import CountingEngine
+from tests.simulation.loop import PROCESS, Process, SimulatedLoop
+
+setattr(plugins, "entry_points", cache(entry_points))  # noqa: B010 - reading them takes most of a start
+
+PORT = 8000
+
+LIMITED, AT_ONCE, PER_MINUTE = "limited", 3, 30
+"""The table of a key with limits, the responses that it may have at once, and its requests per minute."""
+
+OPTIONS = (
+    "--no-sandbox",
+    "--slow-callback",
+    "0s",
+    "--max-background",
+    "2",
+    "--drain-timeout",
+    "3s",
+    "--keep-alive",
+    "5s",
+)
+
+
+def settings_of(folder: Path, host: str) -> Settings:
+    """Return the settings of the server at an address; its store, its keys and its limits are in the folder."""
+    files = ("--store", str(folder / "store.sqlite3"), "--api-key-file", str(folder / "keys"))
+    limits = ("--limits", str(folder / "limits.toml"))
+    return read_settings([*OPTIONS, *files, *limits, "--peer-url", f"http://{host}:{PORT}"])
+
+
+@dataclass(eq=False)
+class SimulatedServer:
+    """A server at an address, which has a process while it runs."""
+
+    loop: SimulatedLoop
+    host: str
+    settings: Settings
+    delay: Any
+    """The delays of its work in threads."""
+    process: Process | None = None
+    running: Running | None = None
+    """Its parts, while it serves requests."""
+    runner: Runner | None = None
+    engine: CountingEngine = field(default_factory=CountingEngine)
+    idle_tasks: Counter[str] = field(default_factory=Counter)
+    """The tasks of its process once it had started."""
+    failures: list[BaseException] = field(default_factory=list)
+    """The errors for which it ended by itself, such as a store that cannot be opened."""
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{PORT}"
+
+    @property
+    def is_up(self) -> bool:
+        return self.running is not None
+
+    def start(self) -> None:
+        """Start a new process, unless there is one."""
+        if self.process is not None:
+            return
+        self.process = Process(self.host, delay=self.delay)
+        self._stopping = asyncio.Event()
+        context = copy_context()
+        context.run(PROCESS.set, self.process)
+        self._task = self.loop.create_task(self._serve(), context=context, name=self.host)
+
+    async def _serve(self) -> None:
+        process = self.process
+        assert process
+        self.engine = CountingEngine()
+        model = RunningEngine(self.engine, harmony_stages(load_encoding()))
+        try:
+            async with running(self.settings, lambda _: nullcontext(model), self.url) as server:
+                self.runner = Runner(server.api.app(self.settings.max_body_bytes))
+                await self.runner.setup()
+                await web.TCPSite(self.runner, self.host, PORT).start()
+                self.running = server
+                await asyncio.sleep(0.1)
+                self.idle_tasks = self.tasks()
+                await self._stopping.wait()
+                await drained(self.settings, server.scheduler, asyncio.Event())
+                self.running = None
+                await self.runner.cleanup()
+        except UNSTARTABLE as error:
+            self.failures.append(error)
+        finally:
+            if not process.is_dead:
+                self.loop.network.kill(process, resets=False)
+                self.process = self.running = None
+
+    def tasks(self) -> Counter[str]:
+        """Return the tasks of its process, by the names of their functions."""
+        assert self.process
+        return Counter(getattr(task.get_coro(), "__qualname__", "?") for task in self.process.tasks if not task.done())
+
+    async def stop(self) -> None:
+        """Stop as after SIGTERM; raise the error with which its process ended."""
+        if self._task:
+            self._stopping.set()
+            await asyncio.wait([self._task])
+            if not self.loop.is_silent and not self._task.cancelled() and (error := self._task.exception()):
+                raise error
+
+    def kill(self, *, resets: bool) -> None:
+        """Kill the process as kill -9 does: what is committed in the store is left of it."""
+        if self.process is None:
+            return
+        self.loop.kill(self.process)
+        self.loop.network.kill(self.process, resets=resets)
+        if self.running:
+            database: Any = self.running.scheduler.store._database
+            database._connections.close()
+        self.process = self.running = self._task = None

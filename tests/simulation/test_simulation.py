@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.io]
+
+
+def simulation(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as it replaces the clock of its process."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_servers_keep_their_promises_and_a_seed_repeats_its_trace() -> None:
+    many, one = simulation("--count", "10"), simulation("--seed", "9")
+    assert many.returncode == 0, many.stdout + many.stderr
+    assert one.stdout.splitlines()[0] == many.stdout.splitlines()[9]
+
+
+def test_old_faults_are_found_if_they_are_put_back() -> None:
+    found = simulation("--planted", "--count", "15")
+    assert found.returncode == 0, found.stdout + found.stderr

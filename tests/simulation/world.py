@@ -1,0 +1,273 @@
+"""The world of a simulation: servers over one store, their clients, and faults, as a plan has them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.clients import Client
+from tests.simulation.invariants import check_end, check_idle, is_settled
+from tests.simulation.ledger import Known, Ledger, Violation
+from tests.simulation.loop import PROCESS, Process, SimulatedLoop, WorkFault
+from tests.simulation.network import End
+from tests.simulation.plan import Action, Plan
+from tests.simulation.servers import AT_ONCE, LIMITED, PER_MINUTE, SimulatedServer, settings_of
+
+KEYS = {"alice": "alice-0123456789", "bob": "bob-0123456789ab", "limited": "limited-01234567"}
+"""The API key of each owner."""
+
+COMMIT_SECONDS = 0.01
+"""The most seconds that a commit takes on a disk without faults."""
+
+AFTERMATH_SECONDS = 5.0
+"""Seconds after a fault of the disk in which changes may still wait."""
+
+CHECK_SECONDS = 5.0
+"""Seconds between two checks while the world runs."""
+
+SETTLING_SECONDS = 400.0
+"""Seconds after the last fault in which all responses end."""
+
+IDLE_SECONDS = 100.0
+"""Seconds without clients after which a server keeps nothing of them: kept connections end after 75 seconds."""
+
+
+class World:
+    """The servers, the clients and the faults of a plan, in a folder for the store."""
+
+    def __init__(self, plan: Plan, loop: SimulatedLoop, folder: Path) -> None:
+        self.plan, self.loop, self.folder = plan, loop, folder
+        self.draw = random.Random(f"{plan.seed} world")
+        self.ledger, self.keys = Ledger(), KEYS
+        self.history: list[str] = []
+        """A line for each action, with its time."""
+        _prepare(folder)
+        hosts = [f"10.0.0.{number}" for number in range(1, plan.servers + 1)]
+        self.servers = [SimulatedServer(loop, host, settings_of(folder, host), self._delay) for host in hosts]
+        self.lost_until = self.full_until = self.slow_until = 0.0
+        """The times until which commits are lost, the disk is full, and the disk is slow."""
+        self._disk_faults: list[tuple[float, float]] = []
+        """The beginnings and ends of all faults of the disk."""
+        self._strikes: list[tuple[str, int, random.Random]] = []
+        """For each coming strike: what a client sees before it, and how often."""
+        self._clients: dict[str, asyncio.Task[None]] = {}
+        self._restarts: set[asyncio.Task[None]] = set()
+
+    # Running
+
+    async def run(self) -> None:
+        """Carry out the plan; raise `Violation` if a server breaks a promise."""
+        for server in self.servers:
+            server.start()
+        watching = asyncio.create_task(self._watch())
+        try:
+            await self._act()
+            await self._heal()
+            await self._settle()
+        finally:
+            watching.cancel()
+        for server in self.servers:
+            async with asyncio.timeout(60.0):
+                await server.stop()
+        self._check_errors()
+
+    async def _act(self) -> None:
+        for action in sorted(self.plan.actions, key=lambda action: action.at):
+            await asyncio.sleep(action.at - self.loop.time())
+            self.note(f"begins {action}")
+            fault = getattr(self, f"_{action.kind.replace(' ', '_')}", None)
+            if fault is None:
+                self._start_client(action)
+            else:
+                fault(random.Random(f"{self.plan.seed} action {action.number}"))
+
+    def _start_client(self, action: Action) -> None:
+        client = Client(self, f"{action.kind} {action.number}")
+        script: Callable[[], Coroutine[Any, Any, None]] = getattr(client, action.kind)
+        context = copy_context()
+        context.run(PROCESS.set, Process(client.name))
+        self._clients[client.name] = self.loop.create_task(client.run(script), context=context, name=client.name)
+
+    async def _heal(self) -> None:
+        """End all faults, and start the servers that are down."""
+        self.lost_until = self.full_until = self.slow_until = 0.0
+        self._strikes.clear()
+        self.loop.network.apart.clear()
+        for server in self.servers:
+            if server.process:
+                server.process.paused_until = 0.0
+                server.process.steps_left = -1
+        if self._restarts:
+            await asyncio.wait(self._restarts)
+        for server in self.servers:
+            server.start()
+        self.note("all faults are over")
+
+    async def _settle(self) -> None:
+        """Wait until the clients and all responses have ended, and check what is left."""
+        deadline = self.loop.time() + SETTLING_SECONDS
+        while any(not task.done() for task in self._clients.values()) or not is_settled(self):
+            await asyncio.sleep(1.0)
+            self._check_clients()
+            if self.loop.time() > deadline:
+                busy = [name for name, task in self._clients.items() if not task.done()]
+                raise Violation(f"what has begun never ends: clients {busy}, and {is_settled(self, explains=True)}")
+        self._check_clients()
+        await check_end(self)
+        await asyncio.sleep(IDLE_SECONDS)
+        await check_idle(self)
+
+    async def _watch(self) -> None:
+        """Start servers that have ended by themselves; check limits."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            for server in self.servers:
+                if server.process is None and not self._restarts:
+                    server.start()
+
+    def _check_clients(self) -> None:
+        for task in self._clients.values():
+            if task.done() and (error := task.exception()):
+                raise error
+
+    def _check_errors(self) -> None:
+        for context in self.loop.errors:
+            raise Violation(f"{context.get('message')}: {context.get('exception')!r}") from context.get("exception")
+
+    def note(self, line: str) -> None:
+        """Add a line to the history."""
+        self.history.append(f"{self.loop.time():9.3f} {line}")
+
+    def may_lose(self, known: Known) -> bool:
+        """Return True if an accepted response may be missing: its server did not wait for a store out of reach."""
+        return not known.mode.startswith("background") and self.had_disk_fault(known.at)
+
+    def had_disk_fault(self, time: float) -> bool:
+        """Return True if changes may have waited for the disk at a time."""
+        return any(begin <= time <= end + AFTERMATH_SECONDS for begin, end in self._disk_faults)
+
+    # Faults
+
+    def _delay(self, executor: ThreadPoolExecutor | None) -> float:
+        name = getattr(executor, "_thread_name_prefix", "")
+        now = self.loop.time()
+        if not name.startswith("store"):
+            return 0.0
+        if name == "store-write" and now < self.full_until:
+            raise WorkFault(sqlite3.OperationalError("database or disk is full"), is_late=False)
+        if now < self.lost_until and self.draw.random() < 0.5:
+            is_late = self.draw.random() < 0.5
+            raise WorkFault(sqlite3.OperationalError("the connection is lost"), is_late=is_late)
+        if now < self.slow_until:
+            return self.draw.uniform(0.1, 3.0)
+        return self.draw.uniform(0.0, COMMIT_SECONDS) if name == "store-write" else 0.0
+
+    def _slow_disk(self, draw: random.Random) -> None:
+        self.slow_until = self._disk_fault(draw.uniform(1.0, 20.0))
+
+    def _full_disk(self, draw: random.Random) -> None:
+        self.full_until = self._disk_fault(draw.uniform(0.5, 15.0))
+
+    def _lost_commits(self, draw: random.Random) -> None:
+        self.lost_until = self._disk_fault(draw.uniform(0.5, 15.0))
+
+    def _disk_fault(self, seconds: float) -> float:
+        until = self.loop.time() + seconds
+        self._disk_faults.append((self.loop.time(), until))
+        return until
+
+    def _break(self, draw: random.Random) -> None:
+        def is_chosen(end: End) -> bool:
+            return end.process in processes
+
+        processes = [server.process for server in self.servers if server.process]
+        self.loop.network.break_one(draw, is_chosen)
+
+    def _cut(self, draw: random.Random) -> None:
+        """Let two servers not reach each other for a while, or a client and a server."""
+        names = [server.host for server in self.servers] + [
+            name for name, task in self._clients.items() if not task.done()
+        ]
+        pair = frozenset((draw.choice([server.host for server in self.servers]), draw.choice(names)))
+        self.loop.network.apart.add(pair)
+        self.loop.call_later(draw.uniform(0.5, 30.0), self.loop.network.apart.discard, pair)
+
+    def _pause(self, draw: random.Random) -> None:
+        """Stop a process as SIGSTOP does, for less or more than the time after which it counts as dead."""
+        if process := draw.choice(self.servers).process:
+            process.paused_until = self.loop.time() + draw.choice((0.3, 3.0, 25.0))
+
+    def _kill(self, draw: random.Random) -> None:
+        self._end(draw.choice(self.servers), draw)
+
+    def _doom(self, draw: random.Random) -> None:
+        """Kill a server after some of its callbacks, which is between any two steps of its work."""
+        server = draw.choice(self.servers)
+        if server.process:
+            server.process.steps_left = draw.choice((1, 30, 300, 2000)) + draw.randrange(300)
+            server.process.at_step = partial(self._end, server, draw)
+
+    def _strike(self, draw: random.Random) -> None:
+        """Kill a server in the moment in which a client has got something of it."""
+        self._strikes.append((draw.choice(("id", "id", "end", "answer")), draw.choice((1, 1, 1, 2, 4)), draw))
+
+    def saw(self, what: str, host: str | None) -> None:
+        """Take note that a client has got an id, the end of a stream or an answer of a server."""
+        for each in tuple(self._strikes):
+            awaited, times, draw = each
+            if awaited != what:
+                continue
+            self._strikes.remove(each)
+            if times > 1:
+                self._strikes.append((awaited, times - 1, draw))
+                continue
+            for server in self.servers:
+                if server.host == host and server.process:
+                    self._end(server, draw)
+
+    def _end(self, server: SimulatedServer, draw: random.Random) -> None:
+        self.note(f"{server.host} is killed")
+        server.kill(resets=draw.random() < 0.5)
+        self._restart(server, draw.choice((0.1, 2.0, 30.0)))
+
+    def _stop(self, draw: random.Random) -> None:
+        """Stop a server as SIGTERM does, and start it again."""
+        server = draw.choice(self.servers)
+        stopping = self.loop.create_task(server.stop())
+        self._restarts.add(stopping)
+        stopping.add_done_callback(partial(self._stopped, server, draw.choice((0.1, 2.0, 30.0))))
+
+    def _stopped(self, server: SimulatedServer, seconds: float, stopping: asyncio.Task[None]) -> None:
+        self._restarts.discard(stopping)
+        if error := stopping.exception():
+            self.loop.call_exception_handler({"message": "a server stopped with an error", "exception": error})
+        self._restart(server, seconds)
+
+    def _restart(self, server: SimulatedServer, seconds: float) -> None:
+        async def restart() -> None:
+            await asyncio.sleep(seconds)
+            server.start()
+            self.note(f"{server.host} starts")
+
+        restarting = self.loop.create_task(restart())
+        self._restarts.add(restarting)
+        restarting.add_done_callback(self._restarts.discard)
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder of a simulation, with the keys and limits of its servers, and no store."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    lines = [f"{key} limits={LIMITED}" if owner == LIMITED else key for owner, key in KEYS.items()]
+    (folder / "keys").write_text("\n".join(lines))
+    (folder / "keys").chmod(0o600)
+    limits = f"[{LIMITED}]\nresponses = {AT_ONCE}\nrequests_per_minute = {PER_MINUTE}\n"
+    (folder / "limits.toml").write_text(limits)
