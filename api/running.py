@@ -43,7 +43,7 @@ from penstock.api.settings import Settings
 from penstock.api.share import ALONE, Share
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
-from penstock.pipeline.recordings.recorder import make_folder
+from penstock.pipeline.recordings.writer import make_folder
 from penstock.stages.services import tracing
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry

@@ -64,6 +64,13 @@ def show(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def record(arguments: Sequence[str]) -> None:
+    """Record what a server of any make answers, by a proxy in front of it."""
+    from penstock.api.cli.record import main
+
+    main(arguments)
+
+
 def replay(arguments: Sequence[str]) -> None:
     """Run recorded frames through the stages, without a GPU."""
     from penstock.api.cli.replay import main
@@ -94,7 +101,7 @@ def inspect(arguments: Sequence[str]) -> None:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     command.__name__: command
-    for command in (serve, demo, launch, check, config, keys, show, replay, diff, shrink, inspect)
+    for command in (serve, demo, launch, check, config, keys, show, record, replay, diff, shrink, inspect)
 }
 """The commands by name; the docstring of each is its summary in the usage message."""
 

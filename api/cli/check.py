@@ -33,7 +33,7 @@ from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.tools import McpServer
-from penstock.pipeline.recordings.recorder import make_folder
+from penstock.pipeline.recordings.writer import make_folder
 from penstock.stages.models.vllm_private import TESTED, installed_vllm
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.prompts import Prompts

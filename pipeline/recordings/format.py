@@ -63,6 +63,9 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     ``options`` the operator's settings for its chat template and parsers.  ``answered_from`` is the folder of
     recordings that answered instead of a model.  ``recorded_at`` is an ISO 8601 time; the times of the frames are in
     seconds after it.
+
+    A recording of the wire has the server ``upstream``, the ``dialect``, the ``path`` and some ``headers`` of the
+    request, and the names of the fields of its body that were ``left_out``.
     """
 
     format: int
@@ -73,6 +76,11 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     versions: Mapping[str, str] = {}
     answered_from: str | None = None
     recorded_at: str | None = None
+    upstream: str | None = None
+    dialect: str | None = None
+    path: str | None = None
+    headers: Mapping[str, str] = {}
+    left_out: tuple[str, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -45,6 +45,16 @@ _SHOWN_KEYS = frozenset(
 _EMPTIED_KEYS = frozenset({"parameters", "schema", "input_schema", "env"})
 
 
+_ON_THE_WIRE = _SHOWN_KEYS | frozenset(
+    {"object", "model", "finish_reason", "stop_reason", "item_id", "call_id", "tool_call_id", "tool_use_id"}
+    | {"response_id", "service_tier", "system_fingerprint", "effort", "tool_choice", "truncation", "code", "phase"}
+)
+"""The same keys in answers of any server."""
+
+_SPELLED_OUT = frozenset({"logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "metadata"})
+"""Keys of answers whose values hold texts in a form of their own, and are left out."""
+
+
 def mask(text: str) -> str:
     """Replace letters by x and digits by 0, keeping all other characters."""
     return text.translate(_MASKS)
@@ -72,6 +82,25 @@ def mask_texts(struct: Any) -> Any:
         elif name not in _shown(kind):
             changes[name] = _masked(getattr(struct, name))
     return replace(struct, **changes)
+
+
+def mask_json(value: Any) -> Any:
+    """Return JSON of an answer with its texts masked."""
+    match value:
+        case str():
+            return mask(value)
+        case list():
+            return [mask_json(each) for each in value]
+        case dict():
+            return {key: _on_the_wire(key, each) for key, each in value.items() if key not in _SPELLED_OUT}
+        case _:
+            return value
+
+
+def _on_the_wire(key: str, value: Any) -> Any:
+    if key in _EMPTIED_KEYS and isinstance(value, dict):
+        return {}
+    return value if key in _ON_THE_WIRE and isinstance(value, str) else mask_json(value)
 
 
 def _masked(value: Any) -> Any:

@@ -8,9 +8,7 @@ nothing.  It is complete when every tap of the response has finished, failed or 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
@@ -19,7 +17,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,36 +33,17 @@ from penstock.pipeline.recordings.format import FILES, FORMAT, Failure, Header
 from penstock.pipeline.recordings.redaction import Redact, Redaction
 from penstock.pipeline.recordings.response_folder import BEGUN, OVER, JunctionFile, ResponseFolder
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.pipeline.recordings.writer import PAUSE, Writer
 
 logger = logging.getLogger(__name__)
 
 Frame = TypeVar("Frame")
 
-PAUSE = 0.1
-"""Seconds between two rounds of writing to disk."""
-
 MOST_WAITING = 100_000
 """The most frames in the queue, for all responses together."""
 
-AT_ONCE = 32
-"""Frames that the thread handles before it gives up the GIL, so that the event loop can run."""
-
-LAST_WRITES = 5.0
-"""Seconds that a server waits for the disk when it stops."""
-
 _latest_request: ContextVar[tuple[str, bytes]] = ContextVar("_latest_request", default=("", b""))
 """The response id and the body of this task's latest request."""
-
-
-def make_folder(folder: Path) -> None:
-    """Create the folder if it does not exist.  Raise `OSError` if it is not writable."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"no recording can be written to {folder}: {error.strerror}") from error
-
 
 WITH_TOKENS = ("render", "generate")
 """The stages that a pipeline does not have if its model takes and gives texts."""
@@ -89,14 +67,14 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
     folders: dict[str, ResponseFolder] = field(default_factory=dict)
     """The responses that are passing a tap now, by id."""
-    waiting: deque[tuple[JunctionFile, float, Any]] = field(default_factory=deque)
-    """The queue for the thread: the file, the time, and the frame or `BEGUN` or `OVER`."""
 
     def __post_init__(self) -> None:
-        make_folder(self.folder)
-        self._closing = Event()
-        self._thread = Thread(target=self._write_until_closed, name="recorder", daemon=True)
-        self._thread.start()
+        self.writer = Writer[JunctionFile](self.folder, self.pause)
+
+    @property
+    def waiting(self) -> deque[tuple[JunctionFile, float, Any]]:
+        """The queue for the thread: the file, the time, and the frame or `BEGUN` or `OVER`."""
+        return self.writer.waiting
 
     def tapped(self, pipeline: Pipeline[CreateResponse, Any]) -> Pipeline[CreateResponse, Any]:
         """Return the pipeline with a tap directly after each stage.  Raise `CannotRun` if a stage is missing.
@@ -117,13 +95,8 @@ class Recorder:
         return pipeline.replace("normalize", KeepBody(pipeline.stage("normalize"), self.condition))
 
     async def close(self) -> None:
-        """Write the queued frames, waiting for the disk at most `LAST_WRITES` seconds."""
-        self._closing.set()
-        await asyncio.to_thread(self._thread.join, LAST_WRITES)
-        if self._thread.is_alive():
-            logger.warning("%s is too slow: recordings of the last responses are cut", self.folder)
-
-    # Called by the taps, on the event loop
+        """Write the queued frames, as `Writer.close` does."""
+        await self.writer.close()
 
     def enter(self, stage: str, frame: Any) -> JunctionFile | None:
         """Register a stream at a tap by its first frame.  Return its file, or None if it is not to be recorded."""
@@ -194,28 +167,6 @@ class Recorder:
             self.redact(),
             body if request_id == response_id and "normalize" in self.after else b"",
         )
-
-    # Run by the thread
-
-    def _write_until_closed(self) -> None:
-        is_closing = False
-        while not is_closing:
-            is_closing = self._closing.wait(self.pause)
-            changed: dict[ResponseFolder, None] = {}
-            for count in range(len(self.waiting)):
-                if count % AT_ONCE == 0:
-                    time.sleep(0)  # release the GIL: another thread may be waiting for it
-                file, at, entry = self.waiting.popleft()
-                changed[file.folder] = None
-                try:
-                    file.add(at, entry)
-                except Exception as error:  # noqa: BLE001 - it is logged, and the file lacks its end
-                    file.folder.lose(error)
-            for folder in changed:
-                try:
-                    folder.save()
-                except OSError as error:
-                    folder.lose(error)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Secrets are the owner of a request, the credentials of its MCP servers, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -20,8 +20,13 @@ from penstock.pipeline.secret import unwritten
 
 def redacted_request(body: bytes) -> dict[str, Any]:
     """Return the body of a request without secrets and without unknown fields, which might contain some."""
-    fields = {name: value for name, value in from_json(body).items() if name in _KNOWN}
-    return fields | {name: _open(fields[name]) for name in _WITH_TOOLS if name in fields}
+    return redacted_fields(from_json(body), _KNOWN)
+
+
+def redacted_fields(fields: dict[str, Any], known: Container[str]) -> dict[str, Any]:
+    """Return the known fields of the body of a request in any dialect, without secrets."""
+    kept = {name: value for name, value in fields.items() if name in known and name not in _SECRET}
+    return kept | {name: without_credentials(kept[name]) for name in _WITH_TOOLS if name in kept}
 
 
 def without_secrets(frame: Any) -> dict[str, Any]:
@@ -38,21 +43,23 @@ def without_secrets(frame: Any) -> dict[str, Any]:
     return fields
 
 
-_KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items()) - {"cache_salt"}
+_KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items())
 
+_SECRET = frozenset({"cache_salt", "mcp_servers"})
+"""Known fields that are never written."""
 
 _WITH_TOOLS = ("tools", "tool_choice", "input")
 """Fields that may contain tools; in ``tool_choice``, some clients repeat the whole definition of a tool."""
 
 
-def _open(data: Any) -> Any:
-    """Remove secrets from tools, and from values that contain tools.
+def without_credentials(data: Any) -> Any:
+    """Return data without the secrets of the tools in it.
 
     An MCP server keeps its host but not its credentials.  A sandbox loses its network policy.
     """
     match data:
         case list():
-            return [_open(each) for each in data]
+            return [without_credentials(each) for each in data]
         case {"type": "mcp"}:
             server = {name: value for name, value in data.items() if name in ECHOED_KEYS or name == "name"}
             url = server.get("server_url")
@@ -66,7 +73,7 @@ def _open(data: Any) -> Any:
 def _part(name: str, value: Any) -> Any:
     if name in ("container", "environment") and isinstance(value, dict):
         return {key: part for key, part in value.items() if key != "network_policy"}
-    return _open(value) if name == "tools" else value
+    return without_credentials(value) if name == "tools" else value
 
 
 class Redaction:

@@ -35,7 +35,7 @@ from penstock.pipeline.plugins import Install, guarded
 from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.pipeline.recordings import recorder as module
+from penstock.pipeline.recordings import writer as module
 from penstock.pipeline.recordings import response_folder
 from penstock.pipeline.recordings.format import End, Failure
 from penstock.pipeline.recordings.recorder import Recorder
@@ -374,7 +374,7 @@ async def test_shutdown_does_not_wait_for_a_hanging_disk(
     await taps.close()
     assert f"{tmp_path / 'r'} is too slow: recordings of the last responses are cut" in caplog.text
     hangs.set()
-    taps._thread.join()
+    taps.writer.thread.join()
 
 
 async def test_request_of_another_dialect_is_recorded_as_one_of_the_responses_api(tmp_path: Path) -> None:

@@ -1,0 +1,233 @@
+"""The proxy: it passes every request on to one server, and its answer back, byte for byte and as the bytes come.
+
+Both sides wait for each other as without it: a slow reader slows the server, and a client that leaves ends its request.
+An answer that the server breaks off breaks off here, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, hdrs, web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from penstock.api.http.errors import Handler
+from penstock.api.wiretap.streams import readable
+from penstock.api.wiretap.tap import Listener, Tap
+from penstock.pipeline.errors import CannotRun
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 30.0
+"""Seconds to connect to the server."""
+
+KEPT_SECONDS = 2.0
+"""Seconds for which an idle connection to the server is kept: less than after which servers close it."""
+
+LONGEST_HEADER = 64 * 2**10
+"""Bytes of a line of the headers of a request or an answer."""
+
+MOST_HEADERS = 1000
+"""The most headers of a request or an answer."""
+
+STOPPING_SECONDS = 5.0
+"""Seconds that answers get to end after a signal to stop."""
+
+HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
+    | {"transfer-encoding", "upgrade"}
+)
+"""The headers about one connection, which a proxy does not pass on; see RFC 9110, section 7.6.1."""
+
+ADDED = (hdrs.DATE, hdrs.SERVER, hdrs.CONTENT_TYPE)
+"""The headers that aiohttp adds to an answer without them."""
+
+OWN = (hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)
+"""The headers that aiohttp adds to a request without them."""
+
+PASSED = web.ResponseKey("passed", frozenset[str])
+"""The names of the headers that came with an answer of the server, in small letters."""
+
+
+class BrokenOff(Exception):
+    """The server broke off its answer."""
+
+
+def checked(upstream: str) -> str:
+    """Return the URL of a server without a slash at its end.  Raise `CannotRun` if it is none."""
+    try:
+        parts = urlsplit(upstream)
+        is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_complete = False
+    if not is_complete:
+        raise CannotRun(f"--upstream: {upstream!r} is no URL such as http://127.0.0.1:8000")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise CannotRun("--upstream: give the URL alone; clients send their own keys, which pass through")
+    return upstream.rstrip("/")
+
+
+@dataclass
+class Proxy:
+    """Passes requests on to the server at the URL ``upstream``, and has the ``tap`` note them."""
+
+    upstream: str
+    tap: Tap
+
+    def app(self) -> web.Application:
+        """Create the application, which has no routes of its own."""
+        app = web.Application(middlewares=[self._answer])
+        app.cleanup_ctx.append(self._run)
+        app.on_response_prepare.append(_remove_added)
+        return app
+
+    async def _run(self, _: web.Application) -> AsyncGenerator[None, None]:
+        async with ClientSession(
+            connector=TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS),
+            timeout=ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            cookie_jar=DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=OWN,
+            max_line_size=LONGEST_HEADER,
+            max_field_size=LONGEST_HEADER,
+            max_headers=MOST_HEADERS,
+        ) as self._session:
+            yield
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer each request, whatever its path is."""
+        if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+            return refusal(426, "It does not pass WebSockets on: use HTTP, to which clients fall back.")
+        if not request.raw_path.startswith("/"):
+            return refusal(400, f"It passes requests on to {self.upstream} alone: send it the path.")
+        listener = self.tap.listener(request.path, request.headers) if request.method == hdrs.METH_POST else None
+        try:
+            return await self._passed(request, listener)
+        except BrokenOff:
+            if request.transport is not None:
+                request.transport.close()  # after what came before
+            return web.Response()
+        except ConnectionResetError:
+            if listener:
+                listener.over(abandoned=True)
+            return web.Response()
+        except BaseException:
+            if listener:
+                listener.over(abandoned=True)
+            raise
+
+    async def _passed(self, request: web.Request, listener: Listener | None) -> web.StreamResponse:
+        headers = _end_to_end(request.headers, (hdrs.HOST, hdrs.EXPECT))
+        if listener and hdrs.ACCEPT_ENCODING in headers:
+            headers[hdrs.ACCEPT_ENCODING] = readable(",".join(headers.getall(hdrs.ACCEPT_ENCODING)))
+        url = URL(self.upstream + request.raw_path, encoded=True)
+        body = _sent(request, listener) if request.can_read_body else None
+        try:
+            answer = await self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False)
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.ClientResponseError) as error:
+            return self._unreached(error)
+        except UnicodeEncodeError:
+            return refusal(400, "A header of the request is not UTF-8.")
+        except (aiohttp.ClientError, OSError) as error:
+            raise BrokenOff from error
+        async with answer:
+            return await _passed_back(request, answer, listener)
+
+    def _unreached(self, error: Exception) -> web.StreamResponse:
+        """Return the answer of a server that cannot be reached, or that does not speak HTTP."""
+        logger.warning("%s: %s", self.upstream, error)
+        reason = "does not answer in HTTP" if isinstance(error, aiohttp.ClientResponseError) else "cannot be reached"
+        return refusal(502, f"{self.upstream} {reason}.")
+
+
+def refusal(status: int, message: str) -> web.Response:
+    """Return an error of the proxy itself, in a form that OpenAI's and Anthropic's clients show."""
+    error = {"message": f"penstock record: {message}", "type": "proxy_error", "param": None, "code": None}
+    return web.json_response({"type": "error", "error": error}, status=status)
+
+
+async def _sent(request: web.Request, listener: Listener | None) -> AsyncGenerator[bytes, None]:
+    async for data in request.content.iter_any():
+        if listener:
+            listener.sent(data)
+        yield data
+
+
+async def _passed_back(request: web.Request, answer: ClientResponse, listener: Listener | None) -> web.StreamResponse:
+    passed = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_end_to_end(answer.headers))
+    passed[PASSED] = frozenset(name.lower() for name in answer.headers)
+    if listener:
+        listener.begun(answer.status, answer.headers)
+    try:
+        await passed.prepare(request)
+    except UnicodeEncodeError:
+        raise BrokenOff from None
+    try:
+        async for data in _pieces(answer):
+            if listener:
+                listener.came(data)
+            await passed.write(data)
+    except BrokenOff as error:
+        logger.warning("%s broke off an answer: %r", answer.url.origin(), error.__cause__)
+        if listener:
+            listener.over("The server broke off its answer.")
+        raise
+    if listener:
+        listener.over()
+    await passed.write_eof()
+    return passed
+
+
+async def _pieces(answer: ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the bytes of an answer as they come.  Raise `BrokenOff` if the server breaks it off."""
+    try:
+        async for data in answer.content.iter_any():
+            yield data
+    except (aiohttp.ClientError, OSError) as error:
+        raise BrokenOff from error
+
+
+def _end_to_end(headers: CIMultiDictProxy[str], besides: Iterable[str] = ()) -> CIMultiDict[str]:
+    """Return the headers that a proxy passes on, in their order, but those ``besides``."""
+    listed = ",".join(headers.getall(hdrs.CONNECTION, ())).lower().split(",")
+    dropped = HOP_BY_HOP | {name.strip() for name in listed} | {name.lower() for name in besides}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+
+
+async def _remove_added(_: web.Request, answer: web.StreamResponse) -> None:
+    """Remove from an answer of the server what aiohttp has added."""
+    if PASSED in answer:
+        for name in ADDED:
+            if name.lower() not in answer[PASSED]:
+                answer.headers.popall(name, None)
+
+
+@asynccontextmanager
+async def proxying(proxy: Proxy, host: str, port: int) -> AsyncGenerator[str, None]:
+    """Run the proxy for the length of a block, and yield its URL.  Raise `OSError` if the address cannot be had."""
+    runner = web.AppRunner(
+        proxy.app(),
+        access_log=None,
+        auto_decompress=False,
+        handler_cancellation=True,
+        max_line_size=LONGEST_HEADER,
+        max_field_size=LONGEST_HEADER,
+        max_headers=MOST_HEADERS,
+        shutdown_timeout=STOPPING_SECONDS,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        address = runner.addresses[0]
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        yield f"http://{shown}:{address[1]}"
+    finally:
+        await runner.cleanup()
+        await proxy.tap.close()
