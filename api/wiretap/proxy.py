@@ -107,25 +107,26 @@ class Proxy:
             return refusal(426, "It does not pass WebSockets on: use HTTP, to which clients fall back.")
         if not request.raw_path.startswith("/"):
             return refusal(400, f"It passes requests on to {self.upstream} alone: send it the path.")
-        listener = self.tap.listener(request.path, request.headers) if request.method == hdrs.METH_POST else None
+        is_post = request.method == hdrs.METH_POST
+        listener = self.tap.listener(request.path, request.headers) if is_post else Listener()
         try:
             return await self._passed(request, listener)
-        except BrokenOff:
+        except BrokenOff as error:
+            logger.warning("%s broke off an answer: %r", self.upstream, error.__cause__)
+            listener.over("The server broke off its answer.")
             if request.transport is not None:
                 request.transport.close()  # after what came before
             return web.Response()
-        except ConnectionResetError:
-            if listener:
-                listener.over(abandoned=True)
+        except ConnectionResetError:  # the client has left
             return web.Response()
-        except BaseException:
-            if listener:
-                listener.over(abandoned=True)
-            raise
+        finally:
+            listener.over(abandoned=True)
 
-    async def _passed(self, request: web.Request, listener: Listener | None) -> web.StreamResponse:
+    async def _passed(self, request: web.Request, listener: Listener) -> web.StreamResponse:
+        if _is_unsendable(request.headers):
+            return refusal(400, "A header of the request is not UTF-8.")
         headers = _end_to_end(request.headers, (hdrs.HOST, hdrs.EXPECT))
-        if listener and hdrs.ACCEPT_ENCODING in headers:
+        if listener.is_recording and hdrs.ACCEPT_ENCODING in headers:
             headers[hdrs.ACCEPT_ENCODING] = readable(",".join(headers.getall(hdrs.ACCEPT_ENCODING)))
         url = URL(self.upstream + request.raw_path, encoded=True)
         body = _sent(request, listener) if request.can_read_body else None
@@ -133,8 +134,6 @@ class Proxy:
             answer = await self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.ClientResponseError) as error:
             return self._unreached(error)
-        except UnicodeEncodeError:
-            return refusal(400, "A header of the request is not UTF-8.")
         except (aiohttp.ClientError, OSError) as error:
             raise BrokenOff from error
         async with answer:
@@ -153,34 +152,23 @@ def refusal(status: int, message: str) -> web.Response:
     return web.json_response({"type": "error", "error": error}, status=status)
 
 
-async def _sent(request: web.Request, listener: Listener | None) -> AsyncGenerator[bytes, None]:
+async def _sent(request: web.Request, listener: Listener) -> AsyncGenerator[bytes, None]:
     async for data in request.content.iter_any():
-        if listener:
-            listener.sent(data)
+        listener.sent(data)
         yield data
 
 
-async def _passed_back(request: web.Request, answer: ClientResponse, listener: Listener | None) -> web.StreamResponse:
+async def _passed_back(request: web.Request, answer: ClientResponse, listener: Listener) -> web.StreamResponse:
+    if _is_unsendable(answer.headers):
+        return refusal(502, "A header of the answer is not UTF-8.")
     passed = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_end_to_end(answer.headers))
     passed[PASSED] = frozenset(name.lower() for name in answer.headers)
-    if listener:
-        listener.begun(answer.status, answer.headers)
-    try:
-        await passed.prepare(request)
-    except UnicodeEncodeError:
-        raise BrokenOff from None
-    try:
-        async for data in _pieces(answer):
-            if listener:
-                listener.came(data)
-            await passed.write(data)
-    except BrokenOff as error:
-        logger.warning("%s broke off an answer: %r", answer.url.origin(), error.__cause__)
-        if listener:
-            listener.over("The server broke off its answer.")
-        raise
-    if listener:
-        listener.over()
+    listener.begun(answer.status, answer.headers)
+    await passed.prepare(request)
+    async for data in _pieces(answer):
+        listener.came(data)
+        await passed.write(data)
+    listener.over()
     await passed.write_eof()
     return passed
 
@@ -195,10 +183,20 @@ async def _pieces(answer: ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _end_to_end(headers: CIMultiDictProxy[str], besides: Iterable[str] = ()) -> CIMultiDict[str]:
-    """Return the headers that a proxy passes on, in their order, but those ``besides``."""
+    """Return the headers that a proxy passes on, in their order, but those ``besides``.
+
+    A header that stands twice is spelt alike, as aiohttp would lose one of them otherwise.
+    """
+    spelt: dict[str, str] = {}
     listed = ",".join(headers.getall(hdrs.CONNECTION, ())).lower().split(",")
     dropped = HOP_BY_HOP | {name.strip() for name in listed} | {name.lower() for name in besides}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    kept = ((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    return CIMultiDict((spelt.setdefault(name.lower(), name), value) for name, value in kept)
+
+
+def _is_unsendable(headers: CIMultiDictProxy[str]) -> bool:
+    """True if aiohttp would lose bytes of a header, because they are not UTF-8."""
+    return any("\udc80" <= character <= "\udcff" for value in headers.values() for character in value)
 
 
 async def _remove_added(_: web.Request, answer: web.StreamResponse) -> None:

@@ -56,13 +56,13 @@ class Tap:
         """Write what was noted."""
         await self.writer.close()
 
-    def listener(self, path: str, headers: Mapping[str, str]) -> Listener | None:
-        """Return what notes an exchange that is to be recorded."""
+    def listener(self, path: str, headers: Mapping[str, str]) -> Listener:
+        """Return what notes an exchange, if that is to be recorded."""
         generation = generation_at(path, self.generations)
         now = datetime.now(UTC)
         name = f"{now:%Y%m%dT%H%M%S}-{generation.dialect if generation else ''}-{token_hex(4)}"
         if generation is None or not self._chooses(name, headers):
-            return None
+            return Listener()
         header = Header(
             FORMAT,
             versions={"penstock": version("penstock")},
@@ -75,7 +75,7 @@ class Tap:
         recording = WireRecording(
             self.folder / name, header, generation, self.clock(), self.keeps_texts, self._count_written
         )
-        return Listener(self, recording, headers.get("Content-Encoding", ""))
+        return Recorded(self, recording, headers.get("Content-Encoding", ""))
 
     def _chooses(self, name: str, headers: Mapping[str, str]) -> bool:
         return self.condition.chooses(name, Origin(recorded=self.condition.is_met_by(headers)))
@@ -88,8 +88,26 @@ class Tap:
         return self.noted - self.written + size <= self.most_noted
 
 
-@dataclass
 class Listener:
+    """Hears what one exchange consists of; this base class notes nothing."""
+
+    is_recording = False
+
+    def sent(self, data: bytes) -> None:
+        """Hear a piece of the body of the request."""
+
+    def begun(self, status: int, headers: Mapping[str, str]) -> None:
+        """Hear the headers of the answer."""
+
+    def came(self, data: bytes) -> None:
+        """Hear a piece of the answer."""
+
+    def over(self, problem: str = "", *, abandoned: bool = False) -> None:
+        """Hear the end, and the ``problem`` if the server broke the answer off; later calls change nothing."""
+
+
+@dataclass
+class Recorded(Listener):
     """Notes one exchange; an answer that is no success leaves no recording."""
 
     tap: Tap
@@ -98,6 +116,7 @@ class Listener:
     _sent: list[bytes] = field(default_factory=list)
     _size: int = 0
     _has_begun: bool = False
+    is_recording = True
 
     def sent(self, data: bytes) -> None:
         """Note a piece of the body of the request."""

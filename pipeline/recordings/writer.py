@@ -35,7 +35,7 @@ class SavedFolder(Protocol):
 
 
 class QueuedFile(Protocol):
-    """What entries of the queue are for."""
+    """A file to which entries of the queue belong."""
 
     @property
     def folder(self) -> SavedFolder:
