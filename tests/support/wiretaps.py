@@ -83,6 +83,17 @@ def wire_recordings(folder: Path) -> list[Recording]:
     return [read_wire(each) for each in sorted(folder.iterdir())]
 
 
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the folders of recordings, or of the files of one."""
+    return sorted(each.name for each in folder.iterdir())
+
+
+def only_folder(folder: Path) -> Path:
+    """Return the folder of the only recording."""
+    (only,) = folder.iterdir()
+    return only
+
+
 async def exchange(url: str, sent: bytes) -> bytes:
     """Send bytes to a server, and return all that it answers until it closes the connection."""
     port = int(url.rpartition(":")[2])

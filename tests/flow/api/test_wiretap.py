@@ -16,7 +16,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.messages import anthropic_client
 from tests.support.server import ScriptedServer, running_server, script
-from tests.support.wiretaps import recorded_server, wire_recordings
+from tests.support.wiretaps import only_folder, recorded_server, wire_recordings
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
@@ -51,13 +51,13 @@ async def test_openai_python_and_anthropic_python_hear_the_server(tmp_path: Path
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve("resp_none")
     found = wire_recordings(tmp_path / "recordings")
-    by_dialect = {each.header.dialect: each for each in found if not isinstance(each.frames[-1], WireBody)}
+    by_dialect = {str(each.header.dialect): each for each in found if not isinstance(each.frames[-1], WireBody)}
     assert sorted(str(each.header.dialect) for each in found) == sorted([*by_dialect, "responses"])
     assert sorted(by_dialect) == ["chat", "completions", "messages", "responses"]
     *recorded_events, done = by_dialect["responses"].frames[1:]
     assert done == WireEvent(text="[DONE]")
     assert [frame.event for frame in recorded_events] == [frame.data["type"] for frame in recorded_events]
-    assert {event for event in events} >= {frame.event for frame in recorded_events}
+    assert set(events) >= {frame.event for frame in recorded_events}
     assert by_dialect["chat"].frames[-1] == WireEvent(text="[DONE]")
     assert by_dialect["messages"].frames[-1].event == "message_stop"
 
@@ -65,8 +65,7 @@ async def test_openai_python_and_anthropic_python_hear_the_server(tmp_path: Path
 async def test_request_is_recorded_in_its_dialect(tmp_path: Path) -> None:
     async with recorded(tmp_path) as (_, url), openai_client(url) as client:
         await client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, user="me")
-    (folder,) = (tmp_path / "recordings").iterdir()
-    kept = json.loads((folder / "request.json").read_text())
+    kept = json.loads((only_folder(tmp_path / "recordings") / "request.json").read_bytes())
     assert kept == {"model": "tiny", "messages": MESSAGES, "temperature": 0, "user": "me"}
 
 

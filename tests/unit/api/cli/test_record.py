@@ -22,7 +22,8 @@ async def test_command_records_until_it_is_stopped(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     folder = tmp_path / "recordings"
     async with raw_server(head, chunk(b"data: 1\n\n"), chunk(b"")) as raw:
-        command = [Path(sys.executable).with_name("penstock"), "record", folder, "--upstream", raw.url, "--port", "0"]
+        program = Path(sys.executable).with_name("penstock")
+        command: list[str | Path] = [program, "record", folder, "--upstream", raw.url, "--port", "0"]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert process.stdout
         line = (await process.stdout.readline()).decode()

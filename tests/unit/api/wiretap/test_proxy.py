@@ -22,12 +22,13 @@ from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.recordings.format import Failure, UnreadableRecording
 from penstock.pipeline.recordings.sampling import Condition
 from penstock.pipeline.recordings.wire import AnswerBegun, WireBody, WireEvent
-from tests.support.api_clients import wait_until
 from tests.support.examples import examples
 from tests.support.wiretaps import (
     CHAT_PATH,
     chunk,
     exchange,
+    names_in,
+    only_folder,
     post,
     raw_server,
     recorded_server,
@@ -96,7 +97,7 @@ async def test_head_passes_as_it_is_both_ways(tmp_path: Path) -> None:
     assert lines[0] == f"Host: {raw.url.removeprefix('http://')}".encode()
     expected = [f"Content-Length: {len(body)}", "Content-Type: application/json", "X-Two: a", "X-Two: b", "Accept: */*"]
     assert [line.decode() for line in lines[1:]] == expected
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
 async def test_answer_to_head_keeps_its_length(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ async def test_broken_answer_breaks_off_for_the_client(tmp_path: Path, head: byt
 async def test_server_that_hangs_up_is_one_for_the_client(tmp_path: Path) -> None:
     async with raw_server() as raw, recorded_server(raw.url, tmp_path) as url:
         assert await exchange(url, SENT) == b""
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
 async def test_server_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ async def test_answer_that_is_no_http_is_an_error(tmp_path: Path, answer: bytes)
         got = await exchange(url, SENT)
     assert got.startswith(b"HTTP/1.1 502 ")
     assert b"does not answer in HTTP" in got
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
 async def test_header_that_is_no_utf_8_is_refused_instead_of_changed(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ async def test_header_that_is_no_utf_8_is_refused_instead_of_changed(tmp_path: P
         answer = await exchange(url, SENT.replace(b"Host: h", b"Host: h\r\nX: \xff"))
         assert answer.startswith(b"HTTP/1.1 400 ")
     assert len(raw.requests) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
 async def test_long_line_passes_and_its_recording_is_cut(
@@ -201,7 +202,7 @@ async def test_long_line_passes_and_its_recording_is_cut(
     assert "is cut: an event is too long" in caplog.text
     with pytest.raises(UnreadableRecording, match="it has no end"):
         wire_recordings(tmp_path)
-    (folder,) = tmp_path.iterdir()
+    folder = only_folder(tmp_path)
     assert b'"data":1' in (folder / "wire.jsonl").read_bytes()
 
 
@@ -225,7 +226,7 @@ async def test_long_request_passes_without_a_recording(
         assert (await exchange(url, sent)).startswith(HEAD)
         assert raw.requests[0].endswith(b"]")
     assert "is cut: its request is too long" in caplog.text
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ async def test_answer_to_no_request_is_not_recorded(
     async with raw_server(CHUNKED, chunk(STREAM), chunk(b"")) as raw, recorded_server(raw.url, tmp_path) as url:
         assert body_of(await exchange(url, post(CHAT_PATH, body))) == STREAM
     assert reason in caplog.text
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("status", [400, 401, 429, 500, 302])
@@ -247,7 +248,7 @@ async def test_refusal_passes_and_leaves_no_recording(tmp_path: Path, status: in
     async with raw_server(answer) as raw, recorded_server(raw.url, tmp_path) as url:
         got = await exchange(url, SENT)
     assert got == answer.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == []
 
 
 async def test_whole_answer_is_recorded(tmp_path: Path) -> None:
@@ -299,14 +300,17 @@ async def test_slow_client_slows_the_server(tmp_path: Path) -> None:
 
     server = await asyncio.start_server(endless, "127.0.0.1", 0)
     upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with recorded_server(upstream, tmp_path) as url, aiohttp.ClientSession() as client:
-        async with client.get(url) as answer:
-            await answer.content.readexactly(1)
-            seen = -1
-            while given != seen:  # until nothing more is taken
-                seen = given
-                await asyncio.sleep(0.3)
-            assert given < 1000
+    async with (
+        recorded_server(upstream, tmp_path) as url,
+        aiohttp.ClientSession() as client,
+        client.get(url) as answer,
+    ):
+        await answer.content.readexactly(1)
+        seen = -1
+        while given != seen:  # until nothing more is taken
+            seen = given
+            await asyncio.sleep(0.3)
+        assert given < 1000
     server.close()
 
 
@@ -323,9 +327,9 @@ async def test_secrets_are_not_written(tmp_path: Path) -> None:
     async with raw_server(CHUNKED, chunk(echoed), chunk(b"")) as raw, recorded_server(raw.url, tmp_path) as url:
         assert echoed in await exchange(url, post(f"{CHAT_PATH}?key=SECRET", json.dumps(body).encode(), *secret))
     assert raw.requests[0].count(b"SECRET") == 10
-    (folder,) = tmp_path.iterdir()
+    folder = only_folder(tmp_path)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    for file in folder.iterdir():
+    for file in map(folder.joinpath, names_in(folder)):
         assert "SECRET" not in file.read_text()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     (recording,) = wire_recordings(tmp_path)
@@ -345,8 +349,8 @@ async def test_texts_are_not_written_if_the_operator_says_so(tmp_path: Path) -> 
         recorded_server(raw.url, tmp_path, keeps_texts=False) as url,
     ):
         await exchange(url, SENT)
-    (folder,) = tmp_path.iterdir()
-    assert [file.name for file in folder.iterdir()] == ["wire.jsonl"]
+    folder = only_folder(tmp_path)
+    assert names_in(folder) == ["wire.jsonl"]
     masked = {"content": "xxxxxxx 0.", "role": "assistant"}
     masked_call = {"id": "call_1", "function": {"name": "look", "arguments": '{"xx": "xxxxx"}'}}
     expected = {"delta": masked | {"tool_calls": [masked_call]}, "finish_reason": "stop"}

@@ -35,8 +35,8 @@ from penstock.pipeline.plugins import Install, guarded
 from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.pipeline.recordings import writer as module
 from penstock.pipeline.recordings import response_folder
+from penstock.pipeline.recordings import writer as module
 from penstock.pipeline.recordings.format import End, Failure
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
