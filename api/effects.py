@@ -25,12 +25,12 @@ class Answering(Enum):
     """The kinds of what answers, each with the settings that it does not use."""
 
     HERE = "vLLM runs in this process", frozenset({"replay_speed", "engine_key"})
-    OVER_HTTP = "the engine is elsewhere", frozenset({"replay_speed", "vllm"})
+    OVER_HTTP = "the engine is elsewhere", frozenset({"replay_speed", "vllm", "exit_with_engine"})
     OWN = "the engine is your own", frozenset({"replay_speed", "vllm"})
     TEXTS = "a backend of texts answers", frozenset({"replay_speed", "vllm"}) | _OF_TEMPLATES | _OF_PLACES
     RECORDINGS = (
         "recordings answer",
-        frozenset({"engine_key", "share_caches", "salt_caches", "vllm"}) | _OF_TEMPLATES | _OF_PLACES | _OF_TOOLS,
+        frozenset({"engine_key", "share_caches", "salt_caches", "vllm", "exit_with_engine"}) | _OF_TEMPLATES | _OF_PLACES | _OF_TOOLS,
     )
 
     @property

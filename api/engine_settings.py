@@ -78,6 +78,11 @@ class EngineSettings(BaseSettings):
         description="time that a new response may wait for a place before it is refused with a 503; by default any",
         examples=["30s"],
     )
+    exit_with_engine: bool = Field(
+        default=False,
+        description="end with status 1 when an engine in this process dies, so that systemd or Docker start the server "
+        "again; without it the server goes on with its stored responses, and /health returns a 503",
+    )
     engine_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     vllm: CliSuppress[Table] = {}
     engine_arguments: CliUnknownArgs = []

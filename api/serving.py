@@ -22,6 +22,8 @@ from penstock.pipeline.logs import counted
 
 logger = logging.getLogger(__name__)
 
+ENDED_WITH_ENGINE = "The engine has died, and the server ends with it (--exit-with-engine)."
+
 
 @asynccontextmanager
 async def serving_requests(
@@ -43,6 +45,8 @@ async def drained(settings: Settings, scheduler: Scheduler, hurry: asyncio.Event
         number = counted(running_now, "running response")
         text = "Stopping: waiting up to %g s for %s; a second signal, such as Ctrl-C, ends the wait"
         logger.info(text, settings.drain_timeout, number)
+    else:
+        logger.info("Stopping: no response is running")
     await scheduler.drain(settings.drain_timeout, hurry.is_set)
 
 

@@ -90,9 +90,13 @@ class Settings(  # pydantic begins with the fields of the last class
         return self
 
     @property
-    def is_open(self) -> bool:
-        """True if other machines can use the server without a key."""
-        return not self.has_keys and (self.host in ANY or not is_here(self.host))
+    def opened_by(self) -> str | None:
+        """The setting by which other machines can use the server without a key; None if they cannot."""
+        if self.has_keys:
+            return None
+        if self.host in ANY or not is_here(self.host):
+            return "host"
+        return "trusted_proxy" if self.trusted_proxy else "allow_host" if self.allow_host else None
 
     def reached_at(self, port: int) -> str:
         """Return the URL at which the other servers of the store reach this one, which listens on ``port``."""

@@ -67,9 +67,9 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
         misplaced = [key for key in settings.vllm if key.replace("_", "-") in ours]
         move = "".join(f"; {key} is a setting of penstock: move it above the table" for key in misplaced)
         yield f"{location('vllm', arguments)}: the table has no effect, as {engine} names another engine{move}"
-    if settings.is_open:
+    if opened_by := settings.opened_by:
         needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
-        yield f"{location('host', arguments)}: other machines can use this server without a key; {needed}"
+        yield f"{location(opened_by, arguments)}: other machines can use this server without a key; {needed}"
     files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & locations(FILE).keys() else None]
     for file in filter(None, files):
         if file.exists() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):

@@ -130,6 +130,7 @@ def main(arguments: Sequence[str]) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     make = commands.add_parser("make", parents=[place], help="make a key, and print it")
     make.add_argument("name", help="a name for the holder of the key")
+    make.add_argument("--like", metavar="KEY", help="a key whose limits, tools, webhook and expiry it has, too")
     make.add_argument("--limits", metavar="NAME", help="the table of limits that holds for the key")
     make.add_argument("--tools", metavar="TOOLS", help="the tools that it may use, with commas, or none")
     make.add_argument("--webhook", metavar="URL", help="the URL that gets its webhooks")
@@ -172,7 +173,9 @@ async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     expires = None if chosen.expires is None else _moment(chosen.expires)
     fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools}
     fields |= {"webhook": chosen.webhook, "expires": expires}
-    words = [f"{field}={value}" for field, value in fields.items() if value is not None]
+    like = dict(word.split("=", 1) for word in (await _found(place, chosen.like)).words.split()) if chosen.like else {}
+    fields = like | {field: value for field, value in fields.items() if value is not None}
+    words = [f"{field}={value}" for field, value in fields.items()]
     plain = f"sk-{secrets.token_urlsafe(32)}"
     try:
         key = key_of(" ".join((plain, *words)), own=None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 
 import uvloop
 
@@ -24,15 +25,22 @@ from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.metrics.scrape import bound_for_metrics
 from penstock.api.running import UNSTARTABLE, preloaded, running
-from penstock.api.serving import drained, serving_requests, signals_raised, stop_signals
+from penstock.api.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
 from penstock.api.settings import Settings
+from penstock.pipeline.errors import EngineDead
 from penstock.pipeline.logs import log_to_stderr
 from penstock.stages.recordings.converse import recorded_example
 from penstock.stages.services.engines.scripted import ScriptedEngine
 
 
+LOOK = 0.5
+"""Seconds between two looks at an engine with which the server ends."""
+
+
 async def serve(settings: Settings, start_engine: EngineStarter = start) -> None:
     """Serve until SIGTERM or SIGINT; a second signal ends the responses that still run.
+
+    With --exit-with-engine, raise `EngineDead` when the engine has died.
 
     Until the engine runs, requests are answered with status 503, and ``/ready`` says what the server waits for.
     """
@@ -50,8 +58,13 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
             example = recorded_example(server.scheduler.pipeline)
             print(greeting(settings, port, server.scheduler.engine.models, example), flush=True)
             stop, hurry = stop_signals()
-            await stop.wait()
+            engine = server.scheduler.engine
+            while not (stop.is_set() or (settings.exit_with_engine and not engine.is_alive)):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), LOOK)
             await drained(settings, server.scheduler, hurry)
+    if not stop.is_set():
+        raise EngineDead(ENDED_WITH_ENGINE)
 
 
 def _answering(bound: socket.socket, settings: Settings) -> AbstractContextManager[None]:

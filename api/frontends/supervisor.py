@@ -44,9 +44,10 @@ from penstock.api.frontends.link import (
 )
 from penstock.api.http.connections import bind, listen
 from penstock.api.runs.store_settings import NO_STORE
+from penstock.api.serving import ENDED_WITH_ENGINE
 from penstock.api.settings import Settings
 from penstock.api.share import FrontendState, Share, shared_states
-from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.errors import CannotStart, EngineDead
 from penstock.pipeline.logs import counted
 from penstock.stages.services.engines.vllm import VllmPlan
 from penstock.stages.services.engines.vllm_cores import IMPORTED, CoreClient, Cores
@@ -220,7 +221,10 @@ class Supervisor:
     # While they serve
 
     async def run(self) -> None:
-        """Spread the connections and watch the frontends, until a signal stops the server."""
+        """Spread the connections and watch the frontends, until a signal stops the server.
+
+        With --exit-with-engine, raise `EngineDead` when the engine has died.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -234,6 +238,8 @@ class Supervisor:
         self._listen()
         await self._ended.wait()
         loop.remove_reader(self._bound)
+        if self._settings.exit_with_engine and not self._has_engine:
+            raise EngineDead(ENDED_WITH_ENGINE)
 
     def _listen(self) -> None:
         """Accept connections while a frontend takes them; the others wait in the queue of the socket."""
@@ -305,6 +311,8 @@ class Supervisor:
         logger.error("A process of the engine has ended")
         for each in self._frontends.values():
             each.link.send(EngineLost())
+        if self._settings.exit_with_engine:
+            self._stop()
 
     def _stop(self) -> None:
         self._stopping = True

@@ -19,6 +19,7 @@ from pydantic_settings import CliApp
 
 from penstock.api.app import Api
 from penstock.api.cli.__main__ import main
+from penstock.api.cli.sample_config import sample
 from penstock.api.http.connections import IDLE_SECONDS
 from penstock.api.settings import Settings
 from penstock.api.socket.connection import LIFETIME
@@ -255,6 +256,9 @@ def test_dockerfile_copies_all_that_the_wheel_is_built_from() -> None:
     [
         ({}, "", False),
         ({}, "# model = 1\n[vllm]\n", False),
+        ({}, sample(), False),
+        ({}, 'model = ""\n', False),
+        ({}, 'engine = [\n  "http://gpubox:8001",\n]\n', True),
         ({"PENSTOCK_MODEL": "openai/gpt-oss-20b"}, "", True),
         ({"PENSTOCK_ENGINE": "http://gpubox:8001"}, "", True),
         ({}, 'model = "openai/gpt-oss-20b"\n', True),

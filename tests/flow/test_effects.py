@@ -29,6 +29,7 @@ CHAT = f"{EXAMPLES / 'chat_endpoint.py'}:engine"
 BY_PROGRAM = frozenset(
     {
         *("host", "port", "frontends", "max_body_bytes", "drain_timeout", "peer_url", "metrics_port", "print_pipeline"),
+        "exit_with_engine",
         *("verbose", "log_level", "log_format", "engine_arguments", "api_key_file", "stale_after"),
     }
 )

@@ -27,7 +27,7 @@ from penstock.api.http.auth import Keys
 from penstock.api.serving import stop_signals
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import CannotRun, CannotStart
+from penstock.pipeline.errors import CannotRun, CannotStart, EngineDead
 from penstock.pipeline.logs import log_to_stderr, name_response
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
@@ -51,7 +51,7 @@ from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import ROOT, TINY_QWEN
 from tests.support.processes import free_port
 from tests.support.sandboxes import available
-from tests.support.server import ENDLESS, script
+from tests.support.server import ENDLESS, HELLO, script
 
 HARMONY = harmony_stages(encoding_on_demand())
 README = (ROOT / "README.md").read_text()
@@ -203,9 +203,9 @@ def servers(path: Path) -> list[str]:
 WAIT = "Stopping: waiting up to 600 s for 1 running response; a second signal, such as Ctrl-C, ends the wait"
 
 
-@pytest.mark.parametrize(("number", "line"), [(0, None), (1, WAIT)])
+@pytest.mark.parametrize(("number", "line"), [(0, "Stopping: no response is running"), (1, WAIT)])
 async def test_stopping_server_waits_for_its_responses_until_a_second_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, line: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, line: str
 ) -> None:
     stopped, hurried, up = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -231,7 +231,36 @@ async def test_stopping_server_waits_for_its_responses_until_a_second_signal(
             await serving
             for answer in answers:
                 assert b"response.failed" in await answer.read()
-    assert [each.getMessage() for each in caplog.records if "Stopping" in each.getMessage()] == ([line] if line else [])
+    assert [each.getMessage() for each in caplog.records if "Stopping" in each.getMessage()] == [line]
+
+
+@pytest.mark.parametrize("ends_with_it", [True, False])
+async def test_server_ends_with_its_engine_if_it_is_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_with_it: bool
+) -> None:
+    stopped, up = asyncio.Event(), asyncio.Event()
+
+    def signals() -> tuple[asyncio.Event, asyncio.Event]:
+        up.set()
+        return stopped, asyncio.Event()
+
+    monkeypatch.setattr(command, "stop_signals", signals)
+    monkeypatch.setattr(command, "LOOK", 0.01)
+    monkeypatch.setattr(http, "tune_gc", list)
+    port, store = free_port(), str(tmp_path / "store.sqlite3")
+    settings = chosen(port=port, store=store, sandbox=False, exit_with_engine=ends_with_it)
+    engine = ScriptedEngine(script(HELLO, error=EngineDead("The engine has died."), dies=True))
+    serving = asyncio.create_task(serve(settings, lambda _: nullcontext(RunningEngine(engine, HARMONY))))
+    await up.wait()
+    async with aiohttp.ClientSession() as client:
+        body = {"input": "Hi", "stream": True}
+        async with client.post(f"http://127.0.0.1:{port}/v1/responses", json=body) as answer:
+            assert b"response.failed" in await answer.read()
+    done, _ = await asyncio.wait([serving], timeout=None if ends_with_it else 0.2)
+    assert bool(done) == ends_with_it
+    stopped.set()
+    with pytest.raises(EngineDead, match="ends with it") if ends_with_it else nullcontext():
+        await serving
 
 
 async def test_second_signal_sets_another_event() -> None:

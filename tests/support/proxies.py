@@ -48,10 +48,11 @@ def _nginx(folder: Path, upstream: str, port: int) -> list[str | Path]:
         (f"/etc/nginx/{NAME}.key", folder / "key"),
         ("127.0.0.1:8000", upstream),
         ("listen 443", f"listen 127.0.0.1:{port}"),
+        ("/var/log/nginx/penstock.log", folder / "log"),
     )
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     paths = " ".join(f"{kind}_temp_path {folder / kind};" for kind in kinds)
-    main = f"daemon off; pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off; {paths} {server} }}"
+    main = f"daemon off; pid {folder}/pid; error_log stderr; events {{}} http {{ {paths} {server} }}"
     (folder / "nginx.conf").write_text(main)
     return [PROGRAMS["nginx"], "-p", folder, "-e", "stderr", "-c", folder / "nginx.conf"]
 

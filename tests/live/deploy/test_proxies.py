@@ -84,6 +84,18 @@ async def test_websocket_passes(behind: Behind, prefix: str) -> None:
     await wait_until(lambda: engine.running == 0)
 
 
+async def test_id_of_a_request_is_the_client_s_or_a_new_one(behind: Behind) -> None:
+    client, url = behind.proxy.client, f"{behind.proxy.url}/v1/models"
+    async with client.get(url, headers={"X-Request-Id": "mine-1"}) as answer:
+        assert answer.headers["X-Request-Id"] == "mine-1"
+    ids = set()
+    for _ in range(2):
+        async with client.get(url) as answer:
+            ids.add(answer.headers["X-Request-Id"])
+    assert len(ids) == 2
+    assert all(len(each) >= 32 for each in ids)
+
+
 async def test_client_that_leaves_aborts_the_engine(behind: Behind) -> None:
     behind.server.engine.hold(BEGUN)
     async with behind.proxy.open_stream() as stream:

@@ -49,15 +49,26 @@ def test_key_of_vllm_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch) -
         read_settings(["tiny"])
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "gpubox"])
-def test_address_that_is_open_to_other_machines_is_named(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    read_settings(["--host", host])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--host", "0.0.0.0"),  # noqa: S104
+        ("--host", "::"),
+        ("--host", "gpubox"),
+        ("--trusted-proxy", "127.0.0.1"),
+        ("--allow-host", "llm.example.com"),
+    ],
+)
+def test_option_that_opens_the_server_to_other_machines_is_named(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_settings([option, value])
     assert capsys.readouterr().err == (
-        "penstock: --host: other machines can use this server without a key; "
+        f"penstock: {option}: other machines can use this server without a key; "
         "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file\n"
     )
     read_settings(["--host", "127.0.0.1"])
-    read_settings(["--host", host, "--api-key-file", "keys"])
+    read_settings([option, value, "--api-key-file", "keys"])
     assert not capsys.readouterr().err
 
 
