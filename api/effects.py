@@ -30,7 +30,10 @@ class Answering(Enum):
     TEXTS = "a backend of texts answers", frozenset({"replay_speed", "vllm"}) | _OF_TEMPLATES | _OF_PLACES
     RECORDINGS = (
         "recordings answer",
-        frozenset({"engine_key", "share_caches", "salt_caches", "vllm", "exit_with_engine"}) | _OF_TEMPLATES | _OF_PLACES | _OF_TOOLS,
+        frozenset({"engine_key", "share_caches", "salt_caches", "vllm", "exit_with_engine"})
+        | _OF_TEMPLATES
+        | _OF_PLACES
+        | _OF_TOOLS,
     )
 
     @property

@@ -23,7 +23,7 @@ ENVIRONMENT = {
     API_KEY: "use PENSTOCK_API_KEYS or --api-key-file",
     "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored; --store none stores nothing",
     "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY": "the model always reads why a call failed",
-    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server always goes on, and /health returns a 503",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server goes on, and /health returns a 503; see --exit-with-engine",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "a connection without requests is closed after 75 seconds",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --log-outputs",
 }

@@ -32,7 +32,6 @@ from penstock.pipeline.logs import log_to_stderr
 from penstock.stages.recordings.converse import recorded_example
 from penstock.stages.services.engines.scripted import ScriptedEngine
 
-
 LOOK = 0.5
 """Seconds between two looks at an engine with which the server ends."""
 

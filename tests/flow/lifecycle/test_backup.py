@@ -43,13 +43,14 @@ async def store_of_its_own(request: pytest.FixtureRequest, kind: str, folder: Pa
         await connection.close()
 
 
-async def run_shell(command: str, store: str, backup: Path) -> None:
+async def run_shell(command: str, store: str, backup: Path, *, status: int = 0) -> str:
     path = os.pathsep.join((str(programs_of_postgres()), os.environ["PATH"]))
     environment = os.environ | {"STORE": store, "BACKUP": str(backup), "PATH": path}
     done = await asyncio.to_thread(
         subprocess.run, ["bash", "-ec", command], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize(("kind", "commands"), [("sqlite", SQLITE), ("postgres", POSTGRES)], ids=["sqlite", "postgres"])
@@ -86,3 +87,15 @@ async def test_backup_of_sqlite_is_readable_by_its_owner_alone(tmp_path: Path) -
     async with running_process(str(store), tmp_path):
         await run_shell(SQLITE[0], str(store), backup)
     assert backup.stat().st_mode & 0o077 == 0
+
+
+async def test_mistyped_path_loses_nothing(tmp_path: Path) -> None:
+    store, backup, nowhere = tmp_path / "store.sqlite3", tmp_path / "backup", tmp_path / "typo"
+    async with running_process(str(store), tmp_path):
+        pass
+    before = store.read_bytes()
+    assert "unable to open" in await run_shell(SQLITE[0], str(nowhere), backup, status=1)
+    assert "typo" in await run_shell(SQLITE[1], str(store), nowhere, status=1)
+    assert store.read_bytes() == before
+    assert not nowhere.exists()
+    assert not backup.exists()

@@ -103,6 +103,26 @@ def test_key_is_made_listed_and_revoked(place: Place, keys_command: Callable[...
         keys_at(place).owner(f"Bearer {key}")
 
 
+def test_key_like_another_has_its_words_but_for_those_given(place: Place, keys_command: Callable[..., str]) -> None:
+    words = (
+        "--limits",
+        "gold",
+        "--tools",
+        "web_search",
+        "--webhook",
+        "https://a.example/b?c=d",
+        "--expires",
+        "9020-01-31",
+    )
+    keys_command("make", "alice", *place, *words)
+    keys_command("make", "alice-2", *place, "--like", "alice", "--tools", "none")
+    kept = "limits=gold tools={} webhook=https://a.example/b?c=d expires=9020-01-31"
+    listed = [line.split(" ", 1)[1] for line in keys_command("list", *place).splitlines()]
+    assert listed == [f"name=alice {kept.format('web_search')}", f"name=alice-2 {kept.format('none')}"]
+    with pytest.raises(CannotRun, match="there is no key bob"):
+        keys_command("make", "carol", *place, "--like", "bob")
+
+
 def test_expiry_may_be_a_duration(place: Place, keys_command: Callable[..., str]) -> None:
     keys_command("make", "early", *place, "--expires", "0s")
     keys_command("make", "late", *place, "--expires", "30d")

@@ -52,7 +52,7 @@ def test_key_of_vllm_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--host", "0.0.0.0"),  # noqa: S104
+        ("--host", "0.0.0.0"),
         ("--host", "::"),
         ("--host", "gpubox"),
         ("--trusted-proxy", "127.0.0.1"),
