@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -10,16 +11,19 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from email.parser import Parser
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from zipfile import ZipFile
 
 import openai
 import pytest
 
-from tests.support.installing import LOCKED, output_of, uv
+from tests.support.installing import LOCKED, output_of, uv, uv_command
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import free_port, running_process
 
@@ -136,18 +140,50 @@ def test_metadata_names_what_an_index_shows(wheel: Path) -> None:
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in pythons
 
 
-def test_tool_from_a_folder_of_wheels_serves_recordings(wheel: Path, tmp_path: Path) -> None:
+ADDRESS = "127.0.0.1:8080"
+"""The address of the page's index."""
+
+
+@pytest.fixture(scope="module")
+def index(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an index as PEP 503 has it: at /simple with the hash of the wheel, at /spoiled with another."""
+    root = tmp_path_factory.mktemp("index")
+    for tree, digest in (("simple", hashlib.sha256(wheel.read_bytes()).hexdigest()), ("spoiled", "0" * 64)):
+        folder = root / tree / "penstock"
+        folder.mkdir(parents=True)
+        shutil.copy(wheel, folder)
+        (folder / "index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=root)) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Write nothing."""
+
+
+def from_index(program: str, index: str) -> list[str]:
+    """The words of the page's command by which a program takes penstock from an index, at that address."""
+    [command] = [each for each in commands_of_page() if each.startswith(program) and ADDRESS in each]
+    return shlex.split(command.replace(ADDRESS, index), comments=True)[len(program.split()) :]
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, str]:
+    """Places of uv for tools, which are empty."""
+    return {name: str(tmp_path / name.lower()) for name in ("UV_TOOL_DIR", "UV_TOOL_BIN_DIR")}
+
+
+OF_MACHINE = ("--python", sys.executable, *LOCKED)
+
+
+def test_tool_of_an_index_serves_recordings(index: str, tools: dict[str, str], tmp_path: Path) -> None:
     """The environment is empty but for what the wheel requires."""
-    places = {name: str(tmp_path / name.lower()) for name in ("UV_TOOL_DIR", "UV_TOOL_BIN_DIR")}
-    uv(
-        tmp_path,
-        "tool",
-        "install",
-        *("--python", sys.executable, "--find-links", wheel.parent, *LOCKED),
-        installs=["penstock"],
-        **places,
-    )
-    program, port = Path(places["UV_TOOL_BIN_DIR"]) / "penstock", free_port()
+    *options, package = from_index("uv tool install", index)
+    uv(tmp_path, "tool", "install", *OF_MACHINE, *options, installs=[package], **tools)
+    program, port = Path(tools["UV_TOOL_BIN_DIR"]) / "penstock", free_port()
     assert "without vLLM" in output_of([program, "--version"], tmp_path)
     url = f"http://127.0.0.1:{port}"
     settings = ["--engine", f"replay:{HARMONY / 'weather'}", "--store", "none", "--no-sandbox", "--port", str(port)]
@@ -160,6 +196,38 @@ def test_tool_from_a_folder_of_wheels_serves_recordings(wheel: Path, tmp_path: P
         response = client.responses.create(**request | {"stream": False})
     assert response.status == "completed"
     assert response.output[-1].type == "function_call"
+
+
+def test_demo_of_an_index_answers(index: str, tools: dict[str, str], tmp_path: Path) -> None:
+    *options, package, demo = from_index("uvx", index)
+    port = free_port()
+    words = [package, demo, "--no-open", "--port", str(port)]
+    command, variables = uv_command("tool", "run", *OF_MACHINE, *options, installs=words)
+    url = f"http://127.0.0.1:{port}"
+    with (
+        running_process(command, f"{url}/ready", tmp_path / "log", variables | tools),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        assert client.responses.create(model="hello", input="Hi").output_text == "Hello! How can I help you today?"
+
+
+def test_pip_installs_from_an_index(index: str, tmp_path: Path) -> None:
+    words = from_index("venv/bin/pip", index)
+    output_of([sys.executable, "-m", "pip", *words, "--no-deps", "--target", tmp_path / "site", "-q"], tmp_path)
+    assert {path.name for path in (tmp_path / "site" / "penstock").iterdir()} >= {"server.py", "api"}
+
+
+@pytest.mark.parametrize("program", ["uvx", "venv/bin/pip"])
+def test_spoiled_wheel_of_an_index_is_refused(index: str, program: str, tools: dict[str, str], tmp_path: Path) -> None:
+    """So the tests above do compare the hashes."""
+    words = [word.replace("/simple", "/spoiled") for word in from_index(program, index)]
+    if program == "uvx":
+        command, variables = uv_command("tool", "run", *OF_MACHINE, installs=words)
+    else:
+        command, variables = [sys.executable, "-m", "pip", *words, "--no-deps", "--target", str(tmp_path)], {}
+    done = subprocess.run(command, env=os.environ | variables | tools, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search("hash mismatch|do not match the hashes", done.stderr, re.IGNORECASE), done.stderr
 
 
 def test_page_on_installing_names_the_wheel_and_what_is_in_it(wheel: Path) -> None:

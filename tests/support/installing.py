@@ -35,7 +35,13 @@ def output_of(command: Sequence[str | Path], folder: Path, **environment: str) -
     return done.stdout
 
 
+def uv_command(*command: str | Path, installs: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, str]]:
+    """Return a command of uv with what it ``installs``, and its environment."""
+    options, variables = installer().options_for_uv(torch_backend=None)
+    return [sys.executable, "-m", "uv", *command, *options, *installs], variables
+
+
 def uv(folder: Path, *command: str | Path, installs: Sequence[str | Path] = (), **environment: str) -> str:
     """Return the output of a command of uv with what it ``installs``."""
-    options, variables = installer().options_for_uv(torch_backend=None)
-    return output_of([sys.executable, "-m", "uv", *command, *options, *installs], folder, **variables, **environment)
+    words, variables = uv_command(*command, installs=installs)
+    return output_of(words, folder, **variables, **environment)
