@@ -320,8 +320,9 @@ class Unauthorized(InvalidRequest):
     status = 401
     code = "invalid_api_key"
 
-    def __init__(self) -> None:
-        super().__init__("Give an API key of this server: 'Authorization: Bearer <key>'.")
+    def __init__(self, *, has_key: bool = False) -> None:
+        how = "that of the request is unknown, expired or revoked" if has_key else "'Authorization: Bearer <key>'"
+        super().__init__(f"Give an API key of this server: {how}.")
 
 
 class ForeignHost(InvalidRequest):

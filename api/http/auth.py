@@ -146,9 +146,10 @@ class Keys:
         if not self.are_needed:
             return ""
         scheme, _, key = authorization.partition(" ")
-        if scheme.lower() != "bearer":
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key:
             raise Unauthorized
-        owner = digest_of(key.strip())
+        owner = digest_of(key)
         self.check(owner)
         return owner
 
@@ -156,7 +157,7 @@ class Keys:
         """Raise `Unauthorized` if the key of an owner is unknown, or expired or revoked by now."""
         key = self.of(owner)  # the time that this takes reveals at most a digest
         if self.are_needed and (key is None or key.is_expired):
-            raise Unauthorized
+            raise Unauthorized(has_key=True)
 
 
 def _authorization(request: web.Request) -> str:

@@ -28,11 +28,13 @@ from penstock.pipeline.protocol.params.foreign_names import ForeignNames
 class Body(BaseModel):
     """An object in a body: types are strict, and keys that the API does not have are ignored.
 
-    ``foreign`` are the keys of other APIs that are refused, and ``required`` is the key that a client may misspell.
+    ``foreign`` are the keys of other APIs that are refused, ``required`` is the key that a client may misspell, and
+    ``framing`` are keys of the event that brings a body over a WebSocket.
     """
 
     foreign: ClassVar[ForeignNames] = ForeignNames({})
     required: ClassVar[str] = ""
+    framing: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
 

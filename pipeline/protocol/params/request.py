@@ -278,6 +278,7 @@ class CreateResponse(Generating):
 
     foreign = OF_CHATS
     required = "input"
+    framing = frozenset({"type", "stream_id", "generate"})
 
     input: _Input | None = None
     instructions: str | None = None

@@ -70,6 +70,9 @@ async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, auth
             else:
                 assert error["type"] == "invalid_request_error"
                 assert (error["code"], error["param"]) == ("invalid_api_key", None)
+            is_bearer = authorization.lower().startswith("bearer ")
+            if path != "/metrics":
+                assert ("unknown, expired or revoked" in error["message"]) == is_bearer
 
 
 @pytest.mark.parametrize("path", sorted(OPEN - {"/"}))

@@ -63,6 +63,15 @@ async def test_events_are_those_of_sse(served: PacedServer, client: SocketClient
     assert without_ids(over_socket) == without_ids(over_http)
 
 
+async def test_event_that_brings_a_request_is_no_unknown_parameter(
+    client: SocketClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await client.send(input="Hi", brand_new=1)
+    await client.stream()
+    assert [line for line in caplog.messages if "Ignored" in line] == ["Ignored unknown parameters: brand_new"]
+
+
 async def test_open_responses_has_its_own_names_of_events(served: PacedServer) -> None:
     async with connected(served, "/openresponses/v1") as client:
         await client.send(input="Hi")
