@@ -57,6 +57,13 @@ def launch(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def conformance(arguments: Sequence[str]) -> None:
+    """Check how far a server keeps to the API."""
+    from penstock.api.cli.conformance.command import main
+
+    main(arguments)
+
+
 def show(arguments: Sequence[str]) -> None:
     """Show the stages of a pipeline and their frames."""
     from penstock.api.cli.show import main
@@ -101,7 +108,10 @@ def inspect(arguments: Sequence[str]) -> None:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     command.__name__: command
-    for command in (serve, demo, launch, check, config, keys, show, record, replay, diff, shrink, inspect)
+    for command in (
+        *(serve, demo, launch, check, config, keys, conformance),
+        *(show, record, replay, diff, shrink, inspect),
+    )
 }
 """The commands by name; the docstring of each is its summary in the usage message."""
 
@@ -123,7 +133,7 @@ def main() -> None:
         print(version())
         return
     if name not in COMMANDS:
-        listed = "\n".join(f"  {name:10s}{command.__doc__}" for name, command in COMMANDS.items())
+        listed = "\n".join(f"  {name:12s}{command.__doc__}" for name, command in COMMANDS.items())
         usage = f"usage: penstock COMMAND ...\n\n{listed}\n\nTry: penstock serve --help, or penstock --version"
         if name in ("-h", "--help"):
             print(usage)

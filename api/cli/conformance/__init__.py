@@ -1,0 +1,1 @@
+"""Conformance: how far a server keeps to the Responses, Chat Completions or Messages API."""
