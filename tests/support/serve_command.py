@@ -46,7 +46,9 @@ class Command:
 
 
 @contextmanager
-def running(store: Path, *options: str, url: str = "", **environment: str) -> Generator[Command, None, None]:
+def running(
+    store: Path, *options: str, url: str = "", model: Path = CHECKPOINT, **environment: str
+) -> Generator[Command, None, None]:
     """Run the command until SIGTERM, after which it must exit cleanly.
 
     It listens at a free port, or at the ``url`` of an earlier server.  ``environment`` is added to this process's
@@ -54,7 +56,7 @@ def running(store: Path, *options: str, url: str = "", **environment: str) -> Ge
     """
     url = url or f"http://127.0.0.1:{free_port()}"
     program = Path(sys.executable).with_name("penstock")
-    command: list[str | Path] = [program, "serve", CHECKPOINT, "--port", url.rpartition(":")[2], "--store", store]
+    command: list[str | Path] = [program, "serve", model, "--port", url.rpartition(":")[2], "--store", store]
     command += [*ARGUMENTS, "--drain-timeout", "1", *options]
     with (
         running_process(command, f"{url}/health", store.parent / "serve.log", environment) as process,

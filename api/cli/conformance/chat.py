@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.api.cli.conformance.check import Doubt, Lacking, check, fits, must, should
-from penstock.api.cli.conformance.client import Json, Talk, user
+from penstock.api.cli.conformance.client import LONG, Json, Talk, check_read, user
 from penstock.api.cli.conformance.responses import SCHEMA, check_json_object, check_weather
 from penstock.api.cli.conformance.responses_tools import CALLING, PARAMETERS, QUESTION, check_arguments
 from penstock.api.cli.conformance.shapes import ChatUsage, Completion
@@ -65,12 +65,9 @@ async def chat_usage(talk: Talk) -> None:
 async def chat_roles(talk: Talk) -> None:
     """Messages of the system, the user and the assistant, with texts or parts, are read."""
     system: Json = {"role": "system", "content": "Be brief."}
-    parts: Json = {"role": "user", "content": [{"type": "text", "text": "Say hello."}]}
-    earlier = [user("Hi."), {"role": "assistant", "content": "Hello."}]
-    short, long = await completion(talk, messages=[parts]), await completion(talk, messages=[system, *earlier, parts])
-    assert short.usage
-    assert long.usage
-    must(long.usage.prompt_tokens > short.usage.prompt_tokens, "more messages do not make a longer prompt")
+    parts: Json = {"role": "user", "content": [{"type": "text", "text": LONG}]}
+    messages = [system, parts, {"role": "assistant", "content": "Hello."}, user("Say hello.")]
+    check_read((await talk.ask(messages=messages))["usage"]["prompt_tokens"], "the history")
 
 
 @check("chat", area="objects", source=CREATE)
@@ -214,13 +211,11 @@ async def chat_call_result(talk: Talk) -> None:
     choice = body["choices"][0]
     calls = choice["message"].get("tool_calls") or []
     should(calls and choice["finish_reason"] != "length", "there is no whole call to answer")
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "It rains, at 12 degrees."} for call in calls]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": f"It rains. {LONG}"} for call in calls]
     history = [user(QUESTION), choice["message"], *results]
-    answer = await completion(talk, messages=history, tools=[WEATHER])
-    assert answer.usage
-    before, after = body["usage"]["prompt_tokens"], answer.usage.prompt_tokens
-    must(after > before, f"the prompt with the result has {after} tokens, and the one without {before}")
-    should(answer.choices[0].message.content, "the model did not answer in words")
+    answer = await talk.ask(messages=history, tools=[WEATHER])
+    check_read(answer["usage"]["prompt_tokens"], "the result of the call")
+    should(answer["choices"][0]["message"]["content"], "the model did not answer in words")
 
 
 @check("chat", area="reasoning", source="DeepSeek, vLLM: reasoning of chat completions")

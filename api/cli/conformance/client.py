@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Self, TypeAlias
 
 import aiohttp
 import msgspec
 
-from penstock.api.cli.conformance.check import Lacking, Speech, Violation
+from penstock.api.cli.conformance.check import Lacking, Speech, Violation, must
 from penstock.api.cli.conformance.sse import EventReader, SentEvent
 
 Json: TypeAlias = dict[str, Any]
@@ -229,7 +230,11 @@ class Talk:
             async with (
                 asyncio.timeout(timeout),
                 self.server.session.request(
-                    method, self.server.base + path, data=data, headers=self._headers(key), allow_redirects=False
+                    method,
+                    self.server.base + path,
+                    data=data and BytesIO(data),
+                    headers=self._headers(key),
+                    allow_redirects=False,
                 ) as answer,
             ):
                 yield answer, answer.content.iter_any()
@@ -267,6 +272,19 @@ def _read(reader: EventReader, block: bytes) -> list[SentEvent]:
 def _shown(stream: Stream) -> str:
     told = stream.answer.body.decode(errors="replace")
     return told or "\n".join(event.data for event in stream.events[-6:])
+
+
+WORDS = 600
+LONG = "word " * WORDS
+"""A text by which a prompt is recognized: it has a token for each word, and other prompts here have fewer."""
+
+
+def check_read(tokens: int, name: str) -> None:
+    """Check by the tokens of a prompt that it has `LONG`.
+
+    Shorter prompts cannot be compared: the usage of a server that runs several turns counts them all.
+    """
+    must(tokens >= WORDS, f"{name} was not read: the prompt has {tokens} tokens, and {WORDS} words")
 
 
 def user(text: str) -> Json:

@@ -9,14 +9,17 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit, urlunsplit
 
 from rich.console import Console
 
+from penstock.api.cli.conformance.badge import as_badge
 from penstock.api.cli.conformance.check import Speech
 from penstock.api.cli.conformance.checks import ALL
 from penstock.api.cli.conformance.client import Server
+from penstock.api.cli.conformance.junit import as_junit
 from penstock.api.cli.conformance.report import as_json, counts, show
 from penstock.api.cli.conformance.run import Outcome, chosen, model_of, outcomes, spoken
 from penstock.api.sources import CLIENT_KEY
@@ -35,6 +38,13 @@ def main(arguments: Sequence[str]) -> None:
     if options.url is None:
         raise CannotRun("give the URL of a server, such as http://127.0.0.1:8000/v1")
     server, found = asyncio.run(_run(options))
+    try:
+        if options.junit:
+            options.junit.write_bytes(as_junit(server, found))
+        if options.badge:
+            options.badge.write_text(as_badge(found))
+    except OSError as error:
+        raise CannotRun(str(error)) from error
     if options.json:
         print(json.dumps(as_json(server, found), indent=2))
     else:
@@ -54,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         "--only", action="append", default=[], metavar="NAME", help="run these checks: a name, a pattern or an area"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the report as JUnit XML, too")
+    parser.add_argument("--badge", type=Path, metavar="FILE.svg", help="write a badge, too")
     parser.add_argument("--verbose", action="store_true", help="list the checks that pass and are skipped, too")
     parser.add_argument("--list", action="store_true", help="list all checks with their rules")
     parser.add_argument("--at-once", type=_positive, default=4, metavar="N", help="checks that run at once (4)")

@@ -135,6 +135,6 @@ def shown(text: str, key: str) -> str:
     """Return a text of a server in one line, short, without the key and without what could control a terminal."""
     if key:
         text = text.replace(key, "***")
-    cut = text[:LONGEST_TEXT]
-    line = "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in cut)
+    escaped = (part if part.isprintable() else part.encode("unicode_escape").decode() for part in text[:LONGEST_TEXT])
+    line = "".join(escaped)[:LONGEST_TEXT]
     return line if len(text) <= LONGEST_TEXT else f"{line} … {len(text) - LONGEST_TEXT} characters more"

@@ -45,7 +45,7 @@ class AnthropicModels(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """What a refusal of OpenAI's says; `StrictProblem` also has the types of what else it says."""
+    """The error of a refusal of any of the APIs; `StrictProblem` and `AnthropicProblem` have the rest of each."""
 
     message: str
     type: str
@@ -54,7 +54,7 @@ class Problem(msgspec.Struct):
 
 
 class StrictProblem(msgspec.Struct):
-    """What a refusal of OpenAI's says."""
+    """The error of a refusal of OpenAI's."""
 
     message: str
     type: str
@@ -63,13 +63,13 @@ class StrictProblem(msgspec.Struct):
 
 
 class Refusal(msgspec.Struct):
-    """The body of a refusal of OpenAI's."""
+    """The body of a refusal of any of the APIs."""
 
     error: Problem
 
 
 class StrictRefusal(msgspec.Struct):
-    """The same, with the types of all its fields."""
+    """The body of a refusal of OpenAI's."""
 
     error: StrictProblem
 
@@ -90,7 +90,7 @@ AnthropicType: TypeAlias = Literal[
 
 
 class AnthropicProblem(msgspec.Struct):
-    """What Anthropic's refusals say."""
+    """The error of a refusal of Anthropic's."""
 
     type: AnthropicType
     message: str
@@ -346,5 +346,5 @@ class AnthropicMessage(msgspec.Struct):
     model: str
     content: list[TextBlock | ThinkingBlock | RedactedBlock | ToolUse]
     stop_reason: StopReason
-    stop_sequence: str | None
     usage: MessagesUsage
+    stop_sequence: str | None = None
