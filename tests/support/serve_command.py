@@ -47,7 +47,7 @@ class Command:
 
 @contextmanager
 def running(
-    store: Path, *options: str, url: str = "", model: Path = CHECKPOINT, **environment: str
+    store: Path, *options: str, url: str = "", model: str = str(CHECKPOINT), **environment: str
 ) -> Generator[Command, None, None]:
     """Run the command until SIGTERM, after which it must exit cleanly.
 

@@ -23,6 +23,9 @@ def test_tiny_gpt_oss_conforms(server: Command) -> None:
 
 def test_tiny_qwen_conforms(tmp_path: Path) -> None:
     with running(
-        tmp_path / "qwen.sqlite3", "--served-model-name=tiny-qwen", model=TINY_QWEN, VLLM_ENABLE_V1_MULTIPROCESSING="1"
+        tmp_path / "qwen.sqlite3",
+        "--served-model-name=tiny-qwen",
+        model=str(TINY_QWEN),
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
     ) as qwen:
         assert failures(qwen.url) == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.cli.conformance.checks import ALL
-from penstock.api.cli.conformance.command import base_of, main
+from penstock.api.cli.conformance.command import SPEECHES, base_of, main
 from penstock.api.cli.conformance.run import chosen
 from penstock.pipeline.errors import CannotRun
 from tests.support.conforming_engine import ConformingEngine
@@ -127,9 +127,9 @@ def test_what_is_no_url_is_named(url: str) -> None:
     ],
 )
 def test_only_takes_names_patterns_and_areas(name: str, count: int) -> None:
-    assert len(chosen(ALL, ("responses", "chat", "messages"), [name])) == count
+    assert len(chosen(ALL, SPEECHES, [name])) == count
 
 
 def test_a_name_of_no_check_is_named() -> None:
     with pytest.raises(CannotRun, match=r"no check is named chat\.nothing"):
-        chosen(ALL, ("chat",), ["chat.nothing"])
+        chosen(ALL, SPEECHES, ["chat.nothing"])
