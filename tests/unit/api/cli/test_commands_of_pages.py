@@ -35,11 +35,8 @@ REASONS = {
     r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
     r"penstock serve \[|penstock serve \.\.\.": "a form",
-<<<<<<< HEAD
     r"penstock record": "tests/unit/api/cli/test_record.py runs it",
-=======
     r"penstock conformance": "tests/unit/api/cli/conformance runs it",
->>>>>>> ad9904fd (Test each check of conformance on planted faults, hostile servers and tiny models; JUnit, badge and page)
     r"penstock demo": "tests/unit/api/cli/test_demo.py runs it",
     r"llm\.example\.com|localhost:8000/toy": "tests/live/deploy and tests/examples run it, at another address",
     r"^curl .*(-F|report\.pdf)": "tests/live/clients/test_files.py sends files",
