@@ -14,8 +14,9 @@ from pydantic_core import PydanticCustomError
 from penstock.api.dialects.chat.messages import ChatMessages, Conversation
 from penstock.api.dialects.chat.tools import Choice, CustomTool, FunctionTool
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.params.common import FAIL_FAST, UNSUPPORTED, Body, Name, Refused, Unused, only
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Name, Refused, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, ForeignNames
+from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
     CreateResponse,

@@ -16,6 +16,7 @@ from pydantic import (
     PrivateAttr,
     StringConstraints,
     Tag,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     model_validator,
 )
@@ -23,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.params.foreign_names import ForeignNames
+from penstock.pipeline.protocol.params.refusal import UNSUPPORTED, refusal_of
 
 
 class Body(BaseModel):
@@ -44,6 +46,15 @@ class Body(BaseModel):
             names = {field.alias or name for name, field in cls.model_fields.items()} | cls.model_fields.keys()
             check_names(f"field of {cls.__name__}", given, names)
         return super().__new__(cls)
+
+    def __init__(self, /, **given: Any) -> None:
+        """Raise `InvalidRequest` for a wrong value, as for one in a body."""
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise refusal_of(error, given) from error
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # what is nested in a body is validated without it
 
 
 class Echoed(Body):
@@ -79,10 +90,6 @@ class Echoed(Body):
         if isinstance(value, dict):
             echoed._sent = value
         return echoed
-
-
-UNSUPPORTED = "unsupported_parameter"
-"""The type of the error, and OpenAI's code, for a field that this server refuses."""
 
 
 def _refuse(value: Any) -> Any:

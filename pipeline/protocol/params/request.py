@@ -18,7 +18,6 @@ from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.common import (
     FAIL_FAST,
-    UNSUPPORTED,
     UNUSED,
     Body,
     Echoed,
@@ -36,6 +35,7 @@ from penstock.pipeline.protocol.params.items import (
     SteeringMessages,
 )
 from penstock.pipeline.protocol.params.prompt import PromptParam
+from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
 from penstock.pipeline.protocol.params.tools import JsonSchemaFormat, TextFormat, ToolChoice, ToolParam
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import Effort, PromptCacheRetention, ReasoningContext, Summary

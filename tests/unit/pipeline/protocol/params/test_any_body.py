@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import pytest
@@ -125,3 +125,20 @@ def test_refusal_names_the_wrong_value(shape: type[Body], good: Json, data: st.D
 def test_good_body_is_accepted(shape: type[Body], good: Json) -> None:
     """The other tests start from a good body."""
     read_body(json.dumps(good).encode(), shape)
+
+
+@pytest.mark.parametrize(("shape", "good"), GOOD, ids=[shape.__name__ for shape, _ in GOOD])
+@given(data=st.data())
+def test_program_is_refused_as_a_client_is(shape: type[Body], good: Json, data: st.DataObject) -> None:
+    fields = {name: value for name, value in good.items() if name in shape.model_fields}
+    place, new = data.draw(st.sampled_from([each for each in places(fields) if each])), data.draw(json_values)
+    body = replaced(fields, place, new)
+
+    def refused(build: Callable[[], object]) -> tuple[str, str | None, str | None] | None:
+        try:
+            build()
+        except InvalidRequest as error:
+            return str(error), error.param, error.code
+        return None
+
+    assert refused(lambda: shape(**body)) == refused(lambda: read_body(json.dumps(body).encode(), shape))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params import tools
 from penstock.pipeline.protocol.params.items import FunctionCallItem, ItemReference, MessageItem
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
@@ -206,3 +207,14 @@ def test_program_that_gives_no_field_is_stopped() -> None:
     with pytest.raises(TypeError, match=r"no field of CreateResponse 'instruction' \(did you mean instructions\?\)"):
         CreateResponse(**given)
     assert CreateResponse.model_validate(given).instructions is None
+
+
+@pytest.mark.parametrize(
+    "given", [{"temperature": 9}, {"temperature": "hot"}, {"input": 5}, {"tools": [{"type": "function"}]}]
+)
+def test_program_that_gives_a_wrong_value_gets_the_refusal_of_a_body(given: requests.Json) -> None:
+    over_http = requests.refused(json.dumps({"input": "x"} | given).encode())
+    with pytest.raises(InvalidRequest) as caught:
+        CreateResponse(**({"input": "x"} | given))
+    assert (str(caught.value), caught.value.param) == (str(over_http), over_http.param)
+    assert caught.value.code == over_http.code
