@@ -9,8 +9,8 @@ curl localhost:8000/toy/v1/say --json '{"say": "Is anybody there?", "stream": tr
 
 The model, its tools and your stages are those of the server, and so are keys, limits, the log, metrics and recordings.
 A package offers its dialect as an entry point of `penstock.dialects`; `--dialect NAME` then names that.
-`check_dialect` of `penstock.testing` checks the rules of a dialect. `heard` returns the body that is the same answer as
-a stream:
+`check_dialect` of `penstock.testing` checks the rules of a dialect, in an async function. `heard` returns the body that
+is the same answer as a stream:
 
 ```python
 import json

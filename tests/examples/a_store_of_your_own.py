@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from penstock.stages.services.store.database import Database, Row, Unit, Value
@@ -61,7 +61,7 @@ class TimedDatabase:
 
 
 @contextmanager
-def timed(what: str) -> Iterator[None]:
+def timed(what: str) -> Generator[None, None, None]:
     began = time.monotonic()
     yield
     if (seconds := time.monotonic() - began) > SLOW_SECONDS:

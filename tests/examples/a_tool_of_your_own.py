@@ -14,7 +14,7 @@ turns, and the client sees the items of MCP:
 
 A session may keep state for its response: it gets the request, and is closed at the end. `text` is what the model
 wrote, valid or not. An error in the result is for the model, which goes on from it. A call that takes long awaits, and
-ends after its `seconds`. `check_host` of `penstock.testing` checks all that:
+ends after its `seconds`. `check_host` of `penstock.testing` checks all that, in an async function:
 
 ```python
 from penstock.testing import ExampleCalls, check_host
@@ -30,6 +30,7 @@ the model `caller`, to `penstock serve --engine caller.py:engine --tool a_tool_o
 # caller.py
 from collections.abc import AsyncGenerator, AsyncIterator
 
+from penstock.api.settings import Settings
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import McpCall
 
@@ -55,7 +56,7 @@ class Caller:
     async def close(self) -> None: ...
 
 
-def engine(settings):
+def engine(settings: Settings) -> Caller:
     return Caller()
 ```
 

@@ -42,6 +42,8 @@ class CacheAnswers:
             match answer:
                 case [*_, GenerationFinished("stop" | "length")] if prompt.facts.sampling.temperature == 0:
                     self.known[key] = answer
+                case _:
+                    pass
 
 
 def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

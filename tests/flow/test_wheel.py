@@ -50,8 +50,6 @@ def install(pipeline):
 WHOLE = ("README.md", "api/EMBEDDING.md")
 """The pages whose blocks of Python are all programs; elsewhere those are that begin with the name of their file."""
 PAGES = (*WHOLE, "stages/README.md", "stages/RECIPES.md", "stages/ENGINES.md", "stages/PARSERS.md")
-UNTYPED = ("--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls")
-"""Options of mypy: short programs may leave out types of their own."""
 
 PAGE = (ROOT / "api" / "INSTALL.md").read_text()
 
@@ -277,6 +275,14 @@ def project(wheel: Path, tmp_path: Path) -> Path:
 def test_programs_of_the_pages_have_types_in_a_project_of_their_own(project: Path) -> None:
     (project / "wrong.py").write_text('from penstock.api.settings import Settings\n\nSettings(max_turns="many")\n')
     python = project.parent / "venv" / "bin" / "python"
-    command: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", *UNTYPED, "--python-executable", python, "."]
+    command: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "."]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert re.findall(r"^([\w.]+):\d+: error", done.stdout, re.MULTILINE) == ["wrong.py"], done.stdout
+
+
+def test_programs_of_the_pages_are_strict_for_pyright_too(project: Path) -> None:
+    python = project.parent / "venv" / "bin" / "python"
+    (project / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command: list[str | Path] = [sys.executable, "-m", "pyright", "--pythonpath", python, "."]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
