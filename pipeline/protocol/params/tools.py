@@ -26,7 +26,6 @@ from yarl import URL
 
 from penstock.pipeline.protocol.params.common import (
     FAIL_FAST,
-    UNSUPPORTED,
     Body,
     Echoed,
     Name,
@@ -37,6 +36,7 @@ from penstock.pipeline.protocol.params.common import (
     type_of,
 )
 from penstock.pipeline.protocol.params.file_search import Filters, MaxResults, RankingOptions, StoreIds
+from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
 
 MOST_STORES = 20
 """The most vector stores of a file search."""
