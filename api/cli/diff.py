@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from penstock.api.cli.against import check_alone, compared, table
 from penstock.api.cli.arguments import STAGES, chosen_stages
 from penstock.api.cli.causes import recorded_cause, stage_behind
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
@@ -43,10 +44,13 @@ _MARK = "\uffff"
 def main(arguments: Sequence[str]) -> None:
     """Print the first difference between two recordings.  Exit with status 1 if there is one."""
     chosen = _parser().parse_intermixed_args(arguments)
+    if chosen.against:
+        _send(chosen)
+        return
     one = recorded_lines(chosen.one)
     replay = _replay(chosen) if chosen.other is None else None
-    compared = list(comparisons(one, replayed_lines(replay) if replay else _other(chosen)))
-    for each in compared:
+    pairs = list(comparisons(one, replayed_lines(replay) if replay else _other(chosen)))
+    for each in pairs:
         if difference := first_difference(each.one, each.other, exact=chosen.exact):
             notes = (
                 []
@@ -58,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
             for shown in context(each.one, each.other, difference, chosen.context):
                 print(shown)
             sys.exit(1)
-    print(f"the same: {', '.join(_sames(compared))}")
+    print(f"the same: {', '.join(_sames(pairs))}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,7 +71,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another one (default: a replay of PATH)")
     parser.add_argument("--exact", action="store_true", help="compare ids, times and the sizes of chunks, too")
     parser.add_argument("--context", metavar="N", type=int, default=0, help="show N lines around the difference")
+    parser.add_argument(
+        "--against",
+        metavar="URL",
+        help="send the requests of penstock record's recordings to another server, and compare its answers",
+    )
+    parser.add_argument("--model", metavar="NAME", default="", help="the model to name in these requests")
     return parser
+
+
+def _send(chosen: argparse.Namespace) -> None:
+    others = {"a second recording": chosen.other, "--exact": chosen.exact, "--context": chosen.context}
+    check_alone(others | {"--from": chosen.since, "--to": chosen.upto, "--with": chosen.plugins})
+    rows = asyncio.run(compared(chosen.one, chosen.against, chosen.model))
+    for shown in table(rows):
+        print(shown)
+    if not all(row.is_same for row in rows):
+        sys.exit(1)
 
 
 def _replay(chosen: argparse.Namespace) -> Replay:
