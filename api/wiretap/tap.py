@@ -60,8 +60,10 @@ class Tap:
         """Return what notes an exchange, if that is to be recorded."""
         generation = generation_at(path, self.generations)
         now = datetime.now(UTC)
-        name = f"{now:%Y%m%dT%H%M%S}-{generation.dialect if generation else ''}-{token_hex(4)}"
-        if generation is None or not self._chooses(name, headers):
+        if generation is None:
+            return Listener()
+        name = f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}-{generation.dialect}-{token_hex(4)}"
+        if not self._chooses(name, headers):
             return Listener()
         header = Header(
             FORMAT,

@@ -35,6 +35,7 @@ REASONS = {
     r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
     r"penstock serve \[|penstock serve \.\.\.": "a form",
+    r"penstock diff .*--against": "tests/flow/api/test_against.py runs it",
     r"penstock record": "tests/unit/api/cli/test_record.py runs it",
     r"penstock conformance": "tests/unit/api/cli/conformance runs it",
     r"penstock demo": "tests/unit/api/cli/test_demo.py runs it",
