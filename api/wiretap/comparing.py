@@ -1,4 +1,4 @@
-"""What differs between two answers to one request, event by event: kinds of events, their order, fields and types.
+"""Differences between two answers to one request, event by event: kinds of events, their order, fields and types.
 
 Ids, times and numbers that change from run to run do not count, nor how a text is cut into pieces.  Texts count only if
 the request leaves no choice between them.
