@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
 Speech: TypeAlias = Literal["responses", "chat", "messages"]
 Area: TypeAlias = Literal[
-    "protocol", "objects", "streams", "lifecycle", "tools", "structured output", "errors", "limits", "reasoning"
+    "protocol",
+    "objects",
+    "streams",
+    "lifecycle",
+    "tools",
+    "structured output",
+    "limits",
+    "reasoning",
+    "errors",
+    "sdk",
 ]
 Verdict: TypeAlias = Literal["pass", "warn", "skip", "fail"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from penstock.api.cli.conformance import (
     chat,
     chat_streams,
@@ -12,8 +14,9 @@ from penstock.api.cli.conformance import (
     responses_lifecycle,
     responses_streams,
     responses_tools,
+    sdks,
 )
-from penstock.api.cli.conformance.check import CHECKS
+from penstock.api.cli.conformance.check import CHECKS, Area, Speech
 
 MODULES = (
     errors,
@@ -25,12 +28,10 @@ MODULES = (
     chat_streams,
     messages,
     messages_streams,
+    sdks,
 )
 """The modules that register checks."""
 
-_AREAS = (
-    *("protocol", "objects", "streams", "lifecycle", "tools", "structured output", "limits", "reasoning", "errors"),
-)
-_SPEECHES = ("responses", "chat", "messages")
+_SPEECHES, _AREAS = get_args(Speech), get_args(Area)
 ALL = sorted(CHECKS.values(), key=lambda check: (_SPEECHES.index(check.speech), _AREAS.index(check.area)))
 """All checks, by dialect and area."""

@@ -121,6 +121,7 @@ class Server:
         """Close all connections at the end of the block."""
         async with aiohttp.ClientSession(
             cookie_jar=aiohttp.DummyCookieJar(),
+            connector=aiohttp.TCPConnector(force_close=True),  # a server may close a connection that waits
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,  # a small body may be a large one
             headers={"Accept-Encoding": "identity"},

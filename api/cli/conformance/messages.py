@@ -52,14 +52,20 @@ def check_input(found: AnthropicMessage, call: ToolUse) -> None:
 @check("messages", area="objects", source=CREATE, core=True)
 async def messages_object(talk: Talk) -> None:
     """A message has the fields of the reference, each of its type, and blocks with text."""
-    body = await talk.ask()
-    found = fits(AnthropicMessage, body, "the message")
+    found = await message(talk)
     must(found.id, "id is empty")
-    must("stop_sequence" in body, "there is no stop_sequence, where the reference has null")
     must(found.stop_reason in ("end_turn", "max_tokens"), f"stop_reason is {found.stop_reason}")
     must(found.stop_sequence is None, "stop_sequence is not null")
     must(all(block.text for block in found.content if isinstance(block, TextBlock)), "a block of text is empty")
     should(text_of(found) or found.stop_reason != "end_turn", "there is no text")
+
+
+@check("messages", area="objects", source=CREATE)
+async def messages_nullable(talk: Talk) -> None:
+    """A message, and the message_delta of a stream, have a stop_sequence that is null without one."""
+    should("stop_sequence" in await talk.ask(), "the message has no stop_sequence, which SDKs read as null")
+    ends = [event["delta"] for event in (await talk.stream()).objects if event["type"] == "message_delta"]
+    should(all("stop_sequence" in end for end in ends), "message_delta has no stop_sequence, which SDKs read as null")
 
 
 @check("messages", area="objects", source=CREATE, core=True)

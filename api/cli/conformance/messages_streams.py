@@ -70,7 +70,6 @@ async def messages_start(talk: Talk) -> None:
     must(isinstance(begun.get("id"), str) and begun["id"], "the message has no id")
     must(isinstance(begun.get("model"), str), "the message has no model")
     fits(MessagesUsage, begun.get("usage"), "usage")
-    should("stop_sequence" in begun, "there is no stop_sequence, where the reference has null")
 
 
 @check("messages", area="streams", source=STREAMING, core=True)
@@ -106,10 +105,9 @@ async def messages_deltas(talk: Talk) -> None:
 
 @check("messages", area="streams", source=STREAMING, core=True)
 async def messages_end(talk: Talk) -> None:
-    """message_delta has the stop_reason, the stop_sequence and the tokens of the output."""
+    """message_delta has the stop_reason and the tokens of the output."""
     event = (await events_of(talk))[-2]
     fits(StopReason, event["delta"].get("stop_reason"), "stop_reason")  # type: ignore[arg-type]
-    must("stop_sequence" in event["delta"], "there is no stop_sequence")
     must(event["usage"]["output_tokens"] > 0, "output_tokens is 0")
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.api.cli.conformance.check import SSE, Doubt, Violation, check, fits, must, should
 from penstock.api.cli.conformance.client import DONE, Json, Talk
-from penstock.api.cli.conformance.shapes import ITEMS, NULLABLE
+from penstock.api.cli.conformance.shapes import NULLABLE
 from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import TERMINAL_TYPES, ResponseEvent
@@ -218,6 +218,9 @@ async def responses_stream_rules(talk: Talk) -> None:
             raise kind(f"{event.get('type')}: {broken}") from None
 
 
+HOSTED = ("mcp_call", "code_interpreter_call", "file_search_call")
+"""The items of which penstock's reader wants fields that are null."""
+
 _TOLERANT: Json = dict.fromkeys(
     (*NULLABLE, "previous_response_id", "max_output_tokens", "safety_identifier", "prompt_cache_key", "usage")
 ) | {"text": {}, "top_p": 1.0, "temperature": 1.0, "reasoning": {}, "store": True, "metadata": {}}
@@ -226,8 +229,9 @@ _TOLERANT: Json = dict.fromkeys(
 
 def _read(event: Json) -> ResponseEvent:
     """Read an event, in which fields that are null may as well be missing."""
-    if isinstance(item := event.get("item"), dict):
-        event = event | {"item": _given(item)}
+    for name in ("item", "part"):
+        if isinstance(held := event.get(name), dict):
+            event = event | {name: _given(held)}
     if isinstance(response := event.get("response"), dict):
         response = response | {"output": [_given(item) for item in response["output"]]}
         own = {name: value for name, value in response.items() if value is not None}
@@ -236,7 +240,7 @@ def _read(event: Json) -> ResponseEvent:
     return msgspec.convert(event, ResponseEvent)  # type: ignore[no-any-return]
 
 
-def _given(item: Json) -> Json:
-    if item.get("type") not in ITEMS:
-        return item
-    return {name: value for name, value in item.items() if value is not None}
+def _given(held: Json) -> Json:
+    if "content" in held and isinstance(held["content"], list):
+        held = held | {"content": [_given(part) for part in held["content"]]}
+    return {name: value for name, value in held.items() if value is not None or held.get("type") in HOSTED}

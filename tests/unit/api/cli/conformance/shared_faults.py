@@ -14,6 +14,10 @@ def as_page(exchange: Exchange) -> None:
         exchange.content_type, exchange.body = "text/html", b"<h1>No</h1>"
 
 
+def as_nothing(exchange: Exchange) -> None:
+    exchange.body = b""
+
+
 def untouched(_: Exchange) -> None:
     """Leave the answers of a server without keys: a wrong key is no fault there."""
 
@@ -34,6 +38,8 @@ SHARED: dict[str, list[Fault]] = {
     "method": [with_status(200), with_status(500)],
     "too_long": [with_status(500), as_page, in_body(lambda _: {"detail": "No."}, refusals=True)],
     "wrong_key": [untouched],
+    "sdk_answer": [with_status(500, when=200), in_body(put(model=5))],
+    "sdk_stream": [with_status(500, when=200), as_nothing],
 }
 OPENAI: dict[str, list[Fault]] = {
     "models": [

@@ -29,7 +29,15 @@ FAULTS: dict[str, list[Fault]] = {
 CLEAN: dict[str, Verdict] = {"responses.parallel_calls": "warn", "chat.parallel_calls": "warn"}
 """The verdicts on penstock other than pass: gpt-oss makes one call at a time."""
 ADVICE = {
-    *("responses.nullable", "chat.no_usage", "messages.request_id", "messages.count_tokens", "messages.thinking"),
+    *(
+        "responses.nullable",
+        "messages.nullable",
+        "chat.no_usage",
+        "messages.request_id",
+        "messages.count_tokens",
+        "messages.thinking",
+    ),
+    *("responses.sdk_answer", "chat.sdk_answer", "messages.sdk_answer"),  # its types change with its releases
     *("chat.call_pieces", "messages.needs_max_tokens", "chat.bad_role", "messages.bad_role"),
 }
 """Checks whose faults may be no more than warnings."""
