@@ -32,6 +32,7 @@ _NOT_HERE = (
     "not enabled",
     "disabled",
     "not available",
+    "not configured",
     "unknown field",
 )
 """Words of a refusal by which a server says that it cannot do something at all."""

@@ -62,6 +62,8 @@ TASTES = (
     "an item is done before the next is added",
     "the logprobs of a text are those of its deltas",
     "a done part holds its logprobs",
+    "an event of a part comes between its added and its done event",
+    "the final output equals the items that were done",  # the check final_output has what the reference says
     "the bytes of a text's tokens spell the text",
 )
 """The rules of our checker that the reference does not spell out."""

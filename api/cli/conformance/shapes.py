@@ -58,8 +58,8 @@ class StrictProblem(msgspec.Struct):
 
     message: str
     type: str
-    param: str | None
-    code: str | None
+    param: str | None = None
+    code: str | None = None
 
 
 class Refusal(msgspec.Struct):

@@ -261,10 +261,7 @@ FAULTS: dict[str, list[Fault]] = {
     "responses.no_call": [more(CALL)],
     "responses.auto_call": [more(MARKED)],
     "responses.parallel_calls": [twice("function_call")],
-    "responses.single_call": [
-        twice("function_call", call_id="call_2"),
-        in_body(put(parallel_tool_calls=True)),
-    ],
+    "responses.single_call": [twice("function_call", call_id="call_2")],
     "responses.call_stream": [
         dropped("response.function_call_arguments.delta"),
         dropped("response.function_call_arguments.done"),
