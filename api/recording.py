@@ -31,7 +31,8 @@ def recorder(settings: Settings, folder: Path, source: str | None, encoding: Enc
     if encoding == "chat" and not settings.record_texts:
         logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
     answered_from = str(settings.recordings) if settings.recordings else None
-    described = Header(FORMAT, "", encoding, source, options(settings.chat), versions(), answered_from)
+    chat, masked = options(settings.chat), not settings.record_texts
+    described = Header(FORMAT, "", encoding, source, chat, versions(), answered_from, masked=masked)
     words = harmony_words if encoding == "harmony" else None
     redact = Redaction if settings.record_texts else partial(WithoutTexts, words)
     return Recorder(folder, described, settings.record_after, condition, redact)

@@ -92,6 +92,13 @@ def diff(arguments: Sequence[str]) -> None:
     main(arguments)
 
 
+def compare(arguments: Sequence[str]) -> None:
+    """Find the recorded answers that another engine would have changed, and the token at which."""
+    from penstock.api.cli.compare import main
+
+    main(arguments)
+
+
 def shrink(arguments: Sequence[str]) -> None:
     """Cut a failing recording to the smallest one that fails."""
     from penstock.api.cli.shrink import main
@@ -110,7 +117,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     command.__name__: command
     for command in (
         *(serve, demo, launch, check, config, keys, conformance),
-        *(show, record, replay, diff, shrink, inspect),
+        *(show, record, replay, diff, compare, shrink, inspect),
     )
 }
 """The commands by name; the docstring of each is its summary in the usage message."""

@@ -35,6 +35,16 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
     if {"-h", "--help"} & {*arguments}:
         print(help_text(command), end="")
         sys.exit(0)
+    settings = parsed_settings(arguments)
+    if API_KEY in os.environ and not settings.has_keys:
+        raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
+    for warning in _warnings(settings, [_named(argument) for argument in arguments]):
+        print(f"penstock: {warning}", file=sys.stderr)
+    return settings
+
+
+def parsed_settings(arguments: Sequence[str]) -> Settings:
+    """Read the settings of a command that does not serve; raise `CannotRun` for wrong ones."""
     _refuse_keys([option_name(argument) for argument in arguments])
     used = [_named(argument) for argument in arguments]
     try:
@@ -45,10 +55,6 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
         raise CannotRun(str(error).removeprefix("error parsing CLI: argument ")) from error
     if misread := misread_model(settings.model, arguments, settings.engine_arguments):
         raise CannotRun(misread)
-    if API_KEY in os.environ and not settings.has_keys:
-        raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
-    for warning in _warnings(settings, used):
-        print(f"penstock: {warning}", file=sys.stderr)
     return settings
 
 

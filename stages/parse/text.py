@@ -45,6 +45,10 @@ class TokenVocabulary(Hashable, Protocol):
         """Return the text of tokens, marks included; may raise `LookupError` for an id without a token."""
         ...
 
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        ...
+
 
 class ItemText:
     """The text of one item, written in pieces and read as deltas; ``keeps`` is True if `written` will be read."""

@@ -1,0 +1,167 @@
+"""Compare: find the recorded answers that another engine would have changed, and the token at which.
+
+No answer is generated again: the recorded tokens pass through the engine, which says for each how likely it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import uvloop
+
+from penstock.api.backends import start_shown
+from penstock.api.cli.command_line import parsed_settings
+from penstock.api.cli.forced.as_json import answer_line, summary_line
+from penstock.api.cli.forced.comparison import AT_ONCE, Comparison, Figures
+from penstock.api.cli.forced.recorded import recordings_in
+from penstock.api.cli.forced.table import Table
+from penstock.api.cli.forced.vocabulary import Vocabulary
+from penstock.api.cli.mistakes import explained, location
+from penstock.api.engine_settings import FACTORY, REPLAY, ChatSettings, EngineSettings
+from penstock.api.metrics.log_settings import LogSettings
+from penstock.api.options import options
+from penstock.api.running import UNSTARTABLE
+from penstock.api.settings import Settings
+from penstock.api.sources import option_name
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import log_to_stderr
+from penstock.stages.services.engines.engine import ScoresPrompts, TextBackend
+
+ENGINE_OPTIONS = frozenset(settings.SECTION for settings in (EngineSettings, ChatSettings, LogSettings))
+"""The sections of the options of ``penstock serve`` that this command takes, too."""
+
+NO_MODEL = re.compile(rf"https?://|{REPLAY}|{FACTORY}$")
+"""The beginning of what ``--engine`` names, if it is not a model."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the comparison.  Exit with status 1 if a limit is exceeded, and 2 if nothing could be compared."""
+    chosen, others = _parser().parse_known_args(arguments)
+    settings = _settings(chosen.engine, others)
+    recordings = recordings_in(chosen.recordings)
+    log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
+    try:
+        exceeded = uvloop.run(_compare(chosen, settings, recordings))
+    except UNSTARTABLE as error:
+        raise CannotRun(explained(error, others)) from error
+    if exceeded:
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock compare",
+        description=__doc__,
+        epilog="Options that are not listed here are those of penstock serve for its engine: vLLM's own, such as "
+        "--max-model-len, and --reasoning-parser and the like. Write RECORDINGS before them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "recordings", metavar="RECORDINGS", type=Path, nargs="+", help="a recording's folder, or one with such folders"
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="NEW",
+        action="append",
+        required=True,
+        help="the engine to compare with: a model, as a Hugging Face id or a folder, which vLLM runs in this process; "
+        "or the URL of a vLLM server; or file.py:function, for an engine of your own",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON lines, with all tokens, instead of the table")
+    parser.add_argument("--worst", metavar="N", type=int, default=10, help="list the N most surprising tokens (10)")
+    parser.add_argument(
+        "--tie",
+        metavar="NATS",
+        type=_number,
+        default=0.0,
+        help="count choices as the same if their log probabilities differ by at most this (0)",
+    )
+    parser.add_argument(
+        "--at-once", metavar="N", type=_positive, default=AT_ONCE, help=f"answers that are read at once ({AT_ONCE})"
+    )
+    limits = parser.add_argument_group("limits", "If one is exceeded, the exit status is 1.")
+    limits.add_argument(
+        "--most-changed", metavar="SHARE", type=_number, help="the share of tokens that may change, such as 0.01"
+    )
+    limits.add_argument("--worst-surprise", metavar="NATS", type=_number, help="the largest surprise of a token")
+    limits.add_argument(
+        "--worst-shift", metavar="NATS", type=_number, help="the largest change of a recorded log probability"
+    )
+    return parser
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return number
+
+
+def _settings(engines: Sequence[str], others: Sequence[str]) -> Settings:
+    """Return the settings of a server with this engine."""
+    typed = {option_name(argument).replace("--no-", "--", 1) for argument in others}
+    if useless := [each.flag for each in options() if each.flag in typed and each.section not in ENGINE_OPTIONS]:
+        raise CannotRun(f"{', '.join(useless)}: of penstock serve, and without effect on a comparison")
+    is_model = len(engines) == 1 and not NO_MODEL.match(engines[0])
+    named = engines if is_model else [f"--engine={engine}" for engine in engines]
+    settings = parsed_settings([*named, *others])
+    if is_model and settings.engine:
+        raise CannotRun(f"{location('engine', [])}: it names another engine than --engine {engines[0]}")
+    if settings.recordings:
+        raise CannotRun("--engine: recordings say nothing of the probabilities of other tokens")
+    return settings
+
+
+async def _compare(chosen: argparse.Namespace, settings: Settings, recordings: Mapping[str, Path]) -> list[str]:
+    """Print the comparison; return the limits that are exceeded."""
+    async with _comparison(chosen, settings) as comparison:
+        table = Table(comparison.vocabulary, list(recordings), chosen.worst)
+        if not chosen.json:
+            print(table.head, flush=True)
+        async with aclosing(comparison.compared(recordings)) as answers:
+            async for answer in answers:
+                line = table.line(answer)
+                print(answer_line(answer, comparison.vocabulary) if chosen.json else line, flush=True)
+    exceeded = list(limits_exceeded(table.figures, chosen))
+    if chosen.json:
+        print(summary_line(table.figures, exceeded))
+    else:
+        print("\n".join((*table.end(), *(["", *exceeded] if exceeded else []))))
+    if not table.figures.compared and not table.figures.shifted:
+        raise CannotRun("nothing could be compared")
+    return exceeded
+
+
+@asynccontextmanager
+async def _comparison(chosen: argparse.Namespace, settings: Settings) -> AsyncGenerator[Comparison, None]:
+    async with start_shown(settings) as running:
+        engine = running.engine
+        if isinstance(engine, TextBackend) or not isinstance(engine, ScoresPrompts):
+            raise CannotRun("--engine: this engine reports no log probabilities of prompts (scores_prompts)")
+        source = settings.model or getattr(engine, "root", None)
+        model = running.model
+        vocabulary = Vocabulary.of(model.parse.vocabulary, engine.vocabulary_size, model.encoding, source)
+        yield Comparison(engine, vocabulary, chosen.tie, chosen.at_once)
+
+
+def limits_exceeded(figures: Figures, limits: argparse.Namespace) -> Iterator[str]:
+    """Yield a line for each limit that is exceeded."""
+    for option, found, limit in (
+        ("--most-changed", figures.share, limits.most_changed),
+        ("--worst-surprise", figures.worst_surprise, limits.worst_surprise),
+        ("--worst-shift", figures.worst_shift, limits.worst_shift),
+    ):
+        if limit is not None and found is not None and found > limit:
+            yield f"{option} {limit:g} is exceeded: {found:.4g}"

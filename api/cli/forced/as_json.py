@@ -1,0 +1,67 @@
+"""A comparison as JSON lines: one for each answer, and one with the figures of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.api.cli.forced.comparison import Compared, Figures, SkippedAnswer
+from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn
+from penstock.api.cli.forced.vocabulary import Vocabulary
+
+Json = dict[str, Any]
+
+
+def answer_line(compared: Compared, vocabulary: Vocabulary) -> str:
+    """Return the line of an answer, with all its tokens."""
+    if isinstance(compared, SkippedAnswer):
+        return _encoded({"type": "skipped", "answer": compared.name, "reason": compared.reason})
+    turns = [_turn(turn, vocabulary) for turn in compared.turns]
+    return _encoded({"type": "answer", "answer": compared.name, **figures_of(compared.figures), "turns": turns})
+
+
+def summary_line(figures: Figures, exceeded: list[str]) -> str:
+    """Return the last line; ``exceeded`` names the limits that do not hold."""
+    return _encoded({"type": "summary", **figures_of(figures), "exceeded": exceeded})
+
+
+def figures_of(figures: Figures) -> Json:
+    """Return figures by name."""
+    return {
+        "answers": figures.answers,
+        "changed_answers": figures.changed_answers,
+        "tokens": figures.tokens,
+        "compared": figures.compared,
+        "changed": figures.changed,
+        "share": figures.share,
+        "mean_surprise": figures.mean_surprise,
+        "worst_surprise": figures.worst_surprise if figures.chosen else None,
+        "mean_shift": figures.mean_shift,
+        "worst_shift": figures.worst_shift if figures.shifted else None,
+        "left_out": dict(figures.left_out),
+        "skipped": dict(figures.skipped),
+        "vocabulary_not_checked": dict(figures.notes),
+    }
+
+
+def _turn(turn: ForcedTurn, vocabulary: Vocabulary) -> Json:
+    tokens = [_token(token, vocabulary) for token in turn.tokens]
+    return {"turn": turn.turn.number, "left_out": turn.left_out or None, "tokens": tokens}
+
+
+def _token(token: ForcedToken, vocabulary: Vocabulary) -> Json:
+    return {
+        "id": token.id,
+        "text": vocabulary.text([token.id]),
+        "logprob": token.logprob,
+        "rank": token.rank,
+        "recorded_logprob": token.recorded,
+        "surprise": token.surprise,
+        "changed": token.has_changed,
+        "first": {"id": token.first[0], "text": vocabulary.text([token.first[0]]), "logprob": token.first[1]},
+    }
+
+
+def _encoded(line: Json) -> str:
+    return msgspec.json.encode(line).decode()

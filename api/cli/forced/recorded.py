@@ -1,0 +1,110 @@
+"""The turns of recorded answers: the prompts, with the tokens that an engine gave for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    Prompt,
+    TokenChunk,
+    TokenIds,
+    TokenLogprob,
+)
+from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header, read_recording
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A recorded turn; ``number`` is 1 for the first of its answer.
+
+    ``logprobs`` has one entry for each token, or none.  ``grammar_is_known`` is False if the prompt was held to a
+    grammar that the recording does not have.
+    """
+
+    number: int
+    prompt: Prompt
+    started: GenerationStarted
+    tokens: TokenIds
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finished: GenerationFinished | None = None
+
+    @property
+    def grammar_is_known(self) -> bool:
+        """False if the grammar that held the output was not recorded."""
+        return self.prompt.grammar is not None or not self.started.held_to_grammar
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """The turns of a recorded response."""
+
+    name: str
+    folder: Path
+    header: Header
+    turns: tuple[Turn, ...]
+
+
+def recordings_in(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the folders of all recordings in and below ``paths``, by name, in the order of their files.
+
+    Raise `UnreadableRecording` for a path without any.
+    """
+    found: dict[str, Path] = {}
+    for path in paths:
+        folders = sorted({file.parent for name, _ in FILES.values() for file in path.rglob(name)})
+        if not folders:
+            raise UnreadableRecording(path, None, "there is no recording in or below this folder")
+        for folder in folders:
+            name = str(folder.relative_to(path)) if folder != path else folder.resolve().name
+            found[name if name not in found else str(folder)] = folder
+    return found
+
+
+def read_answer(name: str, folder: Path) -> RecordedAnswer:
+    """Read the turns of a recording; raise `UnreadableRecording` if it lacks what a comparison needs."""
+    files = {stage: folder / file for stage, (file, _) in FILES.items() if (folder / file).is_file()}
+    header = read_header(next(iter(files.values())))
+    if header.masked:
+        raise UnreadableRecording(folder, None, "its texts were not recorded (--no-record-texts)")
+    if "generate" not in files:
+        raise UnreadableRecording(folder, None, f"its tokens were not recorded ({FILES['generate'][0]})")
+    rendered = read_recording(files["render"], FILES["render"][1]).frames if "render" in files else ()
+    turns = tuple(_turns(folder, rendered, read_recording(files["generate"], FILES["generate"][1]).frames))
+    if not any(turn.tokens for turn in turns):
+        raise UnreadableRecording(folder, None, "the engine gave no tokens")
+    return RecordedAnswer(name, folder, header, turns)
+
+
+def _turns(folder: Path, prompts: Sequence[Prompt], frames: Sequence[Any]) -> Iterator[Turn]:
+    starts = [at for at, frame in enumerate(frames) if isinstance(frame, GenerationStarted)]
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(frames)], strict=True), start=1):
+        started, *rest = frames[start:end]
+        chunks = [frame for frame in rest if isinstance(frame, TokenChunk)]
+        tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
+        logprobs = tuple(each for chunk in chunks for each in chunk.logprobs)
+        prompt = _prompt(started, prompts[number - 1] if number <= len(prompts) else None)
+        if prompt is None:
+            raise UnreadableRecording(folder, None, f"its prompts were not recorded ({FILES['render'][0]})")
+        if not prompt.images and len(prompt.token_ids) != started.prompt_tokens:
+            raise UnreadableRecording(
+                folder,
+                None,
+                f"the engine read {started.prompt_tokens} tokens in turn {number}, and {FILES['render'][0]} has "
+                f"{len(prompt.token_ids)}: a stage of yours changed the prompt",
+            )
+        finished = next((frame for frame in rest if isinstance(frame, GenerationFinished)), None)
+        yield Turn(number, prompt, started, tokens, logprobs if len(logprobs) == len(tokens) else (), finished)
+
+
+def _prompt(started: GenerationStarted, rendered: Prompt | None) -> Prompt | None:
+    """Return the prompt that the engine read: its tokens are in ``started`` for a model with a chat template."""
+    if rendered is not None:
+        return rendered
+    if not started.prompt:
+        return None
+    return Prompt(started.facts, started.prompt, (), chat=started.chat)

@@ -1,0 +1,154 @@
+"""Forced replay through vLLM: in this process, and over both of its endpoints for tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock.api.cli.forced.comparison import ComparedAnswer, Comparison, Figures
+from penstock.api.cli.forced.recorded import Turn, read_answer, recordings_in
+from penstock.api.cli.forced.vocabulary import Vocabulary
+from penstock.pipeline.frames import GenerationStarted, Prompt
+from penstock.pipeline.recordings.comparison import common_prefix
+from penstock.pipeline.recordings.format import read_frames
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
+from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint
+from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.stages.services.engines.vllm_http import start_vllm_http
+from tests.support.engine_requests import ON_SHARED_ENGINE
+from tests.support.event_streams import generate, token_ids
+from tests.support.fixture_cases import HARMONY_CASES
+from tests.support.processes import PATIENCE, free_port, running_process
+from tests.support.table_engine import write_turns
+from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
+
+pytestmark = ON_SHARED_ENGINE
+
+RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()][:10]
+NOISE = 0.06
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny gpt-oss, with weights that are a little off."""
+    folder = tmp_path_factory.mktemp("noisy") / "tiny_gpt_oss"
+    shutil.copytree(CHECKPOINT, folder)
+    path, random = folder / "model.safetensors", torch.Generator().manual_seed(0)
+    weights = {
+        name: (tensor.float() * (1 + NOISE * torch.randn(tensor.shape, generator=random))).to(tensor.dtype)
+        for name, tensor in load_file(path).items()
+    }
+    save_file(weights, path, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def noisy_url(noisy: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    """A ``vllm serve`` of the noisy model."""
+    url = f"http://127.0.0.1:{free_port()}"
+    options = ("--structured-outputs-config.backend=guidance", "--enable-scale-out", "--host", "127.0.0.1")
+    command = [Path(sys.executable).with_name("vllm"), "serve", noisy, *ARGUMENTS, *options]
+    with running_process([*command, "--port", url.rpartition(":")[2]], f"{url}/health", noisy.parent / "serve.log"):
+        yield url
+
+
+async def recorded_by(engine: VllmEngine, folder: Path) -> dict[str, Path]:
+    """Recordings of greedy answers of the engine."""
+    for case in RECORDED:
+        turns = []
+        for number, prompt in enumerate(read_frames(case / "prompt.jsonl", Prompt), start=1):
+            tokens = tuple(token_ids(await generate(engine, prompt)))
+            started = GenerationStarted(prompt.facts, len(prompt.token_ids), held_to_grammar=prompt.grammar is not None)
+            turns.append(Turn(number, prompt, started, tokens))
+        write_turns(folder / case.name, *turns)
+    return recordings_in([folder])
+
+
+async def compared(engine: Engine, recordings: Mapping[str, Path]) -> dict[str, ComparedAnswer]:
+    comparison = Comparison(engine, Vocabulary.of(load_encoding(), VOCABULARY_SIZE, "harmony", None))
+    answers = [answer async for answer in comparison.compared(recordings)]
+    assert all(isinstance(answer, ComparedAnswer) for answer in answers)
+    return {answer.name: answer for answer in answers if isinstance(answer, ComparedAnswer)}
+
+
+def first_changes(answers: Mapping[str, ComparedAnswer]) -> dict[str, tuple[int, int] | None]:
+    """The turn and the index of the first change of each answer."""
+    return {
+        name: answer.first_change and (answer.first_change[0].turn.number, answer.first_change[1])
+        for name, answer in answers.items()
+    }
+
+
+async def free_differences(engine: Engine, recordings: Mapping[str, Path]) -> dict[str, tuple[int, int] | None]:
+    """Where the engine's own answers to the recorded prompts first differ."""
+    found: dict[str, tuple[int, int] | None] = {}
+    for name, folder in recordings.items():
+        found[name] = None
+        for turn in read_answer(name, folder).turns:
+            own = token_ids(await generate(engine, turn.prompt))
+            same = common_prefix(own, turn.tokens)
+            if found[name] is None and same < max(len(own), len(turn.tokens)):
+                found[name] = turn.number, same
+    return found
+
+
+async def test_engine_is_not_surprised_by_its_own_answers(engine: VllmEngine, tmp_path: Path) -> None:
+    answers = await compared(engine, await recorded_by(engine, tmp_path))
+    figures = Figures()
+    for answer in answers.values():
+        figures.add(answer)
+    assert (figures.answers, figures.changed, figures.left_out) == (len(RECORDED), 0, {})
+    assert figures.compared == figures.tokens > 200
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+async def test_changes_are_those_of_a_free_run(
+    engine: VllmEngine, noisy_url: str, tmp_path: Path, endpoint: Endpoint[Any]
+) -> None:
+    recordings = await recorded_by(engine, tmp_path)
+    elsewhere = await start_vllm_http([noisy_url], endpoints=(endpoint,))
+    try:
+        expected = await free_differences(elsewhere, recordings)
+        answers = await compared(elsewhere, recordings)
+    finally:
+        await elsewhere.close()
+    assert first_changes(answers) == expected
+    assert None in expected.values()
+    assert any(expected.values())
+
+
+async def test_command_compares_in_this_process_as_over_http(
+    engine: VllmEngine, noisy: Path, noisy_url: str, tmp_path: Path
+) -> None:
+    recordings = await recorded_by(engine, tmp_path)
+    elsewhere = await start_vllm_http([noisy_url])
+    try:
+        expected = first_changes(await compared(elsewhere, recordings))
+    finally:
+        await elsewhere.close()
+    command = [Path(sys.executable).with_name("penstock"), "compare", tmp_path, "--engine"]
+    here = [*command, noisy, "--json", "--most-changed", "0", *ARGUMENTS]
+    there = [*command, noisy_url, "--json", "--most-changed", "0"]
+    for words in (here, there):
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert ended.returncode == 1, ended.stderr
+        *answers, summary = map(json.loads, ended.stdout.splitlines())
+        assert summary["exceeded"]
+        assert {answer["answer"]: _first_change(answer) for answer in answers} == expected
+
+
+def _first_change(answer: dict[str, Any]) -> tuple[int, int] | None:
+    changes = (
+        (turn["turn"], at) for turn in answer["turns"] for at, token in enumerate(turn["tokens"]) if token["changed"]
+    )
+    return next(changes, None)

@@ -1,0 +1,127 @@
+"""An engine whose log probabilities are known: a table of random numbers, which a seed and the prefix choose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from math import exp, log
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from msgspec import UNSET
+
+from penstock.api.cli.forced.recorded import Turn
+from penstock.pipeline.errors import StageError
+from penstock.pipeline.frames import (
+    EngineFrame,
+    GenerationFinished,
+    GenerationStarted,
+    Prompt,
+    TokenChunk,
+    TokenLogprob,
+    replace,
+)
+from penstock.pipeline.recordings.format import FORMAT, Header, write_frames
+from penstock.stages.models.harmony.vocabulary import RETURN
+from tests.support.fake_vllm import prompt_for_fakes
+
+WORDS = tuple(range(1000, 1012))
+"""The tokens that the model of the table writes; the last one is rarer than the mark that ends a turn."""
+
+MODEL = "tiny"
+
+
+@dataclass
+class TableEngine:
+    """A model that is a table: ``noise`` is by how much its logits may differ from those of the same ``seed``."""
+
+    seed: int = 0
+    noise: float = 0.0
+    failure: StageError | None = None
+    context_length: int = 8192
+    vocabulary_size: int = 201_088
+    models: tuple[str, ...] = (MODEL,)
+    is_alive: bool = True
+    scores_prompts: Literal[True] = True
+    running: int = 0
+    most_running: int = 0
+    prompts: list[Prompt] = field(default_factory=list)
+
+    def score(self, prefix: Sequence[int], token: int, top: int) -> TokenLogprob:
+        logprobs = self.logprobs(prefix)
+        ranked = sorted(logprobs.items(), key=lambda pair: -pair[1])
+        rank = 1 + sum(value > logprobs.get(token, -50.0) for value in logprobs.values())
+        return TokenLogprob(logprobs.get(token, -50.0), tuple(ranked[:top]), rank)
+
+    def logprobs(self, prefix: Sequence[int]) -> dict[int, float]:
+        own, other = Random(f"{self.seed} {tuple(prefix)}"), Random(f"noise {self.seed} {tuple(prefix)}")
+        logits = {token: own.gauss() + self.noise * other.gauss() for token in (*WORDS, RETURN)}
+        whole = log(sum(map(exp, logits.values())))
+        return {token: logit - whole for token, logit in logits.items()}
+
+    def greedy(self, prefix: Sequence[int], most: int) -> list[int]:
+        """The likeliest tokens, up to the mark that ends the turn."""
+        tokens: list[int] = []
+        while len(tokens) < most and tokens[-1:] != [RETURN]:
+            logprobs = self.logprobs((*prefix, *tokens))
+            tokens.append(max(logprobs, key=lambda token: logprobs[token]))
+        return tokens
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        self.prompts.append(prompt)
+        if self.failure:
+            raise self.failure
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            async with aclosing(self._frames(prompt)) as frames:
+                yield frames
+        finally:
+            self.running -= 1
+
+    async def _frames(self, prompt: Prompt) -> AsyncGenerator[EngineFrame, None]:
+        sampling, tokens = prompt.facts.sampling, prompt.token_ids
+        for _ in range(len(tokens) % 7):  # prompts end in another order than they come
+            await asyncio.sleep(0)
+        top = sampling.prompt_logprobs
+        scores = () if top is UNSET else tuple(self.score(tokens[:at], tokens[at], top) for at in range(1, len(tokens)))
+        generated = self.greedy(tokens, sampling.max_tokens or 50)
+        yield TokenChunk(tuple(generated), prompt_logprobs=scores)
+        yield GenerationFinished("stop" if generated[-1] == RETURN else "length", cached_tokens=0, duration=0.0)
+
+    async def cancel(self, response_id: str) -> bool:
+        return False
+
+    async def stop(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def recorded_turn(
+    prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = (), **sampling: Any
+) -> Turn:
+    """A turn as it was recorded; greedy unless ``sampling`` differs."""
+    temperature, grammar = sampling.pop("temperature", 0.0), sampling.pop("grammar", None)
+    asked = prompt_for_fakes(token_ids=tuple(prompt), model=MODEL, grammar=grammar, **sampling)
+    facts = replace(asked.facts, sampling=replace(asked.facts.sampling, temperature=temperature))
+    started = GenerationStarted(facts, len(prompt), held_to_grammar=grammar is not None)
+    return Turn(1, replace(asked, facts=facts), started, tuple(tokens), tuple(logprobs))
+
+
+def write_turns(folder: Path, *turns: Turn, header: Header | None = None) -> Path:
+    """Write a recording of turns, as a server does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    header = header or Header(FORMAT, MODEL)
+    frames: list[Any] = []
+    for turn in turns:
+        chunks = [
+            TokenChunk((token,), (turn.logprobs[at],) if turn.logprobs else ()) for at, token in enumerate(turn.tokens)
+        ]
+        frames += [turn.started, *chunks, GenerationFinished("stop", 0, 0.0)]
+    write_frames(folder / "tokens.jsonl", frames, header)
+    write_frames(folder / "prompt.jsonl", [turn.prompt for turn in turns], header)
+    return folder
