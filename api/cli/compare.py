@@ -41,16 +41,21 @@ NO_MODEL = re.compile(rf"https?://|{REPLAY}|{FACTORY}$")
 
 def main(arguments: Sequence[str]) -> None:
     """Print the comparison.  Exit with status 1 if a limit is exceeded, and 2 if nothing could be compared."""
-    chosen, others = _parser().parse_known_args(arguments)
-    settings = _settings(chosen.engine, others)
+    chosen, settings = read_arguments(arguments)
     recordings = recordings_in(chosen.recordings)
     log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
     try:
         exceeded = uvloop.run(_compare(chosen, settings, recordings))
     except UNSTARTABLE as error:
-        raise CannotRun(explained(error, others)) from error
+        raise CannotRun(explained(error, arguments)) from error
     if exceeded:
         sys.exit(1)
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
+    """Return the options of this command, and the settings of a server with the engine; raise `CannotRun`."""
+    chosen, others = _parser().parse_known_args(arguments)
+    return chosen, _settings(chosen.engine, others)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -241,7 +241,7 @@ def test_page_on_installing_names_the_wheel_and_what_is_in_it(wheel: Path) -> No
     assert all(path.exists() for path in of_clone)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "keys", "replay", "show", "diff", "shrink", "inspect"])
+@pytest.mark.parametrize("command", ["serve", "demo", "keys", "replay", "show", "diff", "compare", "shrink", "inspect"])
 def test_commands_import_no_modules_of_the_user(penstock: Run, command: str) -> None:
     assert penstock(command, "--help").lower().startswith("usage: ")
 

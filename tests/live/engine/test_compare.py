@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -140,7 +141,9 @@ async def test_command_compares_in_this_process_as_over_http(
     here = [*command, noisy, "--json", "--most-changed", "0", *ARGUMENTS]
     there = [*command, noisy_url, "--json", "--most-changed", "0"]
     for words in (here, there):
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        ended = await asyncio.to_thread(
+            subprocess.run, words, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert ended.returncode == 1, ended.stderr
         *answers, summary = map(json.loads, ended.stdout.splitlines())
         assert summary["exceeded"]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.api.cli.command_line import read_settings
+from penstock.api.cli.compare import read_arguments
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import RunCommand
@@ -126,6 +127,12 @@ def test_settings_are_read(command: Command, monkeypatch: pytest.MonkeyPatch, tm
         monkeypatch.setenv(name, value.replace("$KEY", "a-key-of-sixteen-or-more"))
     monkeypatch.setenv("PENSTOCK_WEBHOOK_SECRET", "secret")
     read_settings(words_after(command, "penstock")[1:])
+
+
+@of(r"penstock compare\b")
+def test_comparison_is_read(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    read_arguments(words_after(command, "penstock")[1:])
 
 
 @pytest.fixture
