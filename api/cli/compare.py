@@ -17,10 +17,12 @@ import uvloop
 from penstock.api.backends import start_shown
 from penstock.api.cli.command_line import parsed_settings
 from penstock.api.cli.forced.as_json import answer_line, summary_line
-from penstock.api.cli.forced.comparison import AT_ONCE, Comparison, Figures
+from penstock.api.cli.forced.comparison import AT_ONCE, Compared, Comparison, Figures
+from penstock.api.cli.forced.page import layout_of, page_of
 from penstock.api.cli.forced.recorded import recordings_in
 from penstock.api.cli.forced.table import Table
 from penstock.api.cli.forced.vocabulary import Vocabulary
+from penstock.api.cli.inspect import write_page
 from penstock.api.cli.mistakes import explained, location
 from penstock.api.engine_settings import FACTORY, REPLAY, ChatSettings, EngineSettings
 from penstock.api.metrics.log_settings import LogSettings
@@ -78,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         "or the URL of a vLLM server; or file.py:function, for an engine of your own",
     )
     parser.add_argument("--json", action="store_true", help="write JSON lines, with all tokens, instead of the table")
+    parser.add_argument(
+        "--html", metavar="PAGE", type=Path, help="write a page, too, with the tokens by their surprise"
+    )
     parser.add_argument("--worst", metavar="N", type=int, default=10, help="list the N most surprising tokens (10)")
     parser.add_argument(
         "--tie",
@@ -132,13 +137,18 @@ def _settings(engines: Sequence[str], others: Sequence[str]) -> Settings:
 async def _compare(chosen: argparse.Namespace, settings: Settings, recordings: Mapping[str, Path]) -> list[str]:
     """Print the comparison; return the limits that are exceeded."""
     async with _comparison(chosen, settings) as comparison:
-        table = Table(comparison.vocabulary, list(recordings), chosen.worst)
+        table, kept = Table(comparison.vocabulary, list(recordings), chosen.worst), list[Compared]()
         if not chosen.json:
             print(table.head, flush=True)
         async with aclosing(comparison.compared(recordings)) as answers:
             async for answer in answers:
                 line = table.line(answer)
+                if chosen.html:
+                    kept.append(answer)
                 print(answer_line(answer, comparison.vocabulary) if chosen.json else line, flush=True)
+    if chosen.html:
+        title = f"{', '.join(path.resolve().name for path in chosen.recordings)} → {', '.join(chosen.engine)}"
+        write_page(chosen.html, page_of(layout_of(kept, table.figures, comparison.vocabulary, title)))
     exceeded = list(limits_exceeded(table.figures, chosen))
     if chosen.json:
         print(summary_line(table.figures, exceeded))

@@ -31,14 +31,19 @@ def main(arguments: Sequence[str]) -> None:
         timeline = asyncio.run(replayed_or_recorded(chosen.recording, chosen_stages(chosen.plugins)))
     errors.report(timeline.path, timeline.fault, timeline.end)
     page = chosen.page or _default(name, is_opened=chosen.open)
-    try:
-        with private_files():
-            page.write_text(page_of(layout_of(timeline, name)), "utf-8")
-    except OSError as error:
-        raise CannotRun(f"{page}: the page cannot be written: {error.strerror}") from error
+    write_page(page, page_of(layout_of(timeline, name)))
     print(page)
     if chosen.open and not webbrowser.open(page.resolve().as_uri()):
         raise CannotRun(f"{page}: no browser was found to open it")
+
+
+def write_page(page: Path, text: str) -> None:
+    """Write a page with recorded texts, which only its owner may read; raise `CannotRun` if that fails."""
+    try:
+        with private_files():
+            page.write_text(text, "utf-8")
+    except OSError as error:
+        raise CannotRun(f"{page}: the page cannot be written: {error.strerror}") from error
 
 
 def _default(name: str, *, is_opened: bool) -> Path:

@@ -116,15 +116,6 @@ function toggleWhitespace() {
   elements.token.forEach((element, token) => (element.textContent = spelled(textOf(token))));
 }
 
-const root = document.documentElement;
-const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-const followSystem = () => (root.dataset.theme = prefersDark.matches ? "dark" : "light");
-
-function toggleTheme() {
-  prefersDark.removeEventListener("change", followSystem);
-  root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-}
-
 function drawKeys() {
   const list = h("dl", {}, ...KEYS.map(([, keys, text]) => h("div", {}, h("dt", {}, ...keys.split(" ").map((key) => h("kbd", { textContent: key }))), h("dd", { textContent: text }))));
   const close = h("button", { type: "button", textContent: "Close" });

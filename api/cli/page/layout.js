@@ -1,26 +1,7 @@
-"use strict";
-// Recorded data is only ever inserted as text, never as markup: this file does not use innerHTML.
-
-const layout = JSON.parse(document.getElementById("layout").textContent);
 const CHANNELS = ["markup", "analysis", "commentary", "final", "call", "unread"];
 const FOLDED_FROM = 2;
 const LONGEST_LINE = 1000;
 
-const $ = (id) => document.getElementById(id);
-
-/** Create an element with properties, attributes (names with a dash, "role" and "for") and children. */
-function h(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (value === undefined || value === null) continue;
-    if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
-    else element[name] = value;
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
-}
-
-const count = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
 const seconds = (at) => (at < 1 ? `${Math.round(at * 1000)} ms` : `${at.toFixed(2)} s`);
 
 // The data, by index

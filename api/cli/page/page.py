@@ -96,13 +96,13 @@ def _plain(frame: Any) -> Json:
     return plain
 
 
-SCRIPTS = ("layout.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
-"""The parts of the script, in order: first the data, then drawing, then interaction."""
+SCRIPTS = ("elements.js", "layout.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
+"""The parts of the script, in order: first what pages share, then the data, drawing and interaction."""
 
 
 def page_of(layout: Mapping[str, Any]) -> str:
     """Return the HTML of the page."""
-    style, script = PALETTE + _part("page.css"), "\n".join(map(_part, SCRIPTS))
+    style, script = PALETTE + _part("base.css") + _part("page.css"), "\n".join(map(_part, SCRIPTS))
     contents = {
         "policy": escape(policy_of(style, script)),
         "title": escape(str(layout["name"])),

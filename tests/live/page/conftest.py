@@ -57,14 +57,24 @@ def complaints() -> list[str]:
 
 
 @pytest.fixture
-def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[ShowPage, None, None]:
+def show(show_file: ShowPage, tmp_path: Path) -> ShowPage:
     """A function that opens the page of the recording in a folder; its options go to the browser's context."""
+
+    def opened(folder: Path, name: str = "", **options: Any) -> Page:
+        path = tmp_path / "page.html"
+        path.write_text(page_of(layout_of(timeline_at(folder), name or folder.name)), "utf-8")
+        return show_file(path, **options)
+
+    return opened
+
+
+@pytest.fixture
+def show_file(browser: Browser, complaints: list[str]) -> Generator[ShowPage, None, None]:
+    """A function that opens a page; its options go to the browser's context."""
     requested: list[str] = []
     with ExitStack() as closing:
 
-        def opened(folder: Path, name: str = "", **options: Any) -> Page:
-            path = tmp_path / "page.html"
-            path.write_text(page_of(layout_of(timeline_at(folder), name or folder.name)), "utf-8")
+        def opened(path: Path, **options: Any) -> Page:
             context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
             closing.callback(context.close)
             context.set_default_timeout(MILLISECONDS)
