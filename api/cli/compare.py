@@ -57,6 +57,8 @@ def main(arguments: Sequence[str]) -> None:
 def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
     """Return the options of this command, and the settings of a server with the engine; raise `CannotRun`."""
     chosen, others = _parser().parse_known_args(arguments)
+    if chosen.most_calls_changed is not None and not chosen.run_on:
+        raise CannotRun("--most-calls-changed needs --run-on")
     return chosen, _settings(chosen.engine, others)
 
 
@@ -81,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="write JSON lines, with all tokens, instead of the table")
     parser.add_argument(
+        "--run-on",
+        action="store_true",
+        help="let the engine write each answer on from its first change, and compare the items: text, thoughts, calls",
+    )
+    parser.add_argument(
         "--html", metavar="PAGE", type=Path, help="write a page, too, with the tokens by their surprise"
     )
     parser.add_argument("--worst", metavar="N", type=int, default=10, help="list the N most surprising tokens (10)")
@@ -101,6 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     limits.add_argument("--worst-surprise", metavar="NATS", type=_number, help="the largest surprise of a token")
     limits.add_argument(
         "--worst-shift", metavar="NATS", type=_number, help="the largest change of a recorded log probability"
+    )
+    limits.add_argument(
+        "--most-calls-changed",
+        metavar="SHARE",
+        type=_number,
+        help="the share of answers in which a call of a tool may change; with --run-on",
     )
     return parser
 
@@ -168,7 +181,8 @@ async def _comparison(chosen: argparse.Namespace, settings: Settings) -> AsyncGe
         source = settings.model or getattr(engine, "root", None)
         model = running.model
         vocabulary = Vocabulary.of(model.parse.vocabulary, engine.vocabulary_size, model.encoding, source)
-        yield Comparison(engine, vocabulary, chosen.tie, chosen.at_once)
+        parse = model.parse if chosen.run_on else None
+        yield Comparison(engine, vocabulary, chosen.tie, chosen.at_once, parse)
 
 
 def limits_exceeded(figures: Figures, limits: argparse.Namespace) -> Iterator[str]:
@@ -177,6 +191,7 @@ def limits_exceeded(figures: Figures, limits: argparse.Namespace) -> Iterator[st
         ("--most-changed", figures.share, limits.most_changed),
         ("--worst-surprise", figures.worst_surprise, limits.worst_surprise),
         ("--worst-shift", figures.worst_shift, limits.worst_shift),
+        ("--most-calls-changed", figures.calls_share, limits.most_calls_changed),
     ):
         if limit is not None and found is not None and found > limit:
             yield f"{option} {limit:g} is exceeded: {found:.4g}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from penstock.api.cli.forced.comparison import Compared, Figures, SkippedAnswer
+from penstock.api.cli.forced.run_on import RunOn
 from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn
 from penstock.api.cli.forced.vocabulary import Vocabulary
 
@@ -18,12 +20,26 @@ def answer_line(compared: Compared, vocabulary: Vocabulary) -> str:
     if isinstance(compared, SkippedAnswer):
         return _encoded({"type": "skipped", "answer": compared.name, "reason": compared.reason})
     turns = [_turn(turn, vocabulary) for turn in compared.turns]
-    return _encoded({"type": "answer", "answer": compared.name, **figures_of(compared.figures), "turns": turns})
+    ran = {"run_on": run_on_of(compared.run_on, vocabulary)} if compared.run_on else {}
+    return _encoded({"type": "answer", "answer": compared.name, **figures_of(compared.figures), **ran, "turns": turns})
 
 
 def summary_line(figures: Figures, exceeded: list[str]) -> str:
     """Return the last line; ``exceeded`` names the limits that do not hold."""
     return _encoded({"type": "summary", **figures_of(figures), "exceeded": exceeded})
+
+
+def run_on_of(run: RunOn, vocabulary: Vocabulary) -> Json:
+    """Return what the new engine would have written, with the items of both."""
+    return {
+        "verdict": run.verdict,
+        "difference": run.difference,
+        "turn": run.turn,
+        "since": run.since,
+        "text": vocabulary.text(run.tokens[run.since :]),
+        "recorded": [asdict(item) for item in run.recorded],
+        "new": [asdict(item) for item in run.new],
+    }
 
 
 def figures_of(figures: Figures) -> Json:
@@ -42,6 +58,7 @@ def figures_of(figures: Figures) -> Json:
         "left_out": dict(figures.left_out),
         "skipped": dict(figures.skipped),
         "vocabulary_not_checked": dict(figures.notes),
+        "run_on": dict(figures.verdicts),
     }
 
 

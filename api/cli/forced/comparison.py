@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
 from penstock.api.cli.forced.grammar import Grammars
 from penstock.api.cli.forced.recorded import Turn, read_answer
+from penstock.api.cli.forced.run_on import RunOn, Verdict, run_on
 from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn, alternatives, candidates, forced, judged
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.recordings.format import Header, UnreadableRecording
+from penstock.stages.parse.parser import ParseStage
 from penstock.stages.services.engines.engine import Engine
 
 AT_ONCE = 8
@@ -35,6 +37,8 @@ class ComparedAnswer:
     turns: tuple[ForcedTurn, ...]
     note: str = ""
     """Why it is not known if its tokens mean the same in the new model."""
+    run_on: RunOn | None = None
+    """The turn with the first change, as the new engine would have written it, if that was requested."""
 
     @property
     def tokens(self) -> list[ForcedToken]:
@@ -91,6 +95,8 @@ class Figures:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     """The answers of which it is not known if their tokens mean the same in the new model, by reason."""
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    """What running on has changed for a client."""
 
     @property
     def share(self) -> float | None:
@@ -107,12 +113,19 @@ class Figures:
         """The mean shift; None if no log probabilities were recorded."""
         return self.shift / self.shifted if self.shifted else None
 
+    @property
+    def calls_share(self) -> float:
+        """The share of the answers in which a call differs."""
+        return self.verdicts["call differs"] / self.answers if self.answers else 0.0
+
     def add(self, compared: Compared) -> None:
         """Count an answer."""
         if isinstance(compared, SkippedAnswer):
             self.skipped[compared.reason] += 1
             return
         self.answers += 1
+        if compared.run_on:
+            self.verdicts[compared.run_on.verdict] += 1
         if compared.note:
             self.notes[compared.note] += 1
         self.changed_answers += compared.first_change is not None
@@ -142,13 +155,15 @@ class Figures:
 class Comparison:
     """The comparison with an engine, whose model has this vocabulary.
 
-    Choices whose log probabilities differ by at most ``tie`` count as the same.
+    Choices whose log probabilities differ by at most ``tie`` count as the same.  With ``parse``, the stage of the
+    model, the engine writes each answer on from its first change.
     """
 
     engine: Engine
     vocabulary: Vocabulary
     tie: float = 0.0
     at_once: int = AT_ONCE
+    parse: ParseStage | None = None
     _numbers: count[int] = field(default_factory=count)
 
     async def compared(self, recordings: Mapping[str, Path]) -> AsyncGenerator[Compared, None]:
@@ -181,7 +196,17 @@ class Comparison:
         turns = tuple([await self._forced(turn, grammars) for turn in answer.turns if turn.tokens])
         if not any(turn.tokens for turn in turns):
             return SkippedAnswer(name, folder, turns[0].left_out)
-        return ComparedAnswer(name, folder, answer.header, turns, self.vocabulary.note(answer.header))
+        note = self.vocabulary.note(answer.header)
+        return await self._run_on(ComparedAnswer(name, folder, answer.header, turns, note))
+
+    async def _run_on(self, answer: ComparedAnswer) -> ComparedAnswer:
+        if self.parse is None or answer.first_change is None:
+            return answer
+        turn, at = answer.first_change
+        return replace(answer, run_on=await run_on(self.engine, self.parse, turn.turn, at, self._request_id()))
+
+    def _request_id(self) -> str:
+        return f"resp_compare{next(self._numbers)}"
 
     async def _forced(self, turn: Turn, grammars: Grammars) -> ForcedTurn:
         tokens = len(turn.prompt.token_ids) + len(turn.tokens)
@@ -189,7 +214,7 @@ class Comparison:
             length = self.engine.context_length
             return ForcedTurn(turn, (), f"too long: {tokens} tokens, where the engine's context holds {length}")
         try:
-            scores = await forced(self.engine, turn, f"resp_compare{next(self._numbers)}", alternatives(turn))
+            scores = await forced(self.engine, turn, self._request_id(), alternatives(turn))
         except InvalidRequest as error:
             return ForcedTurn(turn, (), f"refused by the engine: {error.message}")
         grammar, allowed = turn.prompt.grammar, None

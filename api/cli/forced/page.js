@@ -50,6 +50,7 @@ function drawAnswer(answer, at) {
     h("span", { className: changed ? "changed" : "", textContent: `${changed} changed` }),
     h("span", { textContent: `${compared} of ${count(tokens, "token")}` }),
     h("span", { textContent: worst === null ? "not chosen" : `worst ${nats(worst)}` }),
+    answer.run_on ? h("span", { className: "verdict", textContent: `${answer.run_on.verdict}${answer.run_on.difference ? `: ${answer.run_on.difference}` : ""}` }) : null,
   );
   const details = h("details", { className: `answer${changed ? " has-changes" : ""}` }, summary);
   details.dataset.answer = at;
@@ -60,6 +61,13 @@ function drawAnswer(answer, at) {
 function drawTurns(details, answer) {
   if (details.childElementCount > 1) return;
   details.append(...answer.turns.map((turn, number) => drawTurn(turn, number, answer)));
+  if (answer.run_on) details.append(drawRunOn(answer.run_on));
+}
+
+/** The items that a client got, beside those that it would get. */
+function drawRunOn(run) {
+  const drawn = (title, items) => h("div", {}, h("h2", { textContent: title }), ...items.map((item) => h("p", { className: "item" }, h("b", { textContent: item.name ? `${item.kind} ${item.name}` : item.kind }), ` ${item.text}`)));
+  return h("div", { className: "run-on" }, drawn("Recorded items", run.recorded), drawn(`Items of the new engine, from token ${run.since + 1} of turn ${run.turn} on`, run.new));
 }
 
 function drawTurn(turn, number, answer) {

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.cli.forced.as_json import figures_of
+from penstock.api.cli.forced.as_json import figures_of, run_on_of
 from penstock.api.cli.forced.comparison import Compared, Figures, SkippedAnswer
 from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn
 from penstock.api.cli.forced.vocabulary import Vocabulary
@@ -39,7 +39,8 @@ def _answer(answer: Compared, vocabulary: Vocabulary, texts: Texts) -> Json:
     if isinstance(answer, SkippedAnswer):
         return {"name": answer.name, "skipped": answer.reason}
     turns = [_turn(turn, vocabulary, texts) for turn in answer.turns]
-    return {"name": answer.name, "figures": figures_of(answer.figures), "note": answer.note, "turns": turns}
+    run_on = run_on_of(answer.run_on, vocabulary) if answer.run_on else None
+    return {"name": answer.name, "figures": figures_of(answer.figures), "run_on": run_on, "turns": turns}
 
 
 def _turn(turn: ForcedTurn, vocabulary: Vocabulary, texts: Texts) -> Json:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 
 from penstock.api.cli.forced.comparison import Compared, ComparedAnswer, Figures, SkippedAnswer
+from penstock.api.cli.forced.run_on import VERDICTS, RunOn
 from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.pipeline.logs import counted
@@ -84,7 +85,8 @@ class Table:
             return "; ".join(dict.fromkeys(f"left out: {turn.left_out}" for turn in answer.turns if turn.left_out))
         turn, at = answer.first_change
         token = turn.tokens[at]
-        return f"{self._place(answer, turn, at)}: {self._shown(token.id)} -> {self._shown(token.first[0])}"
+        change = f"{self._place(answer, turn, at)}: {self._shown(token.id)} -> {self._shown(token.first[0])}"
+        return f"{change}; {_ran_on(answer.run_on)}" if answer.run_on else change
 
     def _place(self, answer: ComparedAnswer, turn: ForcedTurn, at: int) -> str:
         return Place(answer, turn, at).name.removeprefix(f"{answer.name}, ")
@@ -104,6 +106,10 @@ class Table:
             yield f"surprise: {figures.mean_surprise:.4f} on average, {figures.worst_surprise:.3f} at worst"
         if figures.mean_shift is not None:
             yield f"shift: {figures.mean_shift:+.4f} on average, {figures.worst_shift:.3f} at worst"
+        if figures.verdicts:
+            yield "run on: " + ", ".join(
+                f"{figures.verdicts[verdict]} {verdict}" for verdict in reversed(VERDICTS) if figures.verdicts[verdict]
+            )
         for reason, count in figures.left_out.most_common():
             yield f"left out: {counted(count, 'token')} {reason}"
         for reason, count in figures.skipped.most_common():
@@ -140,6 +146,10 @@ def cells_of(figures: Figures) -> list[str]:
 
 def _share(figures: Figures) -> str:
     return "" if figures.share is None else f" ({figures.share:.2%})"
+
+
+def _ran_on(run: RunOn) -> str:
+    return f"{run.verdict}: {run.difference}" if run.difference else run.verdict
 
 
 def _cut(name: str, width: int) -> str:

@@ -26,7 +26,7 @@ from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.engines.vllm_http import start_vllm_http
-from tests.support.engine_requests import ON_SHARED_ENGINE
+from tests.support.engine_requests import ON_SHARED_ENGINE, sampled
 from tests.support.event_streams import generate, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE, free_port, running_process
@@ -35,8 +35,9 @@ from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
 
 pytestmark = ON_SHARED_ENGINE
 
-RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()][:10]
-NOISE = 0.06
+RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()][:12]
+MOST = 100
+NOISE = 0.15
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def noisy_url(noisy: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
     """A ``vllm serve`` of the noisy model."""
     url = f"http://127.0.0.1:{free_port()}"
     options = ("--structured-outputs-config.backend=guidance", "--enable-scale-out", "--host", "127.0.0.1")
-    command = [Path(sys.executable).with_name("vllm"), "serve", noisy, *ARGUMENTS, *options]
+    command: list[str | Path] = [Path(sys.executable).with_name("vllm"), "serve", noisy, *ARGUMENTS, *options]
     with running_process([*command, "--port", url.rpartition(":")[2]], f"{url}/health", noisy.parent / "serve.log"):
         yield url
 
@@ -68,7 +69,7 @@ async def recorded_by(engine: VllmEngine, folder: Path) -> dict[str, Path]:
     for case in RECORDED:
         turns = []
         for number, prompt in enumerate(read_frames(case / "prompt.jsonl", Prompt), start=1):
-            tokens = tuple(token_ids(await generate(engine, prompt)))
+            tokens = tuple(token_ids(await generate(engine, sampled(prompt, max_tokens=MOST))))
             started = GenerationStarted(prompt.facts, len(prompt.token_ids), held_to_grammar=prompt.grammar is not None)
             turns.append(Turn(number, prompt, started, tokens))
         write_turns(folder / case.name, *turns)
@@ -96,7 +97,7 @@ async def free_differences(engine: Engine, recordings: Mapping[str, Path]) -> di
     for name, folder in recordings.items():
         found[name] = None
         for turn in read_answer(name, folder).turns:
-            own = token_ids(await generate(engine, turn.prompt))
+            own = token_ids(await generate(engine, sampled(turn.prompt, max_tokens=MOST)))
             same = common_prefix(own, turn.tokens)
             if found[name] is None and same < max(len(own), len(turn.tokens)):
                 found[name] = turn.number, same
@@ -128,6 +129,13 @@ async def test_changes_are_those_of_a_free_run(
     assert any(expected.values())
 
 
+def compare_in_process(recordings: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``penstock compare``, which no token may pass."""
+    command: list[str | Path] = [Path(sys.executable).with_name("penstock"), "compare", recordings]
+    command += ["--json", "--most-changed", "0", "--engine", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
 async def test_command_compares_in_this_process_as_over_http(
     engine: VllmEngine, noisy: Path, noisy_url: str, tmp_path: Path
 ) -> None:
@@ -137,13 +145,8 @@ async def test_command_compares_in_this_process_as_over_http(
         expected = first_changes(await compared(elsewhere, recordings))
     finally:
         await elsewhere.close()
-    command = [Path(sys.executable).with_name("penstock"), "compare", tmp_path, "--engine"]
-    here = [*command, noisy, "--json", "--most-changed", "0", *ARGUMENTS]
-    there = [*command, noisy_url, "--json", "--most-changed", "0"]
-    for words in (here, there):
-        ended = await asyncio.to_thread(
-            subprocess.run, words, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+    for words in ([noisy_url], [str(noisy), *ARGUMENTS]):
+        ended = await asyncio.to_thread(compare_in_process, tmp_path, *words)
         assert ended.returncode == 1, ended.stderr
         *answers, summary = map(json.loads, ended.stdout.splitlines())
         assert summary["exceeded"]
