@@ -33,6 +33,30 @@ WORDS = tuple(range(1000, 1012))
 
 MODEL = "tiny"
 
+ENGINES = """
+from tests.support.table_engine import TableEngine
+from penstock.pipeline.errors import EngineFailed
+
+def same(settings):
+    return TableEngine(3)
+
+def noisy(settings):
+    return TableEngine(3, 0.4)
+
+def broken(settings):
+    return TableEngine(failure=EngineFailed("It broke."))
+
+def blind(settings):
+    return Blind()
+
+class Blind(TableEngine):
+    def __getattribute__(self, name):
+        if name == "scores_prompts":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+"""
+"""A file with engines for ``--engine``."""
+
 
 @dataclass
 class TableEngine:

@@ -96,7 +96,7 @@ class Figures:
     notes: Counter[str] = field(default_factory=Counter)
     """The answers of which it is not known if their tokens mean the same in the new model, by reason."""
     verdicts: Counter[Verdict] = field(default_factory=Counter)
-    """What running on has changed for a client."""
+    """The answers that the engine wrote on, by what that changed for a client."""
 
     @property
     def share(self) -> float | None:

@@ -135,7 +135,7 @@ function show(element) {
     const isOwn = layout.texts[text][0] === layout.texts[own][0];
     return h("li", { className: isOwn ? "own" : "" }, h("code", { textContent: visible(text) }), h("span", { className: "track" }, bar), h("span", { className: "number", textContent: chance(value) }));
   });
-  $("chosen").replaceChildren(left, h("div", {}, h("p", { textContent: "The new engine would say" }), h("ul", { className: "likely" }, ...likely)));
+  $("chosen").replaceChildren(left, h("div", {}, h("p", { textContent: "The new engine would write" }), h("ul", { className: "likely" }, ...likely)));
   $("chosen").hidden = false;
 }
 

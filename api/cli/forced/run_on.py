@@ -1,4 +1,4 @@
-"""What the new engine would have answered: it writes on from the first change, and the items are compared."""
+"""Running on: the new engine writes on from the first change of an answer, and the items are compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.stages.parse.parser import ParseStage
 from penstock.stages.services.engines.engine import Engine
 
 Verdict: TypeAlias = Literal["same items", "thoughts differ", "text differs", "call differs"]
-"""What has changed for a client, the least first."""
+"""The change for a client, the least first."""
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 

@@ -1,4 +1,4 @@
-"""What another engine thinks of recorded tokens: the log probability of each, and whether its choice has changed."""
+"""Scores of recorded tokens by another engine: the log probability of each, and whether the choice has changed."""
 
 from __future__ import annotations
 

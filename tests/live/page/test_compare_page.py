@@ -64,7 +64,7 @@ def test_each_change_is_reached_by_keys(show_file: ShowFile, page_file: Path) ->
 def test_pointer_shows_what_the_engine_would_say(show_file: ShowFile, page_file: Path) -> None:
     page = show_file(page_file)
     page.locator(".token.changed[data-token]").first.hover()
-    expect(page.locator("#chosen")).to_contain_text("The new engine would say")
+    expect(page.locator("#chosen")).to_contain_text("The new engine would write")
     expect(page.locator("#chosen .likely li")).to_have_count(5)
 
 

@@ -13,30 +13,8 @@ import pytest
 from penstock.api.cli.__main__ import main
 from penstock.pipeline.frames import TokenLogprob
 from tests.support.processes import CommandResult
-from tests.support.table_engine import TableEngine, recorded_turn, write_turns
+from tests.support.table_engine import ENGINES, TableEngine, recorded_turn, write_turns
 
-ENGINES = """
-from tests.support.table_engine import TableEngine
-from penstock.pipeline.errors import EngineFailed
-
-def same(settings):
-    return TableEngine(3)
-
-def noisy(settings):
-    return TableEngine(3, 0.4)
-
-def broken(settings):
-    return TableEngine(failure=EngineFailed("It broke."))
-
-def blind(settings):
-    return Blind()
-
-class Blind(TableEngine):
-    def __getattribute__(self, name):
-        if name == "scores_prompts":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-"""
 SAME = """\
 answer        tokens compared  changed    share surprise    worst    shift  first change
 resp_0            20       20        0     0.0%    0.000    0.000        -

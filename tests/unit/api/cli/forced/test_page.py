@@ -17,8 +17,7 @@ from penstock.api.cli.forced.recorded import recordings_in
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from tests.support.processes import RunCommand
-from tests.support.table_engine import TableEngine, recorded_turn, write_turns
-from tests.unit.api.cli.forced.test_compare import ENGINES
+from tests.support.table_engine import ENGINES, TableEngine, recorded_turn, write_turns
 
 HARMONY = Vocabulary.of(load_encoding(), VOCABULARY_SIZE, "harmony", None)
 TOKENS = st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=8)

@@ -21,8 +21,7 @@ from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_enco
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from tests.support.paths import HARMONY
 from tests.support.processes import RunCommand
-from tests.support.table_engine import WORDS, TableEngine, recorded_turn, write_turns
-from tests.unit.api.cli.forced.test_compare import ENGINES
+from tests.support.table_engine import ENGINES, WORDS, TableEngine, recorded_turn, write_turns
 
 PARSE = ParseHarmony(load_encoding())
 VOCABULARY = Vocabulary.of(load_encoding(), VOCABULARY_SIZE, "harmony", None)
