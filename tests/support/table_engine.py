@@ -70,6 +70,8 @@ class TableEngine:
     models: tuple[str, ...] = (MODEL,)
     is_alive: bool = True
     scores_prompts: Literal[True] = True
+    together: asyncio.Barrier | None = None
+    """The prompts that wait for each other."""
     running: int = 0
     most_running: int = 0
     prompts: list[Prompt] = field(default_factory=list)
@@ -109,6 +111,8 @@ class TableEngine:
 
     async def _frames(self, prompt: Prompt) -> AsyncGenerator[EngineFrame, None]:
         sampling, tokens = prompt.facts.sampling, prompt.token_ids
+        if self.together:
+            await self.together.wait()
         for _ in range(len(tokens) % 7):  # prompts end in another order than they come
             await asyncio.sleep(0)
         top = sampling.prompt_logprobs

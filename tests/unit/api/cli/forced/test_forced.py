@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -98,7 +99,7 @@ async def test_prompt_is_read_once_with_its_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 3])
 async def test_answers_come_in_the_order_of_their_files(tmp_path: Path, at_once: int) -> None:
-    engine = TableEngine()
+    engine = TableEngine(together=asyncio.Barrier(at_once))
     names = [f"resp_{number}" for number in range(9)]
     for number, name in enumerate(names):
         prompt = [1000] * (9 - number)
