@@ -160,8 +160,7 @@ async def _compare(chosen: argparse.Namespace, settings: Settings, recordings: M
                     kept.append(answer)
                 print(answer_line(answer, comparison.vocabulary) if chosen.json else line, flush=True)
     if chosen.html:
-        title = f"{', '.join(path.resolve().name for path in chosen.recordings)} → {', '.join(chosen.engine)}"
-        write_page(chosen.html, page_of(layout_of(kept, table.figures, comparison.vocabulary, title)))
+        write_page(chosen.html, page_of(layout_of(kept, table.figures, comparison.vocabulary, _title(chosen))))
     exceeded = list(limits_exceeded(table.figures, chosen))
     if chosen.json:
         print(summary_line(table.figures, exceeded))
@@ -170,6 +169,11 @@ async def _compare(chosen: argparse.Namespace, settings: Settings, recordings: M
     if not table.figures.compared and not table.figures.shifted:
         raise CannotRun("nothing could be compared")
     return exceeded
+
+
+def _title(chosen: argparse.Namespace) -> str:
+    engines = [Path(engine).name if Path(engine).exists() else engine for engine in chosen.engine]
+    return f"{', '.join(path.resolve().name for path in chosen.recordings)} → {', '.join(engines)}"
 
 
 @asynccontextmanager
