@@ -56,7 +56,7 @@ def recordings_in(paths: Sequence[Path]) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for path in paths:
-        folders = sorted({file.parent for name, _ in FILES.values() for file in path.rglob(name)})
+        folders = sorted({file.parent for file in path.rglob("*.jsonl")})
         if not folders:
             raise UnreadableRecording(path, None, "there is no recording in or below this folder")
         for folder in folders:
@@ -68,11 +68,11 @@ def recordings_in(paths: Sequence[Path]) -> dict[str, Path]:
 def read_answer(name: str, folder: Path) -> RecordedAnswer:
     """Read the turns of a recording; raise `UnreadableRecording` if it lacks what a comparison needs."""
     files = {stage: folder / file for stage, (file, _) in FILES.items() if (folder / file).is_file()}
-    header = read_header(next(iter(files.values())))
-    if header.masked:
+    if any(read_header(file).masked for file in files.values()):
         raise UnreadableRecording(folder, None, "its texts were not recorded (--no-record-texts)")
     if "generate" not in files:
         raise UnreadableRecording(folder, None, f"its tokens were not recorded ({FILES['generate'][0]})")
+    header = read_header(files["generate"])
     rendered = read_recording(files["render"], FILES["render"][1]).frames if "render" in files else ()
     turns = tuple(_turns(folder, rendered, read_recording(files["generate"], FILES["generate"][1]).frames))
     if not any(turn.tokens for turn in turns):

@@ -128,6 +128,11 @@ def without_tokens(folder: Path) -> None:
     (folder / "tokens.jsonl").unlink()
 
 
+def of_another_server(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "wire.jsonl").write_text('{"type":"Recording","format":2,"upstream":"http://127.0.0.1:8000"}\n')
+
+
 def without_prompts(folder: Path) -> None:
     write_turns(folder, recorded_turn([1], [1000]))
     (folder / "prompt.jsonl").unlink()
@@ -166,6 +171,7 @@ def unknown_token(folder: Path) -> None:
     [
         (masked, "its texts were not recorded (--no-record-texts)"),
         (without_tokens, "its tokens were not recorded (tokens.jsonl)"),
+        (of_another_server, "its tokens were not recorded (tokens.jsonl)"),
         (without_prompts, "its prompts were not recorded (prompt.jsonl)"),
         (cut, "the recording was cut in the middle of this line"),
         (silent, "the engine gave no tokens"),
