@@ -45,7 +45,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough simulation oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -239,6 +239,12 @@ PYTHONS_LEFT_OUT = $(if $(FOUND_PYTHONS),:,echo "NO OTHER PYTHON WAS TESTED: THE
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
+	@$(MAKE) --no-print-directory simulation
+
+HOURS ?= 25
+
+simulation: $(DONE)/test ## HOURS of virtual time of whole servers, with faults that seeds choose: 25 take a quarter of an hour; ARGS: --seed N, --kinds NAME,NAME
+	@$(BIN)/python -m tests.simulation --hours $(HOURS) --jobs $(WORKERS) --quiet $(ARGS)
 
 newer: ## The tests with vLLM, of Python files of a release that has no CPU build: a quarter of an hour; ARGS go to pytest
 	@$(MAKE) --no-print-directory VENV=.venv-newer .venv-newer/.installed/newer

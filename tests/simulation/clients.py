@@ -6,12 +6,13 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from tests.simulation.ledger import ENDED, Known, Reading, Violation, response_of
+from tests.simulation.servers import LIMITED
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -23,6 +24,12 @@ PATIENCE = 600.0
 
 PAUSE = 0.5
 """Seconds between two attempts of a client."""
+
+HASTY = 0.15
+"""The share of requests whose clients leave at once."""
+
+LOOKS, LOOK_SECONDS = 40, 0.1
+"""Looks for a response that runs, and about the seconds between two."""
 
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=45.0)
 """The patience of clients with one connection: servers send a sign of life every five seconds."""
@@ -91,7 +98,11 @@ class Client:
 
     def body(self, mode: str, **fields: Any) -> Json:
         """Return a request for a response."""
-        wanted = {"last": str(self.draw.choice((1, 3, 12, 40))), "seconds": str(self.draw.choice((0, 0.01, 0.2)))}
+        wanted = {
+            "nonce": self.nonce(),
+            "last": str(self.draw.choice((1, 3, 12, 40))),
+            "seconds": str(self.draw.choice((0, 0.01, 0.2))),
+        }
         if self.draw.random() < 0.1:
             wanted["fault"] = self.draw.choice(("refuse", "break"))
         if self.draw.random() < 0.2:
@@ -99,16 +110,32 @@ class Client:
         modes = {"background": mode.startswith("background"), "stream": mode.endswith("stream")}
         return {"input": "Count.", "metadata": wanted, **modes, **fields}
 
+    def nonce(self) -> str:
+        """Return a text that no other request has."""
+        return f"{self.draw.getrandbits(64):x}"
+
     async def create(self, body: Json, mode: str, leaves_after: int = -1) -> Known | None:
         """Create a response and read it to its end; return None if the client does not know its id.
 
-        A client that ``leaves_after`` a number of events closes its connection then.
+        A client that ``leaves_after`` a number of events closes its connection then; a hasty one does not wait at all.
         """
+        if self.draw.random() < HASTY:
+            body["metadata"]["hasty"] = "yes"
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.draw.uniform(0.0, 0.03)):
+                    return await self._created(body, mode, leaves_after)
+            return None
+        return await self._created(body, mode, leaves_after)
+
+    async def _created(self, body: Json, mode: str, leaves_after: int) -> Known | None:
         while True:
             try:
                 async with self.http.post(self.url("/v1/responses"), json=body) as answer:
                     self.note(answer.status, "/v1/responses", is_post=True)
+                    if answer.status in BUSY:
+                        self.world.ledger.refused.add(body["metadata"]["nonce"])
                     if answer.status in BUSY and self.draw.random() < 0.8:
+                        body["metadata"]["nonce"] = self.nonce()
                         await asyncio.sleep(PAUSE * 4)
                         continue
                     if answer.status != 200:
@@ -129,6 +156,7 @@ class Client:
         """Note a response that a server has accepted."""
         is_stored = body.get("store", True)
         known = Known(response["id"], self.owner, mode, is_stored, body["metadata"], self.world.loop.time())
+        known.cancelled = "hasty" in body["metadata"]
         return self.world.ledger.add(known)
 
     async def _streamed(self, answer: aiohttp.ClientResponse, body: Json, mode: str, leaves_after: int) -> Known | None:
@@ -205,6 +233,12 @@ class Client:
 
     async def talk(self) -> None:
         """Create responses in a conversation, some of them at the same time."""
+        if self.draw.random() < 0.3:
+            self.owner = LIMITED
+        async with self.session():
+            await self._talked()
+
+    async def _talked(self) -> None:
         status, conversation = await self.insist("POST", "/v1/conversations", {})
         if status != 200:
             raise Violation(f"a conversation was answered with {status} {conversation}")
@@ -217,12 +251,12 @@ class Client:
 
     async def read(self) -> None:
         """Follow a response of the owner from any event on."""
-        if known := self.any_known():
+        if known := await self.target():
             await self.follow(known, self.draw.choice((-1, -1, 0, 5, 30, 1000)))
 
     async def cancel(self) -> None:
         """Cancel a response of the owner."""
-        if known := self.any_known():
+        if known := await self.target():
             known.cancelled = True
             status, answer = await self.insist("POST", f"/v1/responses/{known.id}/cancel", {})
             if status == 404:
@@ -236,7 +270,7 @@ class Client:
 
     async def delete(self) -> None:
         """Delete a response of the owner."""
-        if known := self.any_known():
+        if known := await self.target():
             known.deleting = known.cancelled = True
             status, answer = await self.insist("DELETE", f"/v1/responses/{known.id}")
             if status not in (200, 404):
@@ -245,10 +279,9 @@ class Client:
 
     async def snoop(self) -> None:
         """Try to reach what belongs to another owner."""
-        others = [known for known in self.world.ledger.responses.values() if known.owner != self.owner]
-        if not others:
+        if not (known := await self.target(is_own=False)):
             return
-        path = f"/v1/responses/{self.draw.choice(others).id}"
+        path = f"/v1/responses/{known.id}"
         for method, tried in (
             ("GET", path),
             ("GET", f"{path}?stream=true"),
@@ -261,7 +294,7 @@ class Client:
 
     async def burst(self) -> None:
         """Send more requests at once than a key may have."""
-        self.owner = "limited"
+        self.owner = LIMITED
         async with self.session():
             modes = self.draw.choices(("sync", "stream"), k=self.draw.randint(4, 8))
             leaving = [self.draw.choice((-1, -1, 1, 3)) for _ in modes]
@@ -297,9 +330,18 @@ class Client:
             if known:
                 known.cancelled = True
 
-    def any_known(self) -> Known | None:
-        """Return a stored response of the owner that this client may follow."""
-        known = [each for each in self.world.ledger.responses.values() if each.owner == self.owner and each.is_stored]
+    async def target(self, *, is_own: bool = True) -> Known | None:
+        """Return a stored response of the owner, or of another one, that runs if possible; None if there is none."""
+        for _ in range(LOOKS):
+            known = [
+                each
+                for each in self.world.ledger.responses.values()
+                if (each.owner == self.owner) is is_own and each.is_stored
+            ]
+            if running := [each for each in known if not each.has_ended]:
+                await asyncio.sleep(self.draw.choice((0.0, 0.0, 0.02, 0.3, 2.0)))
+                return self.draw.choice(running)
+            await asyncio.sleep(self.draw.uniform(0.0, 2 * LOOK_SECONDS))
         return self.draw.choice(known) if known else None
 
     async def run(self, script: Callable[[], Coroutine[Any, Any, None]]) -> None:

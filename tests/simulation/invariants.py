@@ -29,6 +29,8 @@ _event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
 LOOKS = 10
 """Looks at an idle server, of which one has to find that it holds nothing."""
 
+_HELD = "select owner, kind, held from places where held > 0 and server_id in (select id from servers)"
+
 _UNENDED = "select id, status from responses where ended_at is null"
 
 
@@ -56,10 +58,20 @@ async def check_end(world: World) -> None:
         client.owner = owner
         async with client.session():
             await check_conversation(world, client, conversation)
+    if not world.plan.has("deaths"):  # a killed server withdraws nothing
+        check_refused(world)
     for owner in world.keys:
         client.owner = owner
         async with client.session():
             await check_request(client)
+
+
+def check_refused(world: World) -> None:
+    """Check that no request that was refused has an answer."""
+    for response_id, status, response in rows(world, "select id, status, response from responses"):
+        nonce = json.loads(response)["metadata"].get("nonce")
+        if nonce in world.ledger.refused and status in ("completed", "incomplete"):
+            raise Violation(f"{response_id} was refused, and is {status}")
 
 
 async def check_request(client: Client, **fields: Any) -> None:
@@ -121,6 +133,11 @@ def check_log(known: Known, answer: Json, log: list[bytes]) -> None:
 
 def check_reading(known: Known, reading: Reading, log: list[bytes], *, is_interrupted: bool, may_differ: bool) -> None:
     """Check that a reader got the events of the log; those that a killed server did not store may differ."""
+    last = reading.frames[-1] if reading.frames else b""
+    if last and is_terminal(last) and number_of(last) <= reading.after:
+        expected = reading.after + 1 if is_interrupted else len(log) - 1
+        if number_of(last) != expected:
+            raise Violation(f"a reader after {reading.after} got {last!r}, and not event {expected}")
     for frame in reading.frames:
         number = number_of(frame)
         if number < len(log) and log[number] == frame:
@@ -173,7 +190,9 @@ async def check_conversation(world: World, client: Client, conversation: str) ->
 
 
 async def check_idle(world: World) -> None:
-    """Check that servers without clients hold nothing of them."""
+    """Check that servers without clients hold nothing of them, in memory or in the store."""
+    if held := rows(world, _HELD):
+        raise Violation(f"slots are still reserved in the store: {held}")
     for server in world.servers:
         for _ in range(LOOKS):
             if not (left := {name: value for name, value in _held(server).items() if value}):

@@ -80,6 +80,11 @@ class Known:
     """True if a client has tried to delete it."""
     deleted: bool = False
 
+    @property
+    def has_ended(self) -> bool:
+        """True if a client has got its end."""
+        return bool(self.answers) or any(reading.has_ended for reading in self.readings)
+
     def reading(self, after: int = -1) -> Reading:
         """Begin a reading of its stream."""
         made = Reading(after)
@@ -101,6 +106,8 @@ class Ledger:
     responses: dict[str, Known] = field(default_factory=dict)
     conversations: dict[str, str] = field(default_factory=dict)
     """The owner of each conversation."""
+    refused: set[str] = field(default_factory=set)
+    """The nonces of requests that a server has refused."""
     statuses: list[tuple[float, str, int]] = field(default_factory=list)
     """The times, owners and statuses of all answers to requests with a body."""
 

@@ -34,6 +34,10 @@ THREAD_SECONDS = 2e-3
 """The most seconds that work takes in a thread."""
 
 
+LONGEST_SECONDS = 3600.0
+"""The virtual seconds after which a simulation has failed to end."""
+
+
 class Stuck(Exception):
     """Nothing is left to run, and the simulation has not ended."""
 
@@ -177,6 +181,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if not times:
             raise Stuck("Nothing is left to run")
         self.now = max(self.now, min(times))
+        if self.now > LONGEST_SECONDS:
+            raise Stuck("The simulation does not end")
 
     def _enqueue(self, process: Process, handle: asyncio.Handle) -> None:
         if process.is_dead:

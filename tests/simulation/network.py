@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LATENCY = 1e-3
 """The most seconds until bytes arrive."""
 
+LOSS, RETRANSMISSION = 0.02, 0.4
+"""The share of packets that are lost, and the most seconds until they arrive all the same."""
+
 NOTICE = 5.0
 """The most seconds until an end of a broken connection notices it."""
 
@@ -127,7 +130,8 @@ class Network:
 
     def delay(self) -> float:
         """Return the seconds until bytes arrive."""
-        return self._random.random() * LATENCY
+        slow = RETRANSMISSION if self._random.random() < LOSS else LATENCY
+        return self._random.random() * slow
 
     def piece(self, size: int) -> int:
         """Return the number of bytes that arrive at once."""

@@ -21,7 +21,10 @@ FAULTS = {
 }
 """The faults of each group, with their weights."""
 
-SECONDS = 60.0
+MAKERS = frozenset({"ask", "talk"})
+"""Clients that are in each plan, as others need their responses."""
+
+SECONDS = 40.0
 """The most seconds of a plan in which actions begin."""
 
 
@@ -43,8 +46,6 @@ class Plan:
 
     seed: int
     servers: int
-    groups: tuple[str, ...]
-    """The groups of faults."""
     actions: tuple[Action, ...]
 
     def only(self, numbers: Collection[int]) -> Plan:
@@ -57,14 +58,18 @@ class Plan:
         return any(action.kind in kinds for action in self.actions)
 
 
-def plan_of(seed: int) -> Plan:
-    """Return the plan of a seed."""
+def plan_of(seed: int, kinds: Collection[str] = ()) -> Plan:
+    """Return the plan of a seed, with some of the kinds of actions, which the seed chooses unless they are given."""
     draw = random.Random(f"{seed} plan")
-    groups = tuple(group for group in FAULTS if draw.random() < 0.5)
+    faults = {kind: weight for group in FAULTS.values() if draw.random() < 0.5 for kind, weight in group.items()}
+    clients = {kind: weight for kind, weight in CLIENTS.items() if kind in MAKERS or draw.random() < 0.6}
+    if kinds:
+        clients = {kind: weight for kind, weight in CLIENTS.items() if kind in kinds}
+        faults = {kind: weight for group in FAULTS.values() for kind, weight in group.items() if kind in kinds}
     seconds = draw.uniform(SECONDS / 6, SECONDS)
-    kinds = draw.choices([*CLIENTS], [*CLIENTS.values()], k=draw.randint(4, 24))
-    for group in groups:
-        kinds += draw.choices([*FAULTS[group]], [*FAULTS[group].values()], k=draw.randint(1, 4))
-    times = [draw.uniform(0.0, seconds) for _ in kinds]
-    actions = [Action(number, at, kind) for number, (at, kind) in enumerate(zip(times, kinds, strict=True))]
-    return Plan(seed, draw.randint(1, 3), groups, tuple(actions))
+    drawn = draw.choices([*clients], [*clients.values()], k=draw.randint(6, 24))
+    if faults:
+        drawn += draw.choices([*faults], [*faults.values()], k=draw.randint(1, 6))
+    times = [draw.uniform(0.0, seconds) for _ in drawn]
+    actions = [Action(number, at, kind) for number, (at, kind) in enumerate(zip(times, drawn, strict=True))]
+    return Plan(seed, draw.randint(1, 3), tuple(actions))

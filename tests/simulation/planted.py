@@ -1,16 +1,24 @@
-"""Faults that this project once had, each put back by a small change: a simulation must find them."""
+"""Faults that this project once had, or nearly had, each put back by a small change: a simulation must find them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from penstock.api.runs.scheduler import Scheduler
+from penstock.pipeline.lifecycle.outcome import last_event
+from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
+from penstock.stages.services.runs import run as runs
 from penstock.stages.services.runs.run import Run, RunRegistry
+from penstock.stages.services.store import statements
+from penstock.stages.services.store.store import Store
+
+Fault = AbstractContextManager[Any]
 
 
-def lost_ids() -> AbstractContextManager[Any]:
+def lost_ids() -> Fault:
     """Send the id of a response before it is stored: a killed server loses it."""
     begin = RunRegistry.begin
 
@@ -22,9 +30,80 @@ def lost_ids() -> AbstractContextManager[Any]:
     return patch.object(RunRegistry, "begin", begun)
 
 
-PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "lost-ids": lost_ids,
+def further_readers() -> Fault:
+    """Give a reader who was further than its killed server had stored an end with a number that it has seen."""
+
+    def end_for(after: int, last: int, response: Any) -> Iterator[Any]:
+        if after > last:
+            yield last_event(last, response)
+
+    return patch.object(runs, "_end_for", end_for)
+
+
+def early_cancels() -> Fault:
+    """Answer a cancel before it is stored: after a kill the response has another end."""
+
+    async def not_awaited(_: Run) -> None:
+        """Return at once."""
+
+    cancel = Scheduler.cancel
+
+    async def cancelled(scheduler: Scheduler, run: Run) -> Any:
+        with patch.object(run, "committed", not_awaited.__get__(run)):
+            return await cancel(scheduler, run)
+
+    return patch.object(Scheduler, "cancel", cancelled)
+
+
+def other_owners() -> Fault:
+    """Let each owner find the running responses of all."""
+    return patch.object(RunRegistry, "get", lambda registry, response_id, _: registry._runs.get(response_id))
+
+
+def double_ends() -> Fault:
+    """Send the last event of a response again if it is not completed."""
+    in_foreground = Scheduler._in_foreground
+
+    async def doubled(scheduler: Scheduler, *arguments: Any) -> AsyncGenerator[Any, None]:
+        async for event in in_foreground(scheduler, *arguments):
+            yield event
+        if isinstance(event, ResponseIncomplete | ResponseFailed):
+            yield event
+
+    return patch.object(Scheduler, "_in_foreground", doubled)
+
+
+def locked_conversations() -> Fault:
+    """Keep the lock of a conversation whose response was refused."""
+    return patch.object(Scheduler, "_unlocking", lambda *_: contextmanager(_nothing)())
+
+
+def refused_runs() -> Fault:
+    """Leave a response in the queue of the store although its client was refused."""
+    queue = Store._queue
+
+    def queued(store: Store, stored: Any, changes: Any) -> Any:
+        is_withdrawal = isinstance(changes, list) and [each.sql for each in changes] == [*statements.WITHDRAWAL]
+        return None if is_withdrawal else queue(store, stored, changes)
+
+    return patch.object(Store, "_queue", queued)
+
+
+def _nothing() -> Iterator[None]:
+    yield
+
+
+PLANTED: dict[str, tuple[Callable[[], Fault], tuple[str, ...]]] = {
+    "lost-ids": (lost_ids, ("ask", "strike")),
+    "further-readers": (further_readers, ("ask", "read", "strike", "doom")),
+    "early-cancels": (early_cancels, ("ask", "cancel", "strike")),
+    "other-owners": (other_owners, ("ask", "snoop")),
+    "double-ends": (double_ends, ("ask", "cancel")),
+    "locked-conversations": (locked_conversations, ("talk",)),
+    "refused-runs": (refused_runs, ("ask", "lost commits")),
 }
+
+"""The faults by name, each with the kinds of actions that find it soon."""
 
 
 @contextmanager
@@ -33,5 +112,6 @@ def planted(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    with PLANTED[name]():
+    fault, _ = PLANTED[name]
+    with fault():
         yield

@@ -123,11 +123,14 @@ class SimulatedServer:
 
     async def stop(self) -> None:
         """Stop as after SIGTERM; raise the error with which its process ended."""
-        if self._task:
-            self._stopping.set()
-            await asyncio.wait([self._task])
-            if not self.loop.is_silent and not self._task.cancelled() and (error := self._task.exception()):
-                raise error
+        process, task = self.process, self._task
+        if process is None or task is None:
+            return
+        self._stopping.set()
+        while not (task.done() or process.is_dead):
+            await asyncio.sleep(0.1)
+        if task.done() and (error := task.exception()):
+            raise error
 
     def kill(self, *, resets: bool) -> None:
         """Kill the process as kill -9 does: what is committed in the store is left of it."""

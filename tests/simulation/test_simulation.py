@@ -23,5 +23,5 @@ def test_servers_keep_their_promises_and_a_seed_repeats_its_trace() -> None:
 
 
 def test_old_faults_are_found_if_they_are_put_back() -> None:
-    found = simulation("--planted", "--count", "15")
+    found = simulation("--planted", "--count", "40")
     assert found.returncode == 0, found.stdout + found.stderr

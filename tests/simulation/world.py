@@ -54,6 +54,8 @@ class World:
         self.servers = [SimulatedServer(loop, host, settings_of(folder, host), self._delay) for host in hosts]
         self.lost_until = self.full_until = self.slow_until = 0.0
         """The times until which commits are lost, the disk is full, and the disk is slow."""
+        self.lost_share = 0.0
+        """The share of the store's work that is lost in that time."""
         self._disk_faults: list[tuple[float, float]] = []
         """The beginnings and ends of all faults of the disk."""
         self._strikes: list[tuple[str, int, random.Random]] = []
@@ -121,7 +123,11 @@ class World:
                 busy = [name for name, task in self._clients.items() if not task.done()]
                 raise Violation(f"what has begun never ends: clients {busy}, and {is_settled(self, explains=True)}")
         self._check_clients()
-        await check_end(self)
+        try:
+            async with asyncio.timeout(SETTLING_SECONDS):
+                await check_end(self)
+        except TimeoutError as error:
+            raise Violation("a request after the end gets no answer") from error
         await asyncio.sleep(IDLE_SECONDS)
         await check_idle(self)
 
@@ -163,7 +169,7 @@ class World:
             return 0.0
         if name == "store-write" and now < self.full_until:
             raise WorkFault(sqlite3.OperationalError("database or disk is full"), is_late=False)
-        if now < self.lost_until and self.draw.random() < 0.5:
+        if now < self.lost_until and self.draw.random() < self.lost_share:
             is_late = self.draw.random() < 0.5
             raise WorkFault(sqlite3.OperationalError("the connection is lost"), is_late=is_late)
         if now < self.slow_until:
@@ -177,7 +183,8 @@ class World:
         self.full_until = self._disk_fault(draw.uniform(0.5, 15.0))
 
     def _lost_commits(self, draw: random.Random) -> None:
-        self.lost_until = self._disk_fault(draw.uniform(0.5, 15.0))
+        self.lost_share = draw.choice((0.1, 0.5))
+        self.lost_until = self._disk_fault(draw.uniform(0.5, 30.0))
 
     def _disk_fault(self, seconds: float) -> float:
         until = self.loop.time() + seconds
