@@ -65,7 +65,8 @@ def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
 def keys_of(settings: Settings) -> Keys:
     """Return the API keys of the settings; raises `UnusableKeys`."""
     own_tools = [label_of(name) for name in settings.tool]
-    return Keys(settings.api_key_file, settings.api_keys, own_tools, reads_store=settings.store_keys)
+    operator = settings.operator_key.get_secret_value() if settings.operator_key else ""
+    return Keys(settings.api_key_file, settings.api_keys, own_tools, reads_store=settings.store_keys, operator=operator)
 
 
 def check_webhooks(keys: Keys, settings: Settings) -> None:

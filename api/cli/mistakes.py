@@ -24,13 +24,17 @@ KEY_PLACES = {
     "--embeddings-key": "PENSTOCK_EMBEDDINGS_KEY",
     "--engine-key": "PENSTOCK_ENGINE_KEY",
     "--metrics-key": "PENSTOCK_METRICS_KEY",
+    "--operator-key": "PENSTOCK_OPERATOR_KEY",
     "--seal-keys": "--seal-key-file or PENSTOCK_SEAL_KEYS",
     "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
     "--webhook-secret": "PENSTOCK_WEBHOOK_SECRET",
 }
 """Options that would show a key in the process list, each with the right place for the key."""
 
-SECRETS = {"api_keys", "embeddings_key", "engine_key", "metrics_key", "seal_keys", "web_search_key", "webhook_secret"}
+SECRETS = {"api_keys", "embeddings_key", "engine_key", "metrics_key", "operator_key", "seal_keys"} | {
+    "web_search_key",
+    "webhook_secret",
+}
 """Settings that hold keys."""
 
 UNSHOWN = SECRETS | {"stages"}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from hmac import compare_digest
 from pathlib import Path
+from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -23,6 +25,8 @@ from penstock.pipeline.errors import StoreFailed, Unauthorized
 from penstock.pipeline.logs import counted
 from penstock.stages.services.store.stored_keys import StoredKeys
 
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+
 logger = logging.getLogger(__name__)
 
 OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
@@ -31,11 +35,20 @@ OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 Only the owner of a response finds it.  An application around this one may set any other text.
 """
 
-OPEN = frozenset({"/", "/health", "/load", "/openapi.json", "/ping", "/ready", "/version"})
+OPEN = frozenset({"/", "/health", "/live", "/load", "/openapi.json", "/ping", "/ready", "/version"})
 """The paths that need no key."""
 
 OPERATORS = frozenset({"/metrics"})
 """The paths that are not for clients, and check a key of their own."""
+
+
+_FOR_OPERATORS = "for_operators"
+
+
+def for_operators(handler: AnyHandler) -> AnyHandler:
+    """Let a handler answer the key of the operator alone, and no API key of a client."""
+    handler.__dict__[_FOR_OPERATORS] = True
+    return handler
 
 
 def is_open(request: web.Request) -> bool:
@@ -47,7 +60,7 @@ class Keys:
     """The API keys of this server: those of ``file`` and ``given`` ones, and those of its store if it reads them.
 
     Without any of these sources the server is open to all clients.  ``own_tools`` are the labels of the operator's own
-    tools; other servers of a store may have others.
+    tools; other servers of a store may have others.  ``operator`` is the key of the routes `for_operators`.
     """
 
     def __init__(
@@ -57,10 +70,12 @@ class Keys:
         own_tools: Collection[str] = (),
         *,
         reads_store: bool = False,
+        operator: str = "",
     ) -> None:
         self.are_needed = file is not None or given is not None or reads_store
         """True if a request needs a key."""
         self._file, self._given, self._own_tools, self._reads_store = file, given, own_tools, reads_store
+        self._operator = digest_of(operator) if operator else ""
         self._stored: dict[str, ApiKey] = {}
         self._rows: tuple[tuple[str, str], ...] = ()
         self._take(api_keys(file, given, own_tools))
@@ -136,10 +151,24 @@ class Keys:
         A middleware of an application around this one may have set it already.
         """
         if OWNER not in request:
-            needs_no_key = path_of(request) in OPEN | OPERATORS
-            request[OWNER] = "" if needs_no_key else self.owner(_authorization(request))
+            request[OWNER] = self._owner_of(request)
             request[KEYS] = self
         return await handler(request)
+
+    def _owner_of(self, request: web.Request) -> str:
+        if path_of(request) in OPEN | OPERATORS:
+            return ""
+        if getattr(request.match_info.handler, _FOR_OPERATORS, False):
+            return self.operator(_authorization(request))
+        return self.owner(_authorization(request))
+
+    def operator(self, authorization: str) -> str:
+        """Return the operator as an owner, for an ``Authorization`` header; raise `Unauthorized` for another key."""
+        scheme, _, key = authorization.partition(" ")
+        is_right = compare_digest(digest_of(key.strip()), self._operator)  # of digests: their length is no secret
+        if not self._operator or scheme.lower() != "bearer" or not is_right:
+            raise Unauthorized
+        return self._operator
 
     def owner(self, authorization: str) -> str:
         """Return the owner for an ``Authorization`` header; raise `Unauthorized` if its key is not valid."""

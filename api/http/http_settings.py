@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode
 
+from penstock.api.api_key import LEAST_LENGTH
 from penstock.api.values import Duration, Size, Texts, web_address
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
@@ -120,6 +121,7 @@ class ClientSettings(BaseSettings):
         examples=["/etc/penstock/keys"],
     )
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(default=None, repr=False)
+    operator_key: CliSuppress[SecretStr | None] = Field(default=None, min_length=LEAST_LENGTH, repr=False)
     store_keys: bool = Field(default=False, description="read API keys from the store, too; penstock keys makes them")
     limits: Path | None = Field(
         default=None,

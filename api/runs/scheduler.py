@@ -27,6 +27,7 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.faults import first, log_failure
 from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.lifecycle.rules import rule
+from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.items import AdditionalToolsItem
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -181,7 +182,11 @@ class Scheduler:
             return self._in_background(request)
         if self.detaches and response.store:
             return self._detached(request, mode)
-        return self._in_foreground(request, mode)
+        return self._in_foreground(request, mode, self._after_normalize)
+
+    def run_edited(self, request: ResolvedRequest, edit: Install) -> AsyncGenerator[ResponseEvent, None]:
+        """Start a response in the foreground, through the stages after `normalize` as ``edit`` returns them."""
+        return self._in_foreground(request, "stream", edit(self._after_normalize))
 
     async def queue(self, request: ResolvedRequest) -> Run:
         """Queue a response for the background; it is stored before this returns.
@@ -239,12 +244,14 @@ class Scheduler:
 
     # Running
 
-    async def _in_foreground(self, request: ResolvedRequest, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
+    async def _in_foreground(
+        self, request: ResolvedRequest, mode: Mode, stages: Pipeline[ResolvedRequest, ResponseEvent]
+    ) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
         response_id = request.facts.response_id
         async with self._responding(request):
             with _traced(request, mode) as traced:
-                async with self._after_normalize.open(source_of([traced.request])) as events:
+                async with stages.open(source_of([traced.request])) as events:
                     with self._unlocking(request.facts.response):
                         event = await first(events)
                     run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)

@@ -43,6 +43,11 @@ def without_secrets(frame: Any) -> dict[str, Any]:
     return fields
 
 
+def public(frame: Any) -> Any:
+    """Return a frame as it may be shown to the operator: one that may contain secrets becomes JSON values without."""
+    return without_secrets(frame) if hasattr(frame, "facts") or hasattr(frame, "response") else frame
+
+
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items())
 
 _SECRET = frozenset({"cache_salt", "mcp_servers"})

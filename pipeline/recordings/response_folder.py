@@ -19,7 +19,7 @@ import msgspec
 from penstock.pipeline.frames import GenerationStarted, ItemDelta, Prompt, ResponseStarted, TokenChunk, ToolFrame
 from penstock.pipeline.protocol.events import DELTAS, TerminalEvent
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, line
-from penstock.pipeline.recordings.redaction import Redaction, redacted_request, without_secrets
+from penstock.pipeline.recordings.redaction import Redaction, public, redacted_request, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +90,7 @@ class JunctionFile:
         if type(frame) in _NOTED:
             self._note(frame)
         for redacted in self.folder.redaction.frames(self.stage, frame):
-            is_about_request = hasattr(redacted, "facts") or hasattr(redacted, "response")
-            written = without_secrets(redacted) if is_about_request else redacted
-            self._lines.append(line(written, at - self.folder.started))
+            self._lines.append(line(public(redacted), at - self.folder.started))
 
     def begin(self) -> None:
         """Write the frames that came before the response began."""

@@ -28,10 +28,11 @@ class ResponseBody(CreateResponse):
     @property
     def create_request(self) -> CreateResponse:
         """The request of the pipeline, whose stages may choose any length."""
-        return _EMPTY.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
+        return _EMPTY.model_copy(update={name: getattr(self, name) for name in self.model_fields_set & _FIELDS})
 
 
 _EMPTY = CreateResponse()
+_FIELDS = CreateResponse.model_fields.keys()
 
 
 def obfuscated(event: Event) -> bytes:

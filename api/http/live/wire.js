@@ -1,0 +1,61 @@
+/* The server: its routes for the operator, and the server-sent events of a stream. */
+
+const base = new URL("live/", new URL(".", document.baseURI)).href;
+
+const key = {
+  get value() {
+    return sessionStorage.getItem("penstock-operator") ?? "";
+  },
+  set value(value) {
+    sessionStorage.setItem("penstock-operator", value);
+  },
+};
+
+class Refused extends Error {
+  constructor(status, message, param) {
+    super(message);
+    this.status = status;
+    this.param = param;
+  }
+}
+
+async function refusal(answer) {
+  const text = await answer.text();
+  try {
+    const { message, param } = JSON.parse(text).error;
+    return new Refused(answer.status, message, param);
+  } catch {
+    return new Refused(answer.status, text.slice(0, 500) || answer.statusText);
+  }
+}
+
+async function ask(path, options = {}) {
+  const headers = { Authorization: `Bearer ${key.value}`, ...options.headers };
+  const answer = await fetch(base + path, { ...options, headers, cache: "no-store" });
+  if (!answer.ok) throw await refusal(answer);
+  return answer;
+}
+
+const askJson = async (path) => (await ask(path)).json();
+
+const watch = (body, signal) =>
+  ask("watch", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+
+const recording = (name, signal) => ask(`recordings/${encodeURIComponent(name)}`, { signal });
+
+/* Calls `take(kind, data)` for each event of a stream. */
+async function readEvents(answer, take) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (const reader = answer.body.getReader(); ; ) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const frames = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+    rest = frames.pop();
+    for (const frame of frames) {
+      if (!frame.startsWith("event: ")) continue; // a comment, which keeps the connection open
+      const end = frame.indexOf("\n");
+      take(frame.slice(7, end), JSON.parse(frame.slice(end + 7)));
+    }
+  }
+}
