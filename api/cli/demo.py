@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import tempfile
 import threading
 import time
@@ -29,7 +30,11 @@ that it took: the tokens become items, and the items events of the Responses API
 AS_A_PAGE = "\nThe same answer as a page, with the tokens that caused each item and event:\n"
 
 NEXT = """
-A server now starts that answers with such recordings. Ctrl-C ends it. Then:
+A server now starts that answers with such recordings. Ctrl-C ends it. Its live page shows what passes the stages:
+
+  http://127.0.0.1:{port}/live#key={key}
+
+Then:
 
   penstock serve --engine http://HOST:8000    serve a gpt-oss of a vLLM server elsewhere
   pip install 'penstock[gpu]'                 or install vLLM here, with an NVIDIA GPU, and
@@ -53,7 +58,8 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         print(AS_A_PAGE, flush=True)
         inspect.main([str(SHOWN), str(Path(folder, "cities.html"))])
-        print(NEXT, flush=True)
+        key = os.environ.setdefault("PENSTOCK_OPERATOR_KEY", secrets.token_urlsafe(16))
+        print(NEXT.format(port=chosen.port, key=key), flush=True)
         if chosen.open:
             threading.Thread(target=_open_when_ready, args=(f"http://127.0.0.1:{chosen.port}",), daemon=True).start()
         options = {"--engine": f"replay:{RECORDINGS}", "--replay-speed": "1x", "--log-level": "WARNING"}

@@ -19,6 +19,7 @@ penstock {version} serves the OpenAI Responses API.
   POST {prefix}/v1/responses   creates a response
   GET  {prefix}/v1/models      lists the models
   GET  {prefix}/openapi.json   describes all routes
+  GET  {prefix}/live           is a page that shows the operator what passes the stages
 
 In a browser, this URL is a page that sends a request and shows its stream.
 """

@@ -41,15 +41,17 @@ class RowView {
   draw(count, out, focus) {
     const { take, row, shown } = this;
     this.grow();
-    const isOpen = row.kind !== "item" || out.frames > row.openedAt;
+    const isOpen = out.frames > row.openedAt;
     const length = isOpen ? row.lengthAt(out.frames) : 0;
     const events = below(row.events, out.events);
     const state = row.closedAt < out.frames ? "closed" : take.isOver && count >= take.tokens.length ? "closed" : "open";
-    const name = !isOpen || !row.name ? "" : row.name;
+    const name = isOpen ? row.name : "";
+    this.element.hidden = row.kind !== "item" && !isOpen;
     if (shown.name !== name || shown.state !== state) {
       this.element.className = `row ${row.kind} ${isOpen && row.name ? row.channel : "unread"} ${name ? state : "unmade"}`;
       this.title.textContent = name;
       this.detail.textContent = name ? row.detail : "";
+      this.head.hidden = !name;
     }
     if (shown.length !== length) this.write(length);
     if (shown.events !== events) this.list(events);

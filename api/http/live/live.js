@@ -26,8 +26,6 @@ function schedule() {
 }
 
 function draw(isMoved) {
-  const root = document.documentElement;
-  const follows = slider.follows && root.scrollHeight - root.clientHeight - root.scrollTop < 140;
   slider.update(shown);
   $("empty").hidden = Boolean(shown);
   $("facts").hidden = $("flow").hidden = $("transport").hidden = !shown;
@@ -39,8 +37,19 @@ function draw(isMoved) {
   describe();
   offer();
   if (isMoved && !slider.follows) flow.reveal(slider.count);
-  else if (follows && running?.take === shown) root.scrollTop = root.scrollHeight;
+  else if (slider.follows && sticks && running?.take === shown) scrollTo(0, document.documentElement.scrollHeight);
 }
+
+/* The page follows a running answer, until its reader scrolls back. */
+let sticks = true;
+let lastTop = 0;
+
+addEventListener("scroll", () => {
+  const { scrollTop, scrollHeight, clientHeight } = document.documentElement;
+  if (scrollHeight - clientHeight - scrollTop < 100) sticks = true;
+  else if (scrollTop < lastTop) sticks = false;
+  lastTop = scrollTop;
+});
 
 function describe() {
   const { state, tokens, events, firstAt, rate, problem, leftOut } = shown;
@@ -50,7 +59,7 @@ function describe() {
   $("count").textContent = tokens.length.toLocaleString("en");
   $("events-count").textContent = events.length.toLocaleString("en");
   $("first-token").textContent = firstAt === null ? "–" : seconds(firstAt);
-  $("rate").textContent = rate === null ? "–" : `${rate.toFixed(rate < 100 ? 1 : 0)}/s`;
+  $("rate").textContent = rate === null ? "–" : `${rate.toLocaleString("en", { maximumFractionDigits: rate < 100 ? 1 : 0 })}/s`;
   const notes = [
     problem && ["failure", problem],
     leftOut && ["", `${plural(leftOut, "frame")} left out: this page was too slow.`],
@@ -70,14 +79,20 @@ function offer() {
   $("why-not").textContent = why;
 }
 
+/* Shows a tab for each take; they stay the same elements, so that none loses the focus. */
 function tabs() {
-  const buttons = takes.map((take, at) => {
-    const tab = h("button", { type: "button", role: "tab", id: `take-${at}`, "aria-selected": String(take === shown), "aria-controls": "flow", tabIndex: take === shown ? 0 : -1 });
-    tab.append(h("bdi", { textContent: take.title }));
-    tab.addEventListener("click", () => choose(take));
-    return tab;
+  const list = takes.map((take) => {
+    if (!take.tab) {
+      take.tab = h("button", { type: "button", "aria-controls": "flow" }, h("bdi", { textContent: take.title }));
+      take.tab.setAttribute("role", "tab");
+      take.tab.addEventListener("click", () => choose(take));
+    }
+    take.tab.setAttribute("aria-selected", String(take === shown));
+    take.tab.tabIndex = take === shown ? 0 : -1;
+    return take.tab;
   });
-  $("takes").replaceChildren(...buttons);
+  const known = [...$("takes").children];
+  if (list.length !== known.length || list.some((tab, at) => tab !== known[at])) $("takes").replaceChildren(...list);
   $("takes").hidden = takes.length < 2;
 }
 
@@ -97,6 +112,7 @@ async function run(take, open) {
   if (takes.length > MOST_TAKES) takes.shift();
   const current = (running = { take, abort: new AbortController() });
   $("stop").disabled = false;
+  sticks = true;
   choose(take);
   try {
     await readEvents(await open(current.abort.signal), (kind, data) => {
@@ -110,6 +126,7 @@ async function run(take, open) {
     else fail(take, `The stream broke off: ${error.message}.`);
     if (error.status === 401) lock("This key does not open the page any more.");
   } finally {
+    draw(false);
     if (running === current) running = null;
     $("stop").disabled = !running;
     $("announced").textContent = `${take.title}: ${take.state}`;
@@ -237,7 +254,7 @@ addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
   if (pressed === "Escape") stop();
   if (target.closest("textarea, input:not([type=range])")) return;
-  if (target.role === "tab" && pressed.startsWith("Arrow")) return turn(target, pressed === "ArrowRight" ? 1 : -1);
+  if (target.getAttribute("role") === "tab" && pressed.startsWith("Arrow")) return turn(target, pressed === "ArrowRight" ? 1 : -1);
   const act = KEYS[pressed];
   if (!act || (!shown && pressed !== "d" && pressed !== "?")) return;
   event.preventDefault();
@@ -245,10 +262,10 @@ addEventListener("keydown", (event) => {
 });
 
 function turn(tab, by) {
-  const at = [...$("takes").children].indexOf(tab) + by;
+  const at = takes.findIndex((take) => take.tab === tab) + by;
   if (!takes[at]) return;
   choose(takes[at]);
-  $("takes").children[at].focus();
+  takes[at].tab.focus();
 }
 
 const given = /^#key=(.+)$/.exec(location.hash);

@@ -147,6 +147,7 @@ class Take {
       this.open = null;
     } else if (type === "TurnFinished") {
       const row = this.addRow("end");
+      row.openedAt = at;
       row.name = `Turn ${this.turn} ends`;
       row.detail = `${frame.reason}, ${plural(frame.output_tokens, "token")}`;
       this.open = null;
@@ -156,7 +157,7 @@ class Take {
 
   takeEvent(event) {
     if (!event.type.startsWith("response.")) return;
-    const row = this.rows.at(-1) ?? this.addRow("turn");
+    const row = this.rows.at(-1) ?? Object.assign(this.addRow("turn"), { name: "Start", openedAt: -1 });
     row.events.push(this.events.length);
     this.events.push(event);
     if (/\.(completed|incomplete|failed)$/.test(event.type) && event.response) this.response = event.response;

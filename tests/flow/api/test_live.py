@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
-from penstock.api.cli.command_line import read_settings
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.resources.live import live as routes
@@ -21,9 +17,9 @@ from penstock.api.resources.live.spelling import Spelling
 from penstock.api.resources.live.watch import Watch
 from penstock.pipeline.frames import GenerationFinished, TokenChunk
 from penstock.pipeline.recordings.format import FORMAT, Header, line
-from penstock.pipeline.recordings.recorder import Recorder
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from tests.support.live_server import CLIENT, KEY, Events, live_server, read_events
 from tests.support.server import (
     CALL,
     HELLO,
@@ -35,49 +31,16 @@ from tests.support.server import (
     script,
 )
 
-KEY = "the-key-of-the-operator"
-CLIENT = "the-key-of-a-client"
-Events = list[tuple[str, Any]]
-
-
-@asynccontextmanager
-async def live_server(
-    engine: Any, folder: Path, *, record: bool = False, **options: Any
-) -> AsyncGenerator[Server[Any], None]:
-    """A server whose clients and operator have keys of their own."""
-    recordings = folder / "recordings"
-    recorder = Recorder(recordings, Header(FORMAT, encoding="harmony")) if record else None
-    changes = {"operator_key": SecretStr(KEY), "record": recordings if record else None}
-    given = read_settings([]).model_copy(update=changes)
-    options.setdefault("keys", Keys(given=CLIENT, operator=KEY))
-    if recorder:
-        options["edit"] = recorder.tapped
-    try:
-        async with running_server(engine, folder, resources=("live",), settings=given, **options) as server:
-            yield server
-    finally:
-        if recorder:
-            await recorder.close()
-
 
 def bearer(key: str = KEY) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
-
-
-def read(stream: str) -> Events:
-    events: Events = []
-    for frame in stream.split("\n\n"):
-        fields = dict(field.split(": ", 1) for field in frame.split("\n") if ": " in field)
-        if "event" in fields:
-            events.append((fields["event"], json.loads(fields["data"])))
-    return events
 
 
 async def watched(server: Server[Any], body: dict[str, Any]) -> Events:
     async with server.client.post(f"{server.url}/live/watch", json=body, headers=bearer()) as answer:
         text = await answer.text()
         assert answer.status == 200, text
-        return read(text)
+        return read_events(text)
 
 
 def of(events: Events, *kinds: str) -> list[Any]:
@@ -246,7 +209,7 @@ async def test_slow_reader_delays_no_token_and_gets_a_note() -> None:
     begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     await watch.drive(response(), begun)
     assert (begun.done(), len(watch.waiting), watch.left_out) == (True, 3, 8)
-    events = read(b"".join([part async for part in watch.lines(Spelling())]).decode())
+    events = read_events(b"".join([part async for part in watch.lines(Spelling())]).decode())
     assert [name for name, _ in events] == ["generate", "generate", "generate", "left_out", "end"]
     assert events[-2][1] == {"frames": 8}
     assert events[-1][1] == {"type": "End", "frames": 11}
@@ -261,7 +224,7 @@ async def test_readers_are_limited_in_number(tmp_path: Path, monkeypatch: pytest
         async with post() as one, post() as other, post() as third:
             assert (one.status, other.status, third.status) == (200, 200, 503)
             engine.say_all()
-            first, second = read(await one.text()), read(await other.text())
+            first, second = read_events(await one.text()), read_events(await other.text())
         assert tokens(first) == tokens(second) == load_encoding().encode_markup(HELLO)
         assert of(first, "response.created")[0]["response"]["id"] != of(second, "response.created")[0]["response"]["id"]
 
@@ -300,7 +263,7 @@ async def test_recording_is_read_in_the_order_of_its_frames(tmp_path: Path) -> N
         async with server.client.get(f"{server.url}/live/recordings", headers=bearer()) as answer:
             (listed,) = (await answer.json())["data"]
         async with server.client.get(f"{server.url}/live/recordings/{listed['id']}", headers=bearer()) as answer:
-            saved = read(await answer.text())
+            saved = read_events(await answer.text())
         assert listed["id"] == only_recording(recorded).name
         for name in ("..", "%2e%2e", "resp_none", "a%2fb", "..%2f..%2fetc"):
             async with server.client.get(f"{server.url}/live/recordings/{name}", headers=bearer()) as answer:
@@ -323,7 +286,7 @@ async def test_recording_of_another_model_has_no_texts(tmp_path: Path) -> None:
     (tmp_path / "recordings" / "no recording").mkdir()
     async with live_server(ScriptedEngine(script()), tmp_path, record=True) as server:
         async with server.client.get(f"{server.url}/live/recordings/resp_1", headers=bearer()) as answer:
-            events = read(await answer.text())
+            events = read_events(await answer.text())
         (folder / "tokens.jsonl").write_bytes(header + line(TokenChunk((5,))))
         async with server.client.get(f"{server.url}/live/recordings/resp_1", headers=bearer()) as answer:
             assert answer.status == 400
