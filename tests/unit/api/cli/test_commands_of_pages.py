@@ -41,6 +41,7 @@ REASONS = {
     r"penstock conformance": "tests/unit/api/cli/conformance runs it",
     r"penstock demo": "tests/unit/api/cli/test_demo.py runs it",
     r"llm\.example\.com|localhost:8000/toy": "tests/live/deploy and tests/examples run it, at another address",
+    r"^curl .*/live/": "tests/flow/api/test_live.py sends it, with the key of an operator",
     r"^curl .*(-F|report\.pdf)": "tests/live/clients/test_files.py sends files",
     r"^python ask\.py": "tests/flow/test_start_page.py runs it",
     r"^(python fixtures/|SDIST|\.venv/bin/python|python -m|git archive|cd release|pytest )": "for those who work on it",
