@@ -18,7 +18,7 @@ class Beside {
     $("beside-is").textContent =
       parted < 0 && take.isOver && pair[0].length === pair[1].length ? "The same tokens." : `${plural(same, "token")} ${same === 1 ? "is" : "are"} the same${state}.`;
     pair.forEach((tokens, side) => {
-      const list = tokens.map((token, at) => h("bdi", { className: `token ${token.channel}${token.mark ? " mark" : ""}${at >= same ? " parted" : ""}`, textContent: shownToken(token.text) }));
+      const list = tokens.map((token, at) => h("bdi", { className: `token ${token.channel}${token.mark ? " mark" : ""}${at === same ? " parted" : ""}`, textContent: shownToken(token.text) }));
       const more = (side ? take.tokens.length - count + from : old.tokens.length - count) - tokens.length;
       $(side ? "beside-new" : "beside-old").replaceChildren(...list, more > 0 ? h("span", { className: "quiet", textContent: ` … ${plural(more, "more token")}` }) : "");
     });
