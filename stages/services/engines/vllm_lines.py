@@ -25,6 +25,15 @@ OF_THE_HUB = {
 }
 """Exceptions of Hugging Face's client, with their causes in plain words."""
 
+_UNFIT = re.compile(r"operator torchvision::|Could not load this library: \S*/torch(audio|codec)/")
+"""Beginnings of the messages of packages that are built for another PyTorch."""
+
+UNFIT = (
+    "the installed torchvision, torchaudio or torchcodec is built for another PyTorch than the installed one: take all "
+    "from one index, or uninstall them, as most models need none (api/INSTALL.md)"
+)
+"""The cause of these messages in plain words."""
+
 
 def level_of(line: str) -> str | None:
     """Return the level of a log line of vLLM, or None for any other line."""
@@ -34,9 +43,8 @@ def level_of(line: str) -> str | None:
 
 def cause_of(error: BaseException, lines: Iterable[str]) -> str:
     """Return why a model could not be loaded, in one line: vLLM's error often only refers to the log of a worker."""
-    for each in _chain(error):
-        if known := OF_THE_HUB.get(type(each).__name__):
-            return known
+    if known := _known_cause(error):
+        return known
     if not _refers(error):
         return _described("" if isinstance(error, PLAIN) else type(error).__name__, _message(error))
     if logged := _logged_cause(lines):
@@ -48,7 +56,18 @@ def cause_of(error: BaseException, lines: Iterable[str]) -> str:
 
 def is_explained(error: BaseException, lines: Iterable[str]) -> bool:
     """Return True if no traceback is needed: the message suffices, or the lines have the traceback of the cause."""
-    return bool(_logged_cause(lines)) if _refers(error) else isinstance(error, OSError | ValueError)
+    if _refers(error):
+        return bool(_logged_cause(lines))
+    return isinstance(error, OSError | ValueError) or bool(_known_cause(error))
+
+
+def _known_cause(error: BaseException) -> str:
+    for each in _chain(error):
+        if known := OF_THE_HUB.get(type(each).__name__):
+            return known
+        if _UNFIT.match(str(each)):
+            return UNFIT
+    return ""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -32,7 +32,7 @@ REASONS = {
     ),
     r"vllm (serve|bench)": "vLLM's own program",
     r"^(pg_dump|pg_restore|cp -p|\(umask)": "tests/flow/lifecycle/test_backup.py runs it",
-    r"^(python3 -m|\S*/bin/(pip|uv) |uvx |uv tool|/opt/)": "tests/flow/test_wheel.py and tests/live/image install",
+    r"^(python3 -m|\S*/(pip|python -m uv) |uvx|uv tool|/opt/)": "tests/flow/test_wheel.py and tests/live/image install",
     r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
     r"penstock serve \[|penstock serve \.\.\.": "a form",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.stages.services.engines.vllm_lines import cause_of, is_explained, level_of
+from penstock.stages.services.engines.vllm_lines import UNFIT, cause_of, is_explained, level_of
 
 INFO = "(Worker pid=4659) INFO 11-22 23:53:24 [default_loader.py:501] "
 ERROR = "(EngineCore pid=4633) ERROR 11-22 23:53:25 [core.py:1510] "
@@ -82,3 +82,20 @@ def test_error_of_the_hub_is_explained_wherever_it_was_wrapped() -> None:
     wrapper = OSError("You are trying to access a gated repo. Make sure to have access to it at")
     wrapper.__cause__ = gated("401 Client Error")
     assert cause_of(wrapper, []).startswith("it is gated: accept its terms")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "operator torchvision::nms does not exist",
+        "Could not load this library: /venv/torchaudio/lib/_torchaudio.abi3.so",
+        "Could not load this library: /venv/torchcodec/libtorchcodec_image.so",
+    ],
+)
+def test_packages_that_do_not_fit_together_need_no_traceback(message: str) -> None:
+    """Those of the default index do not load beside PyTorch's CPU build."""
+    wrapper = RuntimeError("Failed to import transformers.models.qwen3")
+    wrapper.__cause__ = RuntimeError(message)
+    for error in (wrapper, wrapper.__cause__):
+        assert cause_of(error, []) == UNFIT
+        assert is_explained(error, [])
