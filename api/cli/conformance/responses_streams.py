@@ -189,14 +189,24 @@ async def responses_deltas(talk: Talk) -> None:
 async def responses_final_output(talk: Talk) -> None:
     """The output of the last event has the items that were done, each as it was done."""
     events = await events_of(talk)
-    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    output = final(events)["output"]
+    done = [_without_nulls(event["item"]) for event in events if event["type"] == "response.output_item.done"]
+    output = [_without_nulls(item) for item in final(events)["output"]]
     must(len(output) == len(done), f"{len(done)} items were done, and the output has {len(output)}")
     for at, (item, other) in enumerate(zip(done, output, strict=True)):
         unequal = sorted(name for name in item.keys() | other.keys() if item.get(name) != other.get(name))
-        given = [name for name in unequal if item.get(name) is not None and other.get(name) is not None]
+        given = [name for name in unequal if name in item and name in other]
         must(not given, f"output[{at}] is not the item that was done: {', '.join(given)}")
         should(not unequal, f"output[{at}] lacks fields of the item that was done: {', '.join(unequal)}")
+
+
+def _without_nulls(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _without_nulls(held) for name, held in value.items() if held is not None}
+        case list():
+            return [_without_nulls(held) for held in value]
+        case _:
+            return value
 
 
 @check("responses", area="streams", source=EVENTS, core=True)
