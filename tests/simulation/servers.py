@@ -33,6 +33,9 @@ PORT = 8000
 LIMITED, AT_ONCE, PER_MINUTE = "limited", 3, 30
 """The table of a key with limits, the responses that it may have at once, and its requests per minute."""
 
+RESTING = Counter({"Event.wait": 2})
+"""The workers of vector stores, which may wait for a slow disk yet when a server has started."""
+
 OPTIONS = (
     "--no-sandbox",
     "--slow-callback",
@@ -104,7 +107,7 @@ class SimulatedServer:
                 await web.TCPSite(self.runner, self.host, PORT).start()
                 self.running = server
                 await asyncio.sleep(0.1)
-                self.idle_tasks = self.tasks()
+                self.idle_tasks = self.tasks() | RESTING
                 await self._stopping.wait()
                 await drained(self.settings, server.scheduler, asyncio.Event())
                 self.running = None
