@@ -349,7 +349,7 @@ test-deploy: $(DONE)/test $(DEPLOY_TOOLS)/.installed ## Penstock behind nginx, C
 	@$(SUITE) deploy tests/live/deploy $(ARGS)
 	@$(DEPLOY_LEFT_OUT)
 
-picture: ## The picture of a page for the README
+picture: ## The pictures of pages for the README, and for the pages about them
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"
 
 mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: a quarter of an hour; ARGS: --against tests/bench/mutants/before.json, --seed N

@@ -22,6 +22,7 @@ PAGES = sorted(
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+_PICTURE = re.compile(r'\b(src|srcset)="([^"\s]+)"')
 _HIDDEN = {".", "_"}
 """Starts of the names of files and folders that are not for readers."""
 
@@ -65,7 +66,8 @@ class Gathered:
         def parts() -> Iterator[str]:
             end = 0
             for start, after in (*(block.span() for block in FENCED.finditer(text)), (len(text), len(text))):
-                yield LINK.sub(lambda link: f"]({self._target(link[1], page)})", text[end:start])
+                linked = LINK.sub(lambda link: f"]({self._target(link[1], page)})", text[end:start])
+                yield _PICTURE.sub(lambda image: f'{image[1]}="{self._target(image[2], page)}"', linked)
                 yield text[start:after]
                 end = after
 

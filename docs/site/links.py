@@ -41,8 +41,9 @@ def _wrong(page: Path, site: Path) -> Iterator[str]:
                 yield f"<{element}> requests {address}"
     if page.name == "404.html":  # its links begin at the root of the site
         return
-    for node in tree.css("a[href], link[href], img[src], script[src]"):
-        address = node.attributes.get("href") or node.attributes.get("src") or ""
+    for node in tree.css("a[href], link[href], img[src], source[srcset], script[src]"):
+        given = node.attributes
+        address = given.get("href") or given.get("src") or given.get("srcset") or ""
         parts = urlsplit(address)
         if parts.scheme or parts.netloc:
             continue

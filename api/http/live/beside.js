@@ -16,7 +16,7 @@ class Beside {
     $("beside-title").textContent = `From token ${count.toLocaleString("en")} on`;
     const state = take.isOver ? "" : " so far";
     $("beside-is").textContent =
-      parted < 0 && take.isOver && pair[0].length === pair[1].length ? "The same tokens." : `${plural(same, "token")} ${same === 1 ? "is" : "are"} the same${state}.`;
+      parted < 0 && take.isOver && pair[0].length === pair[1].length ? "The same tokens." : `${same ? plural(same, "token") : "No token"} ${same < 2 ? "is" : "are"} the same${state}.`;
     pair.forEach((tokens, side) => {
       const list = tokens.map((token, at) => h("bdi", { className: `token ${token.channel}${token.mark ? " mark" : ""}${at === same ? " parted" : ""}`, textContent: shownToken(token.text) }));
       const more = (side ? take.tokens.length - count + from : old.tokens.length - count) - tokens.length;
