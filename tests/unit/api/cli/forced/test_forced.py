@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -321,8 +321,9 @@ def test_figures_leave_out_what_has_no_choice() -> None:
 class Letters:
     """A vocabulary of the letters, and a mark."""
 
-    token_bytes: ClassVar[Sequence[bytes]] = [bytes([97 + number]) for number in range(26)]
-    token_texts: ClassVar[Mapping[int, str]] = {}
+    def __init__(self) -> None:
+        self.token_bytes: Sequence[bytes] = [bytes([97 + number]) for number in range(26)]
+        self.token_texts: Mapping[int, str] = {}
 
     def mark(self, token: int) -> str | None:
         return "<end>" if token == 26 else None
