@@ -21,6 +21,7 @@ from penstock.api.cli.arguments import STAGES, chosen_stages
 from penstock.api.cli.causes import recorded_cause, stage_behind
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.api.cli.stage_log import stage_log
+from penstock.api.wiretap.frames import staged
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -91,8 +92,8 @@ def _send(chosen: argparse.Namespace) -> None:
 
 
 def _replay(chosen: argparse.Namespace) -> Replay:
-    with stage_log() as errors:
-        replay = asyncio.run(replay_of(chosen.one, chosen.since, chosen.upto, chosen_stages(chosen.plugins)))
+    with stage_log() as errors, staged(chosen.one) as (shown, _):
+        replay = asyncio.run(replay_of(shown, chosen.since, chosen.upto, chosen_stages(chosen.plugins)))
     for note in replay.notes:
         print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
     errors.report(chosen.one, replay.trace.fault, replay.recording.end)
@@ -168,10 +169,11 @@ def _names(lines: Lines) -> str:
 def recorded_lines(path: Path) -> Lines:
     """Read the recording at ``path``, a folder or one file.  Raise `UnreadableRecording` if it is broken."""
     lines: dict[str, list[Line]] = {}
-    for stage, file in recorded_files(path).items():
-        recording = read_recording(file, FILES[stage][1])
-        frames = [Line(timed.frame, timed.line) for timed in recording.timed]
-        lines[stage] = [*frames, Line(recording.end, len(frames) + FIRST_LINE)]
+    with staged(path) as (shown, _):
+        for stage, file in recorded_files(shown).items():
+            recording = read_recording(file, FILES[stage][1])
+            frames = [Line(timed.frame, timed.line) for timed in recording.timed]
+            lines[stage] = [*frames, Line(recording.end, len(frames) + FIRST_LINE)]
     return lines
 
 

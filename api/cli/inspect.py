@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 import webbrowser
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from penstock.api.cli.arguments import PLUGINS, chosen_stages
 from penstock.api.cli.page.page import layout_of, page_of
 from penstock.api.cli.stage_log import stage_log
 from penstock.api.cli.timeline.timeline import replayed_or_recorded
+from penstock.api.wiretap.frames import staged
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.recordings.response_folder import private_files
 
@@ -27,8 +29,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     chosen = parser.parse_intermixed_args(arguments)
     name = chosen.recording.resolve().name
-    with stage_log() as errors:
-        timeline = asyncio.run(replayed_or_recorded(chosen.recording, chosen_stages(chosen.plugins)))
+    with stage_log() as errors, staged(chosen.recording) as (shown, note):
+        timeline = asyncio.run(replayed_or_recorded(shown, chosen_stages(chosen.plugins)))
+    if note:
+        print(f"penstock: {chosen.recording}: {note}", file=sys.stderr)
     errors.report(timeline.path, timeline.fault, timeline.end)
     page = chosen.page or _default(name, is_opened=chosen.open)
     write_page(page, page_of(layout_of(timeline, name)))

@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from penstock.api.cli.timeline.timeline import Timeline, timeline_of
 from penstock.api.dialects.named import named
 from penstock.api.dialects.responses.dialect import RESPONSES
 from penstock.api.http.wire import Wire
+from penstock.api.wiretap.frames import staged
 from penstock.pipeline.plugins import Install, blamed
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.format import Abandoned, End, Failure, line
@@ -83,9 +85,10 @@ def _speed(text: str) -> float | None:
 
 
 def _replay(path: Path, chosen: argparse.Namespace, install: Install, errors: StageErrors) -> bool:
-    timeline = asyncio.run(timeline_of(path, chosen.since, chosen.upto, install))
-    for note in timeline.notes:
-        print(f"penstock: {timeline.path}: {note}", file=sys.stderr)
+    with staged(path) as (shown, note):
+        timeline = replace(asyncio.run(timeline_of(shown, chosen.since, chosen.upto, install)), path=path)
+    for each in filter(None, (note, *timeline.notes)):
+        print(f"penstock: {path}: {each}", file=sys.stderr)
     if chosen.json or chosen.wire:
         with blamed(chosen.dialect, AS):
             frames = json_lines(timeline) if chosen.json else asyncio.run(streamed(timeline, chosen.wire))

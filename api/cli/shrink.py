@@ -39,6 +39,7 @@ from penstock.pipeline.recordings.ddmin import shrink
 from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
 from penstock.pipeline.recordings.format import FILES, Recording, read_recording, source_of_recording, write_frames
 from penstock.pipeline.recordings.response_folder import private_files
+from penstock.pipeline.recordings.wire import is_wire
 from penstock.pipeline.trace import traced
 from penstock.stages.services.runs.run import RunRegistry
 
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str]) -> None:
     out: Path = chosen.out or chosen.recording.with_name(f"{chosen.recording.resolve().name}-small")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CannotRun(f"{out} already exists")
+    if is_wire(chosen.recording):
+        raise CannotRun(f"{chosen.recording}: it has no tokens to shrink: the server did not send them")
     case = read_case(chosen.recording)
     model = model_of(case.header)
     fails = CommandTest(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
