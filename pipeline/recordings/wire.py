@@ -47,8 +47,11 @@ WireFrame: TypeAlias = AnswerBegun | WireEvent | WireBody
 
 
 def is_wire(path: Path) -> bool:
-    """True if ``path`` is a recording of the wire: its folder, or its file."""
-    return path.name == WIRE if path.is_file() else (path / WIRE).is_file()
+    """True if ``path`` is a recording of the wire: its folder, or its file; False for one that cannot be looked at."""
+    try:
+        return path.name == WIRE if path.is_file() else (path / WIRE).is_file()
+    except OSError:  # its reader says why
+        return False
 
 
 def read_wire(path: Path) -> Recording:
