@@ -158,7 +158,7 @@ def index(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *_: Any) -> None:  # noqa: A002
         """Write nothing."""
 
 
