@@ -14,11 +14,12 @@ class Tap:
     """A stage that passes all frames on unchanged and keeps them in ``frames``.
 
     Insert it with ``pipeline.insert_after("parse", "tap", tap)``.  ``raised`` is the exception that came instead of
-    more frames.
+    more frames.  ``abandoned`` is True if its reader left before the end.
     """
 
     frames: list[Any] = field(default_factory=list)
     raised: Exception | None = None
+    abandoned: bool = False
 
     async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
         """Yield the frames of ``source``."""
@@ -28,6 +29,9 @@ class Tap:
                 yield frame
         except Exception as error:
             self.raised = error
+            raise
+        except BaseException:  # cancelled, or closed by its reader
+            self.abandoned = True
             raise
 
     def keep(self, frame: Any) -> None:

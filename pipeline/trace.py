@@ -36,12 +36,13 @@ class Crossed:
     """The frames that crossed the junction after ``stage``, in order.
 
     The first junction of a trace comes after the source.  ``raised`` is the exception that came instead of more
-    frames, from this stage or an earlier one.
+    frames, from this stage or an earlier one.  ``abandoned`` is True if the next stage left before the end.
     """
 
     stage: str
     crossings: Sequence[Crossing] = ()
     raised: Exception | None = None
+    abandoned: bool = False
 
     @property
     def frames(self) -> list[Any]:
@@ -88,7 +89,7 @@ class _CauseTap(Tap):
         super().keep(frame)
 
     def crossed(self, stage: str) -> Crossed:
-        return Crossed(stage, tuple(map(Crossing, self.frames, self.causes)), self.raised)
+        return Crossed(stage, tuple(map(Crossing, self.frames, self.causes)), self.raised, self.abandoned)
 
 
 async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None], name: str = "source") -> Trace:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from penstock.api.cli.replayer import Replay
-from penstock.pipeline.core import NamedStage, Pipeline, source_of
+from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.frames import TokenChunk
 from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.recordings.comparison import excerpt
-from penstock.pipeline.recordings.format import FILES
+from penstock.pipeline.recordings.format import FILES, Abandoned
 from penstock.pipeline.trace import Crossed, traced
 
 IsRecorded: TypeAlias = Callable[[Crossed], bool]
@@ -47,7 +47,15 @@ async def _given(replay: Replay, taken: Crossed, at: int, junction: str) -> Cros
         pipeline = Pipeline[Any, Any](ending)
     except JunctionError:  # the operator's stages give each other frames of their own
         return Crossed(junction)
-    return (await traced(pipeline, source_of(taken.frames))).junctions[-1]
+    return (await traced(pipeline, _again(taken))).junctions[-1]
+
+
+async def _again(taken: Crossed) -> AsyncGenerator[Any, None]:
+    """Yield the frames that crossed a junction, and end as they did."""
+    for frame in taken.frames:
+        yield frame
+    if taken.abandoned:
+        raise Abandoned(len(taken.frames))
 
 
 def _own(steps: Sequence[NamedStage], declared: Pipeline[Any, Any]) -> Iterator[NamedStage]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -20,13 +21,14 @@ from penstock.api.cli.against import check_alone, compared, table
 from penstock.api.cli.arguments import STAGES, chosen_stages
 from penstock.api.cli.causes import recorded_cause, stage_behind
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
-from penstock.api.cli.stage_log import stage_log
+from penstock.api.cli.stage_log import described, stage_log
 from penstock.api.wiretap.frames import staged
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.comparison import Difference, Line, Place, first_difference, is_chunked_alike
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
+from penstock.pipeline.tap import Tap
 from penstock.pipeline.trace import Crossed
 
 Lines: TypeAlias = Mapping[str, list[Line]]
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     replay = _replay(chosen) if chosen.other is None else None
     pairs = list(comparisons(one, replayed_lines(replay) if replay else _other(chosen)))
     for each in pairs:
-        if difference := first_difference(each.one, each.other, exact=chosen.exact):
+        if difference := each.difference(exact=chosen.exact):
             notes = (
                 []
                 if replay is None
@@ -62,6 +64,10 @@ def main(arguments: Sequence[str]) -> None:
             print(f"{each.file}:{difference.here.line}: {difference.problem}{sides}")
             for shown in context(each.one, each.other, difference, chosen.context):
                 print(shown)
+            sys.exit(1)
+        if replay and replay.trace.fault and each.reaches_further and len(each.one) > len(each.other):
+            problem = described(*replay.trace.fault)
+            print(f"{each.file}:{each.other[-1].number}: the replay ends here, and the recording goes on: {problem}")
             sys.exit(1)
     print(f"the same: {', '.join(_sames(pairs))}")
 
@@ -96,6 +102,8 @@ def _replay(chosen: argparse.Namespace) -> Replay:
         replay = asyncio.run(replay_of(shown, chosen.since, chosen.upto, chosen_stages(chosen.plugins)))
     for note in replay.notes:
         print(f"penstock: {chosen.one}: {note}", file=sys.stderr)
+    if isinstance(replay.trace.error, Abandoned):
+        print(f"penstock: {chosen.one}: {replay.trace.error}", file=sys.stderr)
     errors.report(chosen.one, replay.trace.fault, replay.recording.end)
     return replay
 
@@ -115,6 +123,21 @@ class Comparison:
     one: list[Line]
     other: list[Line]
     stage: str
+
+    @property
+    def reaches_further(self) -> bool:
+        """True if a reader left the other lines before their end, and not these."""
+        return _end(self.other).abandoned and not _end(self.one).abandoned
+
+    def difference(self, *, exact: bool) -> Difference | None:
+        """Return the first difference, up to the place at which a reader left the other lines."""
+        one = [*self.one[: len(self.other) - 1], self.other[-1]] if self.reaches_further else self.one
+        return first_difference(one, self.other, exact=exact)
+
+
+def _end(lines: Sequence[Line]) -> End:
+    end: End = lines[-1].frame
+    return end
 
 
 def comparisons(one: Lines, other: Lines) -> Iterator[Comparison]:
@@ -137,9 +160,10 @@ def _causes(replay: Replay, compared: Comparison, difference: Difference, *, exa
     """Yield what a difference comes from: the operator's stage, and the recorded frame."""
 
     def is_recorded(crossed: Crossed) -> bool:
-        given = _recorded(crossed.frames, crossed.raised)
+        given = _recorded(crossed)
         is_last = compared.stage not in FILES or compared.stage == "persist"
-        return first_difference(compared.one, _events(given) if is_last else given, exact=exact) is None
+        again = dataclasses.replace(compared, other=_events(given) if is_last else given)
+        return again.difference(exact=exact) is None
 
     if stage := asyncio.run(stage_behind(replay, compared.stage, is_recorded)):
         yield f"after {stage}"
@@ -179,17 +203,13 @@ def recorded_lines(path: Path) -> Lines:
 
 def replayed_lines(replay: Replay) -> Lines:
     """Return the output of each stage of a replay, with the line numbers that a recording of it would have."""
-    abandoned = isinstance(replay.trace.error, Abandoned)
-    lines = {
-        each.stage: _recorded(each.frames, each.raised, abandoned=abandoned) for each in replay.trace.junctions[1:]
-    }
-    inner = {stage: _recorded(frames, None, abandoned=abandoned) for stage, frames in replay.turns.items()}
-    return inner | lines
+    lines = {each.stage: _recorded(each) for each in replay.trace.junctions[1:]}
+    return {stage: _recorded(tap) for stage, tap in replay.turns.items()} | lines
 
 
-def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: bool = False) -> list[Line]:
-    end = End(len(frames), Failure.of(raised) if raised else None, abandoned)
-    return [Line(frame, number) for number, frame in enumerate([*frames, end], start=FIRST_LINE)]
+def _recorded(passed: Crossed | Tap) -> list[Line]:
+    end = End(len(passed.frames), Failure.of(passed.raised) if passed.raised else None, passed.abandoned)
+    return [Line(frame, number) for number, frame in enumerate([*passed.frames, end], start=FIRST_LINE)]
 
 
 def context(one: Sequence[Line], other: Sequence[Line], difference: Difference, size: int) -> Iterator[str]:

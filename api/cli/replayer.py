@@ -43,8 +43,8 @@ class NoReplay(CannotRun):
 class Replay:
     """The result of a replay.
 
-    ``ran`` is the part of the ``pipeline`` that ran.  ``trace`` begins with the recorded frames.  ``turns`` has the
-    output of each stage inside ``converse``, if that ran.  ``notes`` give the reason why the tokens were not parsed
+    ``ran`` is the part of the ``pipeline`` that ran.  ``trace`` begins with the recorded frames.  ``turns`` has a tap
+    after each stage inside ``converse``, if that ran.  ``notes`` give the reason why the tokens were not parsed
     again, and name the stages of plug-ins that did not run.
     """
 
@@ -54,7 +54,7 @@ class Replay:
     ran: Pipeline[Any, Any]
     recording: Recording
     trace: Trace
-    turns: Mapping[str, list[Any]]
+    turns: Mapping[str, Tap]
     notes: tuple[str, ...]
 
 
@@ -79,7 +79,7 @@ async def replay_of(
     since, note = (_checked(path, files, since), "") if since and not unreadable else _best(path, files, model)
     source = next(stage for stage in SOURCES[since] if stage in files)
     recording = read_recording(files[source], FILES[source][1])
-    turns: dict[str, list[Any]] = {}
+    turns: dict[str, Tap] = {}
     tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
     ran = part(tapped, source, since, upto)
     with watching(pipeline, SLOW, SILENCE, logging.WARNING, only_inserted=True):
@@ -88,9 +88,9 @@ async def replay_of(
     return Replay(files, model, pipeline, ran, recording, trace, turns, tuple(filter(None, (note, left_out))))
 
 
-def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:
+def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, Tap]) -> Pipeline[Any, Any]:
     for stage in ("render", "generate", "parse"):
-        pipeline = pipeline.insert_after(stage, f"tap {stage}", Tap(turns.setdefault(stage, [])))
+        pipeline = pipeline.insert_after(stage, f"tap {stage}", turns.setdefault(stage, Tap()))
     return pipeline
 
 

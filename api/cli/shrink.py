@@ -37,7 +37,14 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
 from penstock.pipeline.recordings.ddmin import shrink
 from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
-from penstock.pipeline.recordings.format import FILES, Recording, read_recording, source_of_recording, write_frames
+from penstock.pipeline.recordings.format import (
+    FILES,
+    Abandoned,
+    Recording,
+    read_recording,
+    source_of_recording,
+    write_frames,
+)
 from penstock.pipeline.recordings.response_folder import private_files
 from penstock.pipeline.recordings.wire import is_wire
 from penstock.pipeline.trace import traced
@@ -259,7 +266,7 @@ def write(trial: Trial, original: FailingCase, out: Path, folder: Path) -> None:
     """Write the smallest case to ``out``, with all files of a fixture.
 
     The prompt, the parsed frames, the events and the response are derived anew if the case has a single turn and the
-    stages can process it.
+    server's own stages can process it.  They end early if the case does.
     """
     out.mkdir(parents=True, exist_ok=True)
     case, model = trial.best, model_of(original.header, out / TOKENS)
@@ -293,15 +300,18 @@ def _derive_prompt(trial: Trial, conversation: ResolvedRequest, out: Path, model
 
 
 def _derive(case: FailingCase, out: Path, model: RecordedModel) -> None:
-    """Write the output of the stages after the tokens.  Write nothing if they fail: the case is about that failure."""
+    """Write the output of the server's own stages after the tokens; nothing if they fail, as the case is about that."""
     recording = read_recording(out / TOKENS, FILES["generate"][1])
     trace = asyncio.run(traced(model.pipeline.from_stage("parse"), source_of_recording(recording), "generate"))
-    if trace.error or isinstance(last := trace.junctions[-1].frames[-1], ResponseFailed):
+    ends_early = isinstance(trace.error, Abandoned)
+    last = trace.junctions[-1].frames[-1:]
+    if (trace.error and not ends_early) or any(isinstance(event, ResponseFailed) for event in last):
         return
-    write_frames(out / FILES["parse"][0], trace.after("parse").frames, case.header)
-    write_frames(out / FILES["emit"][0], trace.after("emit").frames, case.header)
-    if isinstance(last, TerminalEvent):
-        (out / "response.json").write_bytes(_pretty(last.response))
+    for stage in ("parse", "emit"):
+        write_frames(out / FILES[stage][0], trace.after(stage).frames, case.header, abandoned=ends_early)
+    for event in last:
+        if isinstance(event, TerminalEvent):
+            (out / "response.json").write_bytes(_pretty(event.response))
 
 
 def _pretty(value: object) -> bytes:

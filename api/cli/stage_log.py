@@ -42,7 +42,7 @@ class StageErrors(logging.Handler):
         if fault is None and (not met or (end and end.failure)):
             return False
         stage, error = fault or (name_stage(met[0]), met[0])
-        print(f"penstock: {path}: {_described(stage, error)}", file=sys.stderr)
+        print(f"penstock: {path}: {described(stage, error)}", file=sys.stderr)
         return True
 
 
@@ -72,7 +72,8 @@ def _is_shown(record: logging.LogRecord) -> bool:
     return not is_quiet and not f"{record.name}.".startswith(f"{STAGES}.")
 
 
-def _described(stage: str, error: Exception) -> str:
+def described(stage: str, error: Exception) -> str:
+    """Describe the error of a stage, with its place in the code."""
     if isinstance(error, StageFault):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.api.cli.replayer import recorded_files, replay_of, unedited
+from penstock.api.cli.replayer import NoReplay, recorded_files, replay_of, unedited
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.frame_order import ORDERS, OneForOne
 from penstock.pipeline.frames import (
@@ -23,9 +23,9 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.plugins import Install, all_guarded, guarded
+from penstock.pipeline.plugins import Install, Plugin, all_guarded, guarded
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read_recording
+from penstock.pipeline.recordings.format import FILES, Abandoned, UnreadableRecording, read_recording
 from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.services.store.database import (
     NullDatabase,
@@ -48,13 +48,13 @@ async def resolved(body: str | CreateResponse, models: tuple[str, ...] = ("tiny"
     return frame  # type: ignore[no-any-return]
 
 
-async def turn(*pieces: str, owner: str = "") -> list[ParsedFrame]:
+async def turn(*pieces: str, owner: str = "", key_name: str = "") -> list[ParsedFrame]:
     """Return a turn as ``parse`` gives it: a message that arrives in ``pieces``, each of which is a token.
 
-    ``owner`` is that of the request.
+    ``owner`` and ``key_name`` are those of the request.
     """
     request = await resolved("Hi")
-    facts = with_facts(request, origin=replace(request.facts.origin, owner=owner)).facts
+    facts = with_facts(request, origin=replace(request.facts.origin, owner=owner, key_name=key_name)).facts
     finished = TurnFinished("stop", cached_tokens=0, output_tokens=len(pieces), reasoning_tokens=0, duration=0.0)
     deltas = map(ItemDelta, pieces)
     return [GenerationStarted(facts, 1), MessageOpened(), *deltas, ItemClosed(complete=True), finished]
@@ -88,15 +88,25 @@ def _are_whole(junction: Junction, source: Sequence[Any]) -> bool:
 
 
 async def replayed(
-    recording: Path | str, install: Install = unedited, since: str | None = None, upto: str | None = None
+    recording: Path | str,
+    install: Install = unedited,
+    since: str | None = None,
+    upto: str | None = None,
+    *,
+    partial: bool = False,
 ) -> list[Any]:
     """Return the last frames of a replay with the stages of ``install``: without ``upto``, the events.
 
     The stages are checked as in a server.  The error of a stage is raised.  ``penstock replay`` has the same options.
+    A recording that ends early, because a stage raised or the client left, raises `NoReplay`; with ``partial``, the
+    frames up to there are returned.
     """
-    replay = await replay_of(Path(recording), since, upto, lambda pipeline: guarded(install(pipeline), pipeline))
+    plugin = Plugin(getattr(install, "__name__", "install"), install)
+    replay = await replay_of(Path(recording), since, upto, lambda pipeline: guarded(plugin(pipeline), pipeline))
     if replay.trace.fault:
         raise replay.trace.fault[1]
-    if replay.trace.error:
+    if isinstance(replay.trace.error, Abandoned) and not partial:
+        raise NoReplay(f"{recording}: {replay.trace.error}; partial=True returns what comes until there")
+    if replay.trace.error and not isinstance(replay.trace.error, Abandoned):
         raise replay.trace.error
     return replay.trace.junctions[-1].frames

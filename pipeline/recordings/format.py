@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.pipeline.errors import CannotRun, StageError, error_named
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread, unwritten
@@ -112,11 +113,18 @@ class End(msgspec.Struct, frozen=True, tag="End", omit_defaults=True):
     abandoned: bool = False
 
 
+LEFT = "a stage raised, the client left, or the response was cancelled"
+"""The reasons for which the reader of a stream leaves before its end."""
+
+
 class Abandoned(BaseException):
     """Raised by a replay when it reaches the point at which the recorded stream was closed or cancelled.
 
     A `BaseException`, so that it passes through all stages as a cancellation does.
     """
+
+    def __init__(self, frames: int) -> None:
+        super().__init__(f"the recording ends early, after {counted(frames, 'frame')}: {LEFT}")
 
 
 class UnreadableRecording(CannotRun):
@@ -171,10 +179,16 @@ def line(frame: object, at: float | None = None) -> bytes:
     return encoded + b"\n" if at is None else b'{"at":%.6f,%b\n' % (at, encoded[1:])
 
 
-def write_frames(path: Path, frames: Iterable[object], header: Header = Header(FORMAT)) -> None:  # noqa: B008 - frozen
+def write_frames(
+    path: Path,
+    frames: Iterable[object],
+    header: Header = Header(FORMAT),  # noqa: B008 - frozen
+    *,
+    abandoned: bool = False,
+) -> None:
     """Write a complete recording, without times."""
     lines = [line(frame) for frame in frames]
-    path.write_bytes(line(header) + b"".join(lines) + line(End(len(lines))))
+    path.write_bytes(line(header) + b"".join(lines) + line(End(len(lines), abandoned=abandoned)))
 
 
 def read_frames(path: Path, junction: Any) -> Iterator[Any]:
@@ -240,4 +254,4 @@ async def source_of_recording(recording: Recording) -> AsyncGenerator[Any, None]
     if recording.end.failure:
         raise recording.end.failure.again()
     if recording.end.abandoned:
-        raise Abandoned
+        raise Abandoned(recording.end.frames)

@@ -21,7 +21,7 @@ from penstock.pipeline.errors import StageFault
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.comparison import Line, first_difference
-from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, read_recording
+from penstock.pipeline.recordings.format import FILES, LEFT, End, Failure, Header, Recording, read_recording
 from penstock.pipeline.trace import Crossed, Crossing, traced
 
 SERVED = (frames.McpListToolsOpened, *get_args(frames.ServedOutputOpened))
@@ -194,7 +194,7 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
     elif failure:
         failures.append(f"the recorded stream failed: {failure.error}: {failure.message}")
     if any(end.abandoned for end in ends):
-        failures.append("the client left before the end, or the response was cancelled")
+        failures.append(f"the recorded stream ends early: {LEFT}")
     return tuple(failures)
 
 
@@ -246,7 +246,7 @@ async def _with_turns(replay: Replay, files: Mapping[str, Recording]) -> list[Cr
     at = next((at for at, each in enumerate(crossed) if each.stage in ("parse", "converse")), None)
     if at is None or any(each.stage == "generate" for each in crossed):
         return crossed
-    tokens = replay.turns.get("generate") or _frames(files, "generate")
+    tokens = _generated(replay) or _frames(files, "generate")
     if not tokens or not replay.model.spelling:
         return crossed
     through = replay.pipeline.inner("converse").following("generate") if replay.turns else _parser(replay)
@@ -254,6 +254,10 @@ async def _with_turns(replay: Replay, files: Mapping[str, Recording]) -> list[Cr
     if crossed[at].stage == "parse":
         return [*crossed[:at], *turns[:-1], _linked(crossed[at], turns[-1], via_cause=True), *crossed[at + 1 :]]
     return [*crossed[:at], *turns, _linked(crossed[at], turns[-1]), *crossed[at + 1 :]]
+
+
+def _generated(replay: Replay) -> list[Any]:
+    return replay.turns["generate"].frames if replay.turns else []
 
 
 def _parser(replay: Replay) -> Any:
