@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+import shlex
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -153,11 +154,20 @@ def assembled(
     pipeline = load(settings.with_, settings.stages)(pipeline)
     for name, when in partly_run(pipeline).items():
         if name not in declared.names() or pipeline.stage(name) is not declared.stage(name):
-            elsewhere = "It runs with a model, and in penstock replay --from render"
             logger.warning(
-                "The stage %r %s: answers that were recorded after it do not pass it. %s", name, when, elsewhere
+                "The stage %r %s: answers that were recorded after it do not pass it. It runs with a model, and in %s",
+                name,
+                when,
+                _replay_through(name, pipeline.names()),
             )
     return pipeline
+
+
+def _replay_through(name: str, names: Sequence[str]) -> str:
+    """Return the command by which recorded tokens pass a stage inside ``converse``, tools or not."""
+    if "generate" in names[: names.index(name)]:
+        return f"penstock replay FOLDER/tokens.jsonl --to {shlex.quote(name)} --with ..."
+    return "penstock replay FOLDER --from render --with ..., if no tools ran"
 
 
 def admitting(

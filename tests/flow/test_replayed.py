@@ -18,8 +18,10 @@ import pytest
 import pytest_asyncio
 
 from penstock.api.cli.drawn import drawn
+from penstock.api.cli.replayer import replay_of
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
+from penstock.pipeline.plugins import load
 from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, line, read_frames, read_header
 from tests.support.api_clients import openai_client
 from tests.support.paths import FIXTURES
@@ -329,6 +331,14 @@ async def test_stages_that_recorded_answers_do_not_pass_are_named(
         "The stage 'log prompts' does not run",
         "The stage 'count' runs for 1 of 2 recordings",
     ]
+    commands = [record.message.partition("and in penstock ")[2] for record in caplog.records]
+    assert commands == [
+        "replay FOLDER --from render --with ..., if no tools ran",
+        "replay FOLDER/tokens.jsonl --to count --with ...",
+    ]
+    tokens = tmp_path / "served_python" / "tokens.jsonl"
+    replay = await replay_of(tokens, upto="count", install=load([f"{stage}:install"]))
+    assert replay.trace.after("count").frames == list(read_frames(tokens, TokenFrame))
 
 
 async def test_recordings_of_replays_can_be_replayed(tmp_path: Path) -> None:
