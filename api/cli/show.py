@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pkgutil import resolve_name
 
+from penstock.api.cli.arguments import PLUGINS, chosen_stages
 from penstock.stages.responses import recorded_responses
 
 
 def main(arguments: Sequence[str]) -> None:
     """Draw a pipeline."""
-    parser = argparse.ArgumentParser(prog="penstock show", description=__doc__)
+    parser = argparse.ArgumentParser(prog="penstock show", description=__doc__, parents=[PLUGINS])
     parser.add_argument(
         "--of",
         type=resolve_name,
@@ -19,4 +20,5 @@ def main(arguments: Sequence[str]) -> None:
         metavar="MODULE:FUNCTION",
         help="the function that builds the pipeline",
     )
-    print(parser.parse_args(arguments).of())
+    chosen = parser.parse_args(arguments)
+    print(chosen_stages(chosen.plugins)(chosen.of()))

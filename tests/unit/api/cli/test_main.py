@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,17 @@ from tests.support.processes import RunCommand
 
 def test_readme_shows_drawn_pipeline(penstock: RunCommand) -> None:
     assert penstock("show").out.decode() in (ROOT / "README.md").read_text()
+
+
+def test_show_draws_the_stages_of_the_operator(penstock: RunCommand, tmp_path: Path) -> None:
+    """Of two that stand after the same stage, the one named later gets its frames first."""
+    guide = (ROOT / "stages" / "README.md").read_text()
+    code = guide.partition("# shout.py\n")[2].partition("```")[0]
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text(code.replace('"shout"', f'"{name}"'))
+    shown = penstock("show", "--with", f"{tmp_path}/first.py:install", "--with", f"{tmp_path}/second.py:install")
+    stages = [line.split()[0] for line in shown.out.decode().splitlines()]
+    assert stages[stages.index("parse") :] == ["parse", "second", "first", "emit", "persist"]
 
 
 def test_readme_of_stages_shows_the_factory() -> None:
