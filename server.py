@@ -12,7 +12,7 @@ from penstock.api.dialects.responses.form import last_response
 from penstock.api.metrics.scrape import bound_for_metrics, serving_metrics
 from penstock.api.running import running
 from penstock.api.settings import Settings
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
@@ -22,9 +22,23 @@ from penstock.pipeline.protocol.response import Response
 async def pipeline(
     settings: Settings, start_engine: EngineStarter = start
 ) -> AsyncGenerator[Pipeline[CreateResponse, ResponseEvent], None]:
-    """Run the pipeline of these settings without HTTP, for the length of a block."""
+    """Run the pipeline of these settings without HTTP, for the length of a block.  Its source gives one request."""
     async with running(settings, start_engine) as server:
-        yield server.scheduler.pipeline
+        yield Pipeline((NamedStage("request", one_request), *server.scheduler.pipeline.steps))
+
+
+async def one_request(source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateResponse, None]:
+    """Pass on the request of a program; raise `TypeError` for another frame, and `ValueError` unless it is one."""
+    given: list[CreateResponse] = []
+    async for request in source:
+        if not isinstance(request, CreateResponse):
+            raise TypeError(f"a response is made of a CreateResponse, not of a {type(request).__name__}")
+        if given:
+            raise ValueError("the source gives more than one request: open the pipeline once for each")
+        given.append(request)
+    if not given:
+        raise ValueError("the source gives no request: open the pipeline with source_of([request])")
+    yield given[0]
 
 
 async def collect(events: AsyncIterator[ResponseEvent]) -> Response:

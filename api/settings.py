@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import ValidationInfo, field_validator, model_validator
@@ -14,7 +14,7 @@ from penstock.api.http.http_settings import ANY, ClientSettings, HttpSettings, i
 from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
 from penstock.api.recording_settings import RecordingSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
-from penstock.api.sources import FILE, PREFIX, keys, read_file, unknown_variables
+from penstock.api.sources import FILE, PREFIX, check_keywords, keys, read_file, unknown_variables
 from penstock.api.stage_settings import StageSettings, StageTables
 from penstock.api.tool_settings import (
     CacheSettings,
@@ -63,6 +63,11 @@ class Settings(  # pydantic begins with the fields of the last class
         extra="forbid",
         hide_input_in_errors=True,
     )
+
+    def __new__(cls, /, **given: Any) -> Self:
+        """Raise `TypeError` for a keyword that is no setting.  Only a program gives keywords."""
+        check_keywords(given, cls.model_fields)
+        return super().__new__(cls)
 
     @field_validator("peer_url")
     @classmethod

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.logs import nearest
+from penstock.pipeline.logs import check_names, nearest
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -34,6 +34,11 @@ OF_THE_SERVER = " (api/FROM_VLLM.md says what stands for the options of vllm ser
 def keys(fields: Mapping[str, FieldInfo]) -> list[str]:
     """Return the names of the settings; ``engine_arguments`` is no setting, but the rest of the command line."""
     return [field.alias or name for name, field in fields.items() if name != "engine_arguments"]
+
+
+def check_keywords(given: Iterable[str], fields: Mapping[str, FieldInfo]) -> None:
+    """Raise `TypeError` for the first keyword that is no setting; those of pydantic begin with an underscore."""
+    check_names("setting", [name for name in given if not name.startswith("_")], [*keys(fields), "engine_arguments"])
 
 
 def variable(key: str) -> str:

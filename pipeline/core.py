@@ -226,6 +226,9 @@ class Pipeline(Generic[In, Out]):
         (exhaustion, break, error, cancellation), every stage is closed, downstream first, and then the source.  The
         error of a stage is raised in the block, with a note that names the stage.
         """
+        if not isinstance(source, AsyncGenerator):
+            given = type(source).__name__
+            raise TypeError(f"a source is an async generator, such as source_of([frame]), not a {given}")
         around = running.get()
         names: dict[Any, str] = {}
         streams: list[AsyncGenerator[Any, None]] = [source]

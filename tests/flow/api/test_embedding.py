@@ -24,7 +24,7 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import ResponseCompleted, ResponseCreated
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.server import application, pipeline
+from penstock.server import application, collect, pipeline
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -113,6 +113,32 @@ async def test_the_pipeline_of_settings_turns_a_request_into_events(tmp_path: Pa
     async with pipeline(settings(tmp_path)) as responses, responses.open(source_of([request])) as events:
         types = [type(event) async for event in events]
     assert (types[0], types[-1]) == (ResponseCreated, ResponseCompleted)
+
+
+@pytest.mark.parametrize(
+    ("requests", "error", "message"),
+    [
+        (["Hi"], TypeError, "a response is made of a CreateResponse, not of a str"),
+        ([], ValueError, "the source gives no request"),
+        ([CreateResponse(input="Hi")] * 2, ValueError, "the source gives more than one request"),
+    ],
+)
+async def test_a_source_that_is_not_one_request_is_refused(
+    requests: list[Any], error: type[Exception], message: str
+) -> None:
+    async with pipeline(Settings(engine=[RECORDINGS], store="none")) as responses:
+        with pytest.raises(error, match=message):
+            async with responses.open(source_of(requests)) as events:
+                await collect(events)
+        with pytest.raises(TypeError, match=r"such as source_of\(\[frame\]\), not a list"):
+            async with responses.open(requests):  # type: ignore[arg-type]
+                pass
+
+
+def test_a_keyword_that_is_no_setting_is_named_with_the_nearest() -> None:
+    mistaken: dict[str, Any] = {"engin": []}
+    with pytest.raises(TypeError, match=r"there is no setting 'engin' \(did you mean engine\?\)"):
+        Settings(**mistaken)
 
 
 async def test_programs_with_one_store_leave_each_others_responses_alone(tmp_path: Path) -> None:
