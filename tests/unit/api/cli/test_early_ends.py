@@ -23,6 +23,8 @@ from penstock.testing import replayed, turn
 from tests.support.paths import HARMONY
 from tests.support.processes import RunCommand
 
+pytestmark = pytest.mark.io  # a watchdog of the stages sleeps
+
 GREETING = HARMONY / "greeting"
 PARSED = 21
 """The frames that the parser makes of the greeting."""
