@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,8 +42,8 @@ class CountingEngine(ScriptedEngine):
     """The generations that run, by owner."""
     refused: Counter[str] = field(default_factory=Counter)
     """The times that it was too full for a response."""
-    most: Counter[str] = field(default_factory=Counter)
-    """The most generations that ran at once, by owner."""
+    when_begun: Callable[[str], None] = lambda _: None
+    """Called with the owner of each generation that begins."""
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
@@ -53,7 +53,7 @@ class CountingEngine(ScriptedEngine):
                 raise EngineOverloaded("The engine is full.")
         owner = prompt.facts.origin.owner
         self.by_owner[owner] += 1
-        self.most[owner] = max(self.most[owner], self.by_owner[owner])
+        self.when_begun(owner)
         try:
             async with super().open(prompt) as frames:
                 yield frames

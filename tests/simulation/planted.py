@@ -13,6 +13,7 @@ from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
 from penstock.stages.services.runs import run as runs
 from penstock.stages.services.runs.run import Run, RunRegistry
 from penstock.stages.services.store import statements
+from penstock.stages.services.store.key_limits import StoredReservations
 from penstock.stages.services.store.store import Store
 
 Fault = AbstractContextManager[Any]
@@ -78,6 +79,15 @@ def locked_conversations() -> Fault:
     return patch.object(Scheduler, "_unlocking", lambda *_: contextmanager(_nothing)())
 
 
+def own_counts() -> Fault:
+    """Have each server count the responses of a key alone."""
+
+    async def reserve(_: Any, __: str, ___: str, count: int, most: int) -> bool:
+        return count <= most
+
+    return patch.object(StoredReservations, "reserve", reserve)
+
+
 def refused_runs() -> Fault:
     """Leave a response in the queue of the store although its client was refused."""
     queue = Store._queue
@@ -100,6 +110,7 @@ PLANTED: dict[str, tuple[Callable[[], Fault], tuple[str, ...]]] = {
     "other-owners": (other_owners, ("ask", "snoop")),
     "double-ends": (double_ends, ("ask", "cancel")),
     "locked-conversations": (locked_conversations, ("talk",)),
+    "own-counts": (own_counts, ("ask", "burst")),
     "refused-runs": (refused_runs, ("ask", "lost commits")),
 }
 

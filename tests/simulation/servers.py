@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class SimulatedServer:
     settings: Settings
     delay: Any
     """The delays of its work in threads."""
+    when_begun: Callable[[str], None]
+    """Called with the owner of each generation that begins."""
     process: Process | None = None
     running: Running | None = None
     """Its parts, while it serves requests."""
@@ -98,7 +101,7 @@ class SimulatedServer:
     async def _serve(self) -> None:
         process = self.process
         assert process
-        self.engine = CountingEngine()
+        self.engine = CountingEngine(when_begun=self.when_begun)
         model = RunningEngine(self.engine, harmony_stages(load_encoding()))
         try:
             async with running(self.settings, lambda _: nullcontext(model), self.url) as server:

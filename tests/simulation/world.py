@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.api.api_key import digest_of
 from tests.simulation.clients import Client
 from tests.simulation.invariants import check_end, check_idle, is_settled
 from tests.simulation.ledger import Known, Ledger, Violation
@@ -51,7 +52,11 @@ class World:
         """A line for each action, with its time."""
         _prepare(folder)
         hosts = [f"10.0.0.{number}" for number in range(1, plan.servers + 1)]
-        self.servers = [SimulatedServer(loop, host, settings_of(folder, host), self._delay) for host in hosts]
+        self.servers = [
+            SimulatedServer(loop, host, settings_of(folder, host), self._delay, self._check_limit) for host in hosts
+        ]
+        self.exceeded = 0
+        """The most responses at once of a key, if they are more than it may have."""
         self.lost_until = self.full_until = self.slow_until = 0.0
         """The times until which commits are lost, the disk is full, and the disk is slow."""
         self.lost_share = 0.0
@@ -144,7 +149,15 @@ class World:
             if task.done() and (error := task.exception()):
                 raise error
 
+    def _check_limit(self, owner: str) -> None:
+        """Note if all servers together run more responses of the limited key than it may have."""
+        if owner == digest_of(KEYS[LIMITED]):
+            running = sum(server.engine.by_owner[owner] for server in self.servers if server.process)
+            self.exceeded = max(self.exceeded, running if running > AT_ONCE else 0)
+
     def _check_errors(self) -> None:
+        if self.exceeded and not self.plan.has("disk", "pauses"):  # a server without its store counts alone
+            raise Violation(f"a key had {self.exceeded} responses at once, of at most {AT_ONCE}")
         for context in self.loop.errors:
             raise Violation(f"{context.get('message')}: {context.get('exception')!r}") from context.get("exception")
 
