@@ -286,7 +286,7 @@ def test_stream_that_is_cut_says_so(running: Running, pages: Pages) -> None:
     expect(page.locator("[data-token]")).to_have_count(8)
 
     def cut() -> None:
-        for handler in [each for each in gc.get_objects() if type(each) is RequestHandler]:
+        for handler in [each for each in gc.get_objects() if issubclass(type(each), RequestHandler)]:
             if handler.transport is not None:
                 handler.transport.abort()
 
