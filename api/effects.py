@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 _OF_TEMPLATES = frozenset(ChatSettings.__annotations__) & Settings.model_fields.keys()
 _OF_PLACES = frozenset({"engine_places", "engine_wait"})
+_OF_SHADOWS = frozenset({"shadow", "shadow_share", "shadow_key"})
 _OF_TOOLS = frozenset(
     {"mcp_config", "tool", "allow_tool", "web_search", "web_search_key", "allow_address", "tool_timeout", "max_turns"}
     | {"container_ttl", "container_memory"}
@@ -27,13 +28,14 @@ class Answering(Enum):
     HERE = "vLLM runs in this process", frozenset({"replay_speed", "engine_key"})
     OVER_HTTP = "the engine is elsewhere", frozenset({"replay_speed", "vllm", "exit_with_engine"})
     OWN = "the engine is your own", frozenset({"replay_speed", "vllm"})
-    TEXTS = "a backend of texts answers", frozenset({"replay_speed", "vllm"}) | _OF_TEMPLATES | _OF_PLACES
+    TEXTS = "a backend of texts answers", frozenset({"replay_speed", "vllm"}) | _OF_TEMPLATES | _OF_PLACES | _OF_SHADOWS
     RECORDINGS = (
         "recordings answer",
         frozenset({"engine_key", "share_caches", "salt_caches", "vllm", "exit_with_engine"})
         | _OF_TEMPLATES
         | _OF_PLACES
-        | _OF_TOOLS,
+        | _OF_TOOLS
+        | _OF_SHADOWS,
     )
 
     @property

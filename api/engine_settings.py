@@ -29,6 +29,13 @@ def speed(value: Any) -> Any:
     return None if value == "max" else value.removesuffix("x") if isinstance(value, str) else value
 
 
+def _check_urls(urls: list[str], otherwise: str = "") -> None:
+    for url in urls:
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+            shown = re.sub("//[^/@]*@", "//...@", url)  # without a key
+            raise ValueError(f"{shown} must begin with http:// or https://, and name a host{otherwise}")
+
+
 class EngineSettings(BaseSettings):
     """The engine, and the model that it runs."""
 
@@ -83,7 +90,16 @@ class EngineSettings(BaseSettings):
         description="end with status 1 when an engine in this process dies, so that systemd or Docker start the server "
         "again; without it the server goes on with its stored responses, and /health returns a 503",
     )
+    shadow: Texts = Field(
+        default=[],
+        title="URL",
+        description="URL of a vLLM server that reads a share of the answers again, after their clients have them, and "
+        "says which tokens it would have changed; repeat it for replicas",
+        examples=["http://127.0.0.1:8002"],
+    )
+    shadow_share: float = Field(default=0.05, gt=0, le=1, title="SHARE", description="share of the turns for --shadow")
     engine_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
+    shadow_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     vllm: CliSuppress[Table] = {}
     engine_arguments: CliUnknownArgs = []
 
@@ -98,12 +114,13 @@ class EngineSettings(BaseSettings):
             return urls
         if len(urls) == 1 and re.fullmatch(FACTORY, urls[0]):
             return urls
-        for url in urls:
-            if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
-                shown = re.sub("//[^/@]*@", "//...@", url)  # without a key
-                raise ValueError(
-                    f"{shown} must begin with http:// or https://, and name a host, or be file.py:function"
-                )
+        _check_urls(urls, ", or be file.py:function")
+        return urls
+
+    @field_validator("shadow")
+    @classmethod
+    def _shadows(cls, urls: list[str]) -> list[str]:
+        _check_urls(urls)
         return urls
 
     @field_validator("model_alias")

@@ -40,6 +40,7 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.store_settings import NO_STORE
 from penstock.api.runs.watchdog import watching
 from penstock.api.settings import Settings
+from penstock.api.shadow import shadowed
 from penstock.api.share import ALONE, Share
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
@@ -153,6 +154,7 @@ async def _scheduler(
         sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
         tools = backend.toolbox or tools
         pipeline = assembled(settings, backend, runs, tools, sealer, loaded.prompts)
+        pipeline = await closing.enter_async_context(shadowed(settings, backend, pipeline))
         if recording := recording_of(settings, backend):
             closing.push_async_callback(recording.close)
             pipeline = recording.tapped(pipeline)

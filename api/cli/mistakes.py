@@ -23,6 +23,7 @@ KEY_PLACES = {
     "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
     "--embeddings-key": "PENSTOCK_EMBEDDINGS_KEY",
     "--engine-key": "PENSTOCK_ENGINE_KEY",
+    "--shadow-key": "PENSTOCK_SHADOW_KEY",
     "--metrics-key": "PENSTOCK_METRICS_KEY",
     "--operator-key": "PENSTOCK_OPERATOR_KEY",
     "--seal-keys": "--seal-key-file or PENSTOCK_SEAL_KEYS",
@@ -31,7 +32,7 @@ KEY_PLACES = {
 }
 """Options that would show a key in the process list, each with the right place for the key."""
 
-SECRETS = {"api_keys", "embeddings_key", "engine_key", "metrics_key", "operator_key", "seal_keys"} | {
+SECRETS = {"api_keys", "embeddings_key", "engine_key", "metrics_key", "operator_key", "seal_keys", "shadow_key"} | {
     "web_search_key",
     "webhook_secret",
 }

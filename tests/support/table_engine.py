@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from penstock.api.cli.forced.recorded import Turn
 from penstock.pipeline.errors import StageError
 from penstock.pipeline.frames import (
     EngineFrame,
@@ -26,6 +25,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.recordings.format import FORMAT, Header, write_frames
 from penstock.stages.models.harmony.vocabulary import RETURN
+from penstock.stages.services.forced.turn import Turn
 from tests.support.fake_vllm import prompt_for_fakes
 
 WORDS = tuple(range(1000, 1012))

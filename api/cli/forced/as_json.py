@@ -9,8 +9,8 @@ import msgspec
 
 from penstock.api.cli.forced.comparison import Compared, Figures, SkippedAnswer
 from penstock.api.cli.forced.run_on import RunOn
-from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn
 from penstock.api.cli.forced.vocabulary import Vocabulary
+from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn
 
 Json = dict[str, Any]
 

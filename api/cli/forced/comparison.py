@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.api.cli.forced.grammar import Grammars
-from penstock.api.cli.forced.recorded import Turn, read_answer
+from penstock.api.cli.forced.recorded import read_answer
 from penstock.api.cli.forced.run_on import RunOn, Verdict, run_on
-from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn, alternatives, candidates, forced, judged
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.recordings.format import Header, UnreadableRecording
 from penstock.stages.parse.parser import ParseStage
 from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn, alternatives, candidates, forced, judged
+from penstock.stages.services.forced.turn import Turn
 
 AT_ONCE = 8
 """Answers that the engine reads at once."""

@@ -10,10 +10,10 @@ import msgspec
 
 from penstock.api.cli.forced.as_json import figures_of, run_on_of
 from penstock.api.cli.forced.comparison import Compared, Figures, SkippedAnswer
-from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.api.cli.page.tokens import Texts
 from penstock.api.web_page import PALETTE, filled, part_of, policy_of
+from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn
 
 Json = dict[str, Any]
 

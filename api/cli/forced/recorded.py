@@ -7,36 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.frames import (
-    GenerationFinished,
-    GenerationStarted,
-    Prompt,
-    TokenChunk,
-    TokenIds,
-    TokenLogprob,
-)
+from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk
 from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header, read_recording
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A recorded turn; ``number`` is 1 for the first of its answer.
-
-    ``logprobs`` has one entry for each token, or none.  ``grammar_is_known`` is False if the prompt was held to a
-    grammar that the recording does not have.
-    """
-
-    number: int
-    prompt: Prompt
-    started: GenerationStarted
-    tokens: TokenIds
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finished: GenerationFinished | None = None
-
-    @property
-    def grammar_is_known(self) -> bool:
-        """False if the grammar that held the output was not recorded."""
-        return self.prompt.grammar is not None or not self.started.held_to_grammar
+from penstock.stages.services.forced.turn import Turn
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias, get_args
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from penstock.api.cli.forced.recorded import Turn
-from penstock.api.cli.forced.scores import renamed
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
     FinishReason,
@@ -26,6 +24,8 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.parse.parser import ParseStage
 from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.forced.scores import renamed
+from penstock.stages.services.forced.turn import Turn
 
 Verdict: TypeAlias = Literal["same items", "thoughts differ", "text differs", "call differs"]
 """The change for a client, the least first."""

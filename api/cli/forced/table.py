@@ -8,9 +8,9 @@ from heapq import nlargest
 
 from penstock.api.cli.forced.comparison import Compared, ComparedAnswer, Figures, SkippedAnswer
 from penstock.api.cli.forced.run_on import VERDICTS, RunOn
-from penstock.api.cli.forced.scores import ForcedToken, ForcedTurn
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.pipeline.logs import counted
+from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn
 
 COLUMNS = ("tokens", "compared", "changed", "share", "surprise", "worst", "shift")
 WIDTH, WIDEST = 9, 36

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.api.cli.forced.comparison import ComparedAnswer, Comparison, Figures
-from penstock.api.cli.forced.recorded import Turn, read_answer, recordings_in
+from penstock.api.cli.forced.recorded import read_answer, recordings_in
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.pipeline.frames import GenerationStarted, Prompt
 from penstock.pipeline.recordings.comparison import common_prefix
@@ -26,6 +26,7 @@ from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.engines.vllm_http import start_vllm_http
+from penstock.stages.services.forced.turn import Turn
 from tests.support.engine_requests import ON_SHARED_ENGINE, sampled
 from tests.support.event_streams import generate, token_ids
 from tests.support.fixture_cases import HARMONY_CASES

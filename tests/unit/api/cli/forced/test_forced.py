@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.api.cli.forced.comparison import Compared, ComparedAnswer, Comparison, Figures, SkippedAnswer
 from penstock.api.cli.forced.grammar import Grammars
-from penstock.api.cli.forced.recorded import Turn, read_answer, recordings_in
-from penstock.api.cli.forced.scores import ForcedTurn, judged
+from penstock.api.cli.forced.recorded import read_answer, recordings_in
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.api.cli.recorded_model import model_of
 from penstock.pipeline.errors import EngineFailed, InvalidPrompt
@@ -24,6 +23,8 @@ from penstock.pipeline.recordings.format import FORMAT, Header, UnreadableRecord
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import RETURN, VOCABULARY_SIZE, load_encoding
+from penstock.stages.services.forced.scores import ForcedTurn, judged
+from penstock.stages.services.forced.turn import Turn
 from tests.support.paths import HARMONY, TINY_QWEN
 from tests.support.table_engine import WORDS, TableEngine, recorded_turn, write_turns
 

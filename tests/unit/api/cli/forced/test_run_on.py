@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.cli.forced.comparison import ComparedAnswer, Comparison, Figures
-from penstock.api.cli.forced.recorded import Turn, recordings_in
+from penstock.api.cli.forced.recorded import recordings_in
 from penstock.api.cli.forced.run_on import LEAST, ReadItem, compared_items, read_items, run_on
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.parse.harmony.parse import ParseHarmony
+from penstock.stages.services.forced.turn import Turn
 from tests.support.paths import HARMONY
 from tests.support.processes import RunCommand
 from tests.support.table_engine import ENGINES, WORDS, TableEngine, recorded_turn, write_turns

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from penstock.api.cli.forced.recorded import Turn
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Origin, Prompt, Sampling, Scheduling, TokenChunk, TokenLogprob, replace
 from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.forced.turn import Turn
 
 FLOOR = -9999.0
 """The least log probability: JSON has no infinity."""
