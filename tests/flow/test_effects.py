@@ -74,13 +74,15 @@ def _endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAT_URL", "http://127.0.0.1:9/v1")
 
 
+NOWHERE = "http://127.0.0.1:9"
+
 ELSEWHERE = [each for each in Answering if each is not Answering.HERE]
 
 
 @pytest.mark.parametrize("answering", ELSEWHERE)
 async def test_each_setting_is_read_or_known_to_have_no_effect(answering: Answering, tmp_path: Path) -> None:
     """Settings that others need are made as well, so that whatever may have an effect is read."""
-    for_others: dict[str, Any] = {"record": tmp_path / "recorded", "log_outputs": True, "engine_places": 1}
+    for_others: dict[str, Any] = {"record": tmp_path / "recorded", "log_outputs": True, "engine_places": 1, "shadow": [NOWHERE]}
     async with chosen(answering, **for_others) as settings:
         Watched.seen.clear()
         async with running(settings):
@@ -98,6 +100,9 @@ async def test_settings_without_an_effect_are_named_at_the_start(
         "engine_places": 3,
         "engine_wait": 5,
         "engine_key": "k" * 20,
+        "shadow": [NOWHERE],
+        "shadow_share": 0.5,
+        "shadow_key": "k" * 20,
         "vllm": {"max-model-len": 99},
         "reasoning_parser": "none",
         "tool_call_parser": "none",
@@ -119,7 +124,7 @@ async def test_settings_without_an_effect_are_named_at_the_start(
         pass
     [line] = [record.message for record in caplog.records if record.message.startswith("No effect, as ")]
     named = line.rpartition(": ")[2].split(", ")
-    shown = {"vllm": "[vllm]", "engine_key": "PENSTOCK_ENGINE_KEY"}
+    shown = {"vllm": "[vllm]", "engine_key": "PENSTOCK_ENGINE_KEY", "shadow_key": "PENSTOCK_SHADOW_KEY"}
     wanted = values.keys() & answering.unused
     assert sorted(named) == sorted(shown.get(name, f"--{name.replace('_', '-')}") for name in wanted)
     assert answering.reason in line

@@ -72,7 +72,7 @@ Some options of vLLM that operators often need:
 
 Secrets are no options, as every process of the machine can read a command line. They are environment variables:
 `PENSTOCK_API_KEYS`, `PENSTOCK_OPERATOR_KEY`, `PENSTOCK_SEAL_KEYS`, `PENSTOCK_METRICS_KEY`, `PENSTOCK_ENGINE_KEY`,
-`PENSTOCK_EMBEDDINGS_KEY`, `PENSTOCK_WEB_SEARCH_KEY` and `PENSTOCK_WEBHOOK_SECRET`.
+`PENSTOCK_SHADOW_KEY`, `PENSTOCK_EMBEDDINGS_KEY`, `PENSTOCK_WEB_SEARCH_KEY` and `PENSTOCK_WEBHOOK_SECRET`.
 """
 
 
