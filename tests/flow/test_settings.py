@@ -172,8 +172,8 @@ OF_VLLM = {
 OF_KEYS = {"--file", "--limits", "--tools", "--expires"}
 """Options of ``penstock keys``."""
 
-OF_OTHERS = {"AGENTS.md", "CLIENTS.md", "CODEX.md", "INSTALL.md", "SETTINGS.md"}
-"""Pages that name options of clients or pip, or that are made from the options themselves."""
+OF_OTHERS = {"AGENTS.md", "CLIENTS.md", "CODEX.md", "CONFORMANCE.md", "INSTALL.md", "SETTINGS.md"}
+"""Pages that name options of clients, pip or other commands, or that are made from the options themselves."""
 
 NAMING_OPTIONS = [
     ROOT / "SECURITY.md",
