@@ -16,7 +16,8 @@ _HEAD = f"""\
 # The settings of penstock serve, with their defaults. Keep the lines that you change, in penstock.toml in the working
 # directory. A variable (PENSTOCK_STORE_TTL) wins over this file, and an option (--store-ttl) over both.
 # Keys belong into the environment: PENSTOCK_API_KEYS, PENSTOCK_OPERATOR_KEY, PENSTOCK_SEAL_KEYS, PENSTOCK_METRICS_KEY,
-# PENSTOCK_ENGINE_KEY, PENSTOCK_SHADOW_KEY, PENSTOCK_EMBEDDINGS_KEY, PENSTOCK_WEB_SEARCH_KEY and PENSTOCK_WEBHOOK_SECRET.
+# PENSTOCK_ENGINE_KEY, PENSTOCK_SHADOW_KEY, PENSTOCK_EMBEDDINGS_KEY, PENSTOCK_WEB_SEARCH_KEY and
+# PENSTOCK_WEBHOOK_SECRET.
 
 # model = "{DEFAULT_MODEL}"
 """

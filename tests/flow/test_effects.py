@@ -82,7 +82,8 @@ ELSEWHERE = [each for each in Answering if each is not Answering.HERE]
 @pytest.mark.parametrize("answering", ELSEWHERE)
 async def test_each_setting_is_read_or_known_to_have_no_effect(answering: Answering, tmp_path: Path) -> None:
     """Settings that others need are made as well, so that whatever may have an effect is read."""
-    for_others: dict[str, Any] = {"record": tmp_path / "recorded", "log_outputs": True, "engine_places": 1, "shadow": [NOWHERE]}
+    for_others: dict[str, Any] = {"record": tmp_path / "recorded", "log_outputs": True, "engine_places": 1}
+    for_others["shadow"] = [NOWHERE]
     async with chosen(answering, **for_others) as settings:
         Watched.seen.clear()
         async with running(settings):

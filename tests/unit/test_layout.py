@@ -54,7 +54,7 @@ def test_client_suites_need_no_penstock(name: str) -> None:
 
 
 def test_no_import_is_hidden_in_a_string() -> None:
-    """The import contract sees only statements.  Plug-ins, parts of vLLM, and SDKs that may be missing are exceptions."""
+    """The import contract sees only statements.  Exceptions: plug-ins, parts of vLLM, SDKs that may be missing."""
     product = [path for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.py")]
     hiding = {
         str(path.relative_to(ROOT)) for path in product if re.search("import_module|__import__", path.read_text())
