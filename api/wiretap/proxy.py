@@ -61,13 +61,14 @@ class BrokenOff(Exception):
 
 def checked(upstream: str) -> str:
     """Return the URL of a server without a slash at its end.  Raise `CannotRun` if it is none."""
+    wrong = CannotRun(f"--upstream: {upstream!r} is no URL such as http://127.0.0.1:8000")
     try:
         parts = urlsplit(upstream)
         is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_complete = False
+        raise wrong from None
     if not is_complete:
-        raise CannotRun(f"--upstream: {upstream!r} is no URL such as http://127.0.0.1:8000")
+        raise wrong
     if parts.username is not None or parts.query or parts.fragment:
         raise CannotRun("--upstream: give the URL alone; clients send their own keys, which pass through")
     return upstream.rstrip("/")

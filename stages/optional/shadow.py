@@ -29,6 +29,7 @@ class Shadowed:
 
     async def _watched(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[TokenFrame, None]:
         prompts: list[Prompt] = []
+        started: GenerationStarted | None = None
         chunks: list[TokenChunk] = []
         async with aclosing(_kept(source, prompts)) as kept, aclosing(self.generate(kept)) as frames:
             async for frame in frames:
@@ -38,6 +39,7 @@ class Shadowed:
                     case TokenChunk():
                         chunks.append(frame)
                     case GenerationFinished():
+                        assert started
                         self.take(_turn(prompts.pop(), started, chunks, frame))
                 yield frame
 

@@ -332,6 +332,7 @@ class Client:
 
     async def target(self, *, is_own: bool = True) -> Known | None:
         """Return a stored response of the owner, or of another one, that runs if possible; None if there is none."""
+        known: list[Known] = []
         for _ in range(LOOKS):
             known = [
                 each

@@ -194,6 +194,7 @@ async def check_idle(world: World) -> None:
     if held := rows(world, _HELD):
         raise Violation(f"slots are still reserved in the store: {held}")
     for server in world.servers:
+        left: dict[str, Any] = {}
         for _ in range(LOOKS):
             if not (left := {name: value for name, value in _held(server).items() if value}):
                 break

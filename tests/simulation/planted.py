@@ -66,6 +66,7 @@ def double_ends() -> Fault:
     in_foreground = Scheduler._in_foreground
 
     async def doubled(scheduler: Scheduler, *arguments: Any) -> AsyncGenerator[Any, None]:
+        event: Any = None
         async for event in in_foreground(scheduler, *arguments):
             yield event
         if isinstance(event, ResponseIncomplete | ResponseFailed):

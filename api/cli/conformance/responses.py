@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.api.cli.conformance.check import Lacking, check, fits, must, should
+from penstock.api.cli.conformance.check import Lacking, Violation, check, fits, must, should
 from penstock.api.cli.conformance.client import LONG, Json, Talk, check_read, user
 from penstock.api.cli.conformance.shapes import ITEMS, NULLABLE, Response, Usage
 
@@ -143,7 +143,7 @@ def check_json_object(text: str, *, ended: bool) -> Json:
     try:
         found = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        must(False, f"the text is no JSON ({error}): {text[:200]}")
+        raise Violation(f"the text is no JSON ({error}): {text[:200]}") from error
     must(isinstance(found, dict), f"the text is no JSON object: {text[:200]}")
     return dict(found)
 

@@ -119,6 +119,7 @@ async def responses_conversation(talk: Talk) -> None:
 
 
 async def _ended(talk: Talk, response: Json) -> Json:
+    found = response
     for _ in range(POLLS):
         found = _stored(await talk.send("GET", _at(response)))
         if found["status"] in ENDED:

@@ -246,8 +246,8 @@ def _read(event: Json) -> ResponseEvent:
             event = event | {name: _given(held)}
     if isinstance(response := event.get("response"), dict):
         response = response | {"output": [_given(item) for item in response["output"]]}
-        own = {name: value for name, value in response.items() if value is not None}
-        reasoning = {"effort": None, "summary": None} | (own.pop("reasoning", None) or {})
+        own: Json = {name: value for name, value in response.items() if value is not None}
+        reasoning = {"effort": None, "summary": None, **(own.pop("reasoning", None) or {})}
         event = event | {"response": _TOLERANT | own | {"reasoning": reasoning}}
     return msgspec.convert(event, ResponseEvent)  # type: ignore[no-any-return]
 

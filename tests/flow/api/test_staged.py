@@ -54,8 +54,9 @@ async def record(where: Path) -> Path:
         tool: Any = {"name": "look", "input_schema": SCHEMA}
         for streams in (True, False):
             asked: Any = {"model": "tiny", "stream": streams}
+            looks: Any = [{"type": "function", **look}]
             for answer in (
-                await client.responses.create(input="Hi", tools=[{"type": "function", **look}], **asked),
+                await client.responses.create(input="Hi", tools=looks, **asked),
                 await client.chat.completions.create(**chat, **asked, **(COUNTED if streams else {})),
                 await claude.messages.create(messages=MESSAGES, max_tokens=50, tools=[tool], **asked),
             ):

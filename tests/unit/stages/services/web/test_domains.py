@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.tools import WebFilters
 from penstock.stages.services.web.domains import is_within
 
@@ -46,7 +47,7 @@ def test_domains_are_written_as_in_urls(sent: str, host: str) -> None:
     "sent", ["https://a.example", "a.example/x", "*.a.example", "a:80", "", "a b", "u@a", ".", "[::1]"]
 )
 def test_what_is_no_domain_is_refused(sent: str) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidRequest):
         WebFilters(allowed_domains=[sent])
 
 
