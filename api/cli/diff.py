@@ -22,7 +22,7 @@ from penstock.api.cli.arguments import STAGES, chosen_stages
 from penstock.api.cli.causes import recorded_cause, stage_behind
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.api.cli.stage_log import described, stage_log
-from penstock.api.wiretap.frames import staged
+from penstock.api.cli.staged import staged
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.protocol.params.json_body import shortened

@@ -13,8 +13,8 @@ from pathlib import Path
 from penstock.api.cli.arguments import PLUGINS, chosen_stages
 from penstock.api.cli.page.page import layout_of, page_of
 from penstock.api.cli.stage_log import stage_log
+from penstock.api.cli.staged import staged
 from penstock.api.cli.timeline.timeline import replayed_or_recorded
-from penstock.api.wiretap.frames import staged
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.recordings.response_folder import private_files
 

@@ -27,6 +27,8 @@ PORT = 8100
 def main(arguments: Sequence[str]) -> None:
     """Run the proxy until SIGTERM or SIGINT."""
     chosen = _parser().parse_args(arguments)
+    if chosen.ask_for_tokens and not chosen.texts:
+        raise CannotRun("--ask-for-tokens: tokens are texts, which --no-record-texts does not write")
     log_to_stderr("INFO")
     try:
         uvloop.run(_recording(chosen, checked(chosen.upstream)))
@@ -54,6 +56,11 @@ def _parser() -> argparse.ArgumentParser:
         "--no-record-texts", dest="texts", action="store_false", help="record the shape of texts only, and no requests"
     )
     parser.add_argument(
+        "--ask-for-tokens",
+        action="store_true",
+        help="ask vLLM for the ids of tokens (return_token_ids) in chats and completions, and record them",
+    )
+    parser.add_argument(
         OPTION, action="append", default=[], metavar="DIALECT", help="a dialect of yours, as for penstock serve"
     )
     return parser
@@ -68,7 +75,7 @@ def _condition(text: str) -> Condition:
 
 async def _recording(chosen: argparse.Namespace, upstream: str) -> None:
     tap = Tap(chosen.folder, upstream, generations(spoken(chosen.dialect)), chosen.condition, chosen.texts)
-    async with proxying(Proxy(upstream, tap), chosen.host, chosen.port) as url:
+    async with proxying(Proxy(upstream, tap, chosen.ask_for_tokens), chosen.host, chosen.port) as url:
         if not _is_loopback(chosen.host):
             logger.warning(
                 "--host %s: other machines can send requests to %s through this proxy", chosen.host, upstream

@@ -14,11 +14,11 @@ from typing import TypeVar
 from penstock.api.cli.arguments import STAGES, chosen_stages
 from penstock.api.cli.replayer import NoReplay
 from penstock.api.cli.stage_log import LEVELS, StageErrors, stage_log
+from penstock.api.cli.staged import staged
 from penstock.api.cli.timeline.timeline import Timeline, timeline_of
 from penstock.api.dialects.named import named
 from penstock.api.dialects.responses.dialect import RESPONSES
 from penstock.api.http.wire import Wire
-from penstock.api.wiretap.frames import staged
 from penstock.pipeline.plugins import Install, blamed
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.format import Abandoned, End, Failure, line

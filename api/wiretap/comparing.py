@@ -42,6 +42,9 @@ ALIASES = {"reasoning_content": "reasoning"}
 OPAQUE = frozenset({"input", "arguments", "parameters", "input_schema", "schema", "metadata", "logit_bias", "logprobs"})
 """Keys of objects and lists that are not looked into: what they hold depends on the request or on chance."""
 
+IDS = frozenset({"token_ids", "prompt_token_ids"})
+"""Keys of the ids of tokens, which do not count: a recorded request may have lost the field that asks for them."""
+
 LONGEST_TEXT = 60
 """Characters of a text that are shown."""
 
@@ -166,6 +169,8 @@ def _said(choice: Mapping[str, Any]) -> Iterator[str]:
 
 def _leaves(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yield each value in JSON with its path and its key; a list counts as all its elements, by their types."""
+    if key in IDS:
+        return
     if isinstance(value, dict) and value and key not in OPAQUE:
         for name, each in value.items():
             yield from _leaves(each, f"{path}.{name}" if path else name, name)

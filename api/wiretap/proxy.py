@@ -7,6 +7,7 @@ An answer that the server breaks off breaks off here, too.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from penstock.api.http.errors import Handler
+from penstock.api.wiretap import asking
 from penstock.api.wiretap.streams import readable
 from penstock.api.wiretap.tap import Listener, Tap
 from penstock.pipeline.errors import CannotRun
@@ -51,6 +53,9 @@ ADDED = (hdrs.DATE, hdrs.SERVER, hdrs.CONTENT_TYPE)
 OWN = (hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)
 """The headers that aiohttp adds to a request without them."""
 
+GENERATION = re.compile("(/chat)?/completions$")
+"""The end of a path, in place of which a server has its list of models."""
+
 PASSED = web.ResponseKey("passed", frozenset[str])
 """The names of the headers that came with an answer of the server, in small letters."""
 
@@ -76,10 +81,14 @@ def checked(upstream: str) -> str:
 
 @dataclass
 class Proxy:
-    """Passes requests on to the server at the URL ``upstream``, and has the ``tap`` note them."""
+    """Passes requests on to the server at the URL ``upstream``, and has the ``tap`` note them.
+
+    With ``asks_for_tokens``, it adds to requests for a generation that the server is to send the ids of tokens.
+    """
 
     upstream: str
     tap: Tap
+    asks_for_tokens: bool = False
 
     def app(self) -> web.Application:
         """Create the application, which has no routes of its own."""
@@ -100,6 +109,7 @@ class Proxy:
             max_headers=MOST_HEADERS,
         ) as self._session:
             yield
+            await self.tap.sources.close()
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -130,15 +140,39 @@ class Proxy:
         if listener.is_recording and hdrs.ACCEPT_ENCODING in headers:
             headers[hdrs.ACCEPT_ENCODING] = readable(",".join(headers.getall(hdrs.ACCEPT_ENCODING)))
         url = URL(self.upstream + request.raw_path, encoded=True)
-        body = _sent(request, listener) if request.can_read_body else None
         try:
+            body = await self._body(request, listener) if request.can_read_body else None
+            if isinstance(body, bytes):
+                headers.popall(hdrs.CONTENT_LENGTH, None)
+                headers[hdrs.CONTENT_LENGTH] = str(len(body))
             answer = await self._session.request(request.method, url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.ClientResponseError) as error:
             return self._unreached(error)
         except (aiohttp.ClientError, OSError) as error:
             raise BrokenOff from error
         async with answer:
+            if answer.status == 200 and listener.may_get_tokens and (self.asks_for_tokens or listener.names_token_ids):
+                self.tap.sources.look_up(self._session, self._models(request), request.headers.get(hdrs.AUTHORIZATION))
             return await _passed_back(request, answer, listener)
+
+    async def _body(self, request: web.Request, listener: Listener) -> bytes | AsyncGenerator[bytes, None]:
+        """Return the body to send; one that asks for tokens, if it should, comes whole."""
+        sent = _sent(request, listener)
+        if not (self.asks_for_tokens and listener.may_get_tokens) or hdrs.CONTENT_ENCODING in request.headers:
+            return sent
+        begun: list[bytes] = []
+        size = 0
+        async for data in sent:
+            begun.append(data)
+            size += len(data)
+            if size > asking.LONGEST:
+                return _continued(begun, sent)
+        return asking.asking(b"".join(begun))
+
+    def _models(self, request: web.Request) -> URL:
+        """Return the URL of the list of models beside that of a generation."""
+        path, _, _ = request.raw_path.partition("?")
+        return URL(f"{self.upstream}{GENERATION.sub('', path)}/models", encoded=True)
 
     def _unreached(self, error: Exception) -> web.StreamResponse:
         """Return the answer of a server that cannot be reached, or that does not speak HTTP."""
@@ -156,6 +190,13 @@ def refusal(status: int, message: str) -> web.Response:
 async def _sent(request: web.Request, listener: Listener) -> AsyncGenerator[bytes, None]:
     async for data in request.content.iter_any():
         listener.sent(data)
+        yield data
+
+
+async def _continued(begun: list[bytes], rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    for data in begun:
+        yield data
+    async for data in rest:
         yield data
 
 

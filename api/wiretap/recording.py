@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from penstock.api.wiretap.spoken import Generation, redacted_answer
 from penstock.api.wiretap.streams import BodyReader, Decoder, EventReader, Unrecordable
+from penstock.api.wiretap.token_file import Asked, NoTokens, write_tokens
+from penstock.api.wiretap.tokens import WITH_TOKENS, Tokens
 from penstock.pipeline import metrics
 from penstock.pipeline.recordings.format import End, Failure, Header, line
 from penstock.pipeline.recordings.masking import mask, mask_json
@@ -57,7 +59,8 @@ Entry: TypeAlias = Sent | Begun | bytes | Over
 class WireRecording:
     """The folder of one answer.  The proxy sets ``is_cut``; all else belongs to the writer's thread.
 
-    ``written`` is called with the number of bytes that need not be kept any more.
+    ``written`` is called with the number of bytes that need not be kept any more.  ``source_of`` returns where a model
+    is, if that is known at the end of the answer.
     """
 
     path: Path
@@ -66,7 +69,9 @@ class WireRecording:
     started: float
     keeps_texts: bool
     written: Callable[[int], None]
+    source_of: Callable[[str], str | None]
     is_cut: bool = False
+    _tokens: Tokens | None = None
     _lines: list[bytes] = field(default_factory=list)
     _frames: int = 0
     _has_ended: bool = False
@@ -95,12 +100,15 @@ class WireRecording:
             case bytes():
                 for piece in self._decoder.feed(entry):
                     for frame in self._reader.feed(piece):
-                        self._write(at, self._redacted(frame))
+                        self._take(at, frame)
             case Over(failure, abandoned):
                 if isinstance(self._reader, BodyReader):
-                    self._write(at, self._redacted(self._reader.whole()))
-                self._lines.append(line(End(self._frames, failure, abandoned)))
+                    self._take(at, self._reader.whole())
+                end = End(self._frames, failure, abandoned)
+                self._lines.append(line(end))
                 self._has_ended = True
+                self.save()
+                self._write_tokens(at, end)
 
     def _begin(self, body: bytes, coding: str) -> None:
         """Create the folder, with the request."""
@@ -118,7 +126,25 @@ class WireRecording:
         self.path.mkdir(mode=0o700, exist_ok=True)
         if self.keeps_texts:
             write_json(self.path / REQUEST, kept)
+            if self.generation.dialect in WITH_TOKENS:
+                self._tokens, self._asked = Tokens(), Asked.of(sent, kept)
         append(self.path / WIRE, line(self.header), os.O_CREAT | os.O_TRUNC)
+
+    def _take(self, at: float, frame: WireEvent | WireBody) -> None:
+        if self._tokens:
+            self._tokens.read(at, frame)
+        self._write(at, self._redacted(frame))
+
+    def _write_tokens(self, at: float, end: End) -> None:
+        """Write the tokens of the answer, if the server has sent them."""
+        tokens, self._tokens = self._tokens, None
+        if tokens is None or not tokens.are_partly_known:
+            return
+        header = replace(self.header, source=self.source_of(self.header.model))
+        try:
+            write_tokens(self.path, header, self._asked, tokens, at, end)
+        except NoTokens as error:
+            logger.warning("The recording of %s has no tokens: %s", self.path.name, error)
 
     def _write(self, at: float, frame: Any) -> None:
         self._lines.append(line(frame, at))

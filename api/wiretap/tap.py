@@ -12,7 +12,9 @@ from pathlib import Path
 from secrets import token_hex
 
 from penstock.api.wiretap.recording import Begun, Entry, Over, Sent, WireRecording
+from penstock.api.wiretap.sources import Sources
 from penstock.api.wiretap.spoken import Generation, generation_at
+from penstock.api.wiretap.tokens import WITH_TOKENS
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.params.tools import without_path
@@ -50,6 +52,7 @@ class Tap:
     """Bytes that have left the queue; counted by the thread alone."""
 
     def __post_init__(self) -> None:
+        self.sources = Sources()
         self.writer = Writer[WireRecording](self.folder, self.pause)
 
     async def close(self) -> None:
@@ -75,7 +78,13 @@ class Tap:
             headers={name: headers[name] for name in REPEATED if name in headers},
         )
         recording = WireRecording(
-            self.folder / name, header, generation, self.clock(), self.keeps_texts, self._count_written
+            self.folder / name,
+            header,
+            generation,
+            self.clock(),
+            self.keeps_texts,
+            self._count_written,
+            self.sources.of,
         )
         return Recorded(self, recording, headers.get("Content-Encoding", ""))
 
@@ -94,6 +103,16 @@ class Listener:
     """Hears what one exchange consists of; this base class notes nothing."""
 
     is_recording = False
+
+    @property
+    def may_get_tokens(self) -> bool:
+        """True if the tokens of the answer are recorded if the server sends them."""
+        return False
+
+    @property
+    def names_token_ids(self) -> bool:
+        """True if the request may ask for the ids of tokens."""
+        return False
 
     def sent(self, data: bytes) -> None:
         """Hear a piece of the body of the request."""
@@ -119,6 +138,16 @@ class Recorded(Listener):
     _size: int = 0
     _has_begun: bool = False
     is_recording = True
+
+    @property
+    def may_get_tokens(self) -> bool:
+        """True if the tokens of the answer are recorded if the server sends them."""
+        return self.recording.keeps_texts and self.recording.generation.dialect in WITH_TOKENS
+
+    @property
+    def names_token_ids(self) -> bool:
+        """True if the request may ask for the ids of tokens."""
+        return b"token_ids" in b"".join(self._sent)
 
     def sent(self, data: bytes) -> None:
         """Note a piece of the body of the request."""
@@ -146,7 +175,8 @@ class Recorded(Listener):
     def over(self, problem: str = "", *, abandoned: bool = False) -> None:
         """Note the end of the answer, and the ``problem`` if the server broke it off."""
         if self._has_begun:
-            self._note(Over(Failure("EngineFailed", problem) if problem else None, abandoned))
+            over, now = Over(Failure("EngineFailed", problem) if problem else None, abandoned), self.tap.clock()
+            self.tap.sources.when_known(lambda: self.tap.writer.waiting.append((self.recording, now, over)))
             self._has_begun = False
         self.tap.noted -= sum(map(len, self._sent))
         self._sent = []

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.cli import diff, inspect, replay, shrink
+from penstock.api.cli.staged import staged
 from penstock.api.wiretap.answers import TURNS, turn_of
-from penstock.api.wiretap.frames import staged
 from penstock.pipeline.errors import CannotRun, EngineFailed
 from penstock.pipeline.frames import (
     CustomToolCallOpened,
