@@ -126,7 +126,7 @@ def is_held(sent: Mapping[str, Any]) -> bool:
     tools = sent.get("tools")
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     return (
-        any(sent.get(name) for name in CONSTRAINTS)
+        any(sent.get(name) is not None for name in CONSTRAINTS)
         or (isinstance(response_format, dict) and response_format.get("type") != "text")
         or choice == "required"
         or isinstance(choice, dict)

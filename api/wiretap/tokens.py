@@ -168,7 +168,9 @@ class Tokens:
 
     def _take(self, at: float, choice: _Choice) -> None:
         probable = list(choice.logprobs or ())
-        ids = choice.token_ids if choice.token_ids is not None else _ids([name for name, _, _ in probable])
+        ids = choice.token_ids
+        if ids is None and choice.logprobs is not None:
+            ids = _ids([name for name, _, _ in probable])
         if not ids:
             if ids is None and choice.has_output:
                 self._lose("the ids of some are missing" if self._count else NONE_CAME)
@@ -184,10 +186,10 @@ class Tokens:
 
 
 def _ids(names: Sequence[str]) -> TokenIds | None:
-    """Return the ids in the names of tokens; None if there are no names, or one is a text."""
+    """Return the ids in the names of tokens; None if one is a text."""
     digits = [name.removeprefix(NAMED_BY_ID) for name in names if name.startswith(NAMED_BY_ID)]
     known = [each for each in digits if each.isascii() and each.isdigit() and len(each) <= 10]
-    return tuple(map(int, known)) if names and len(known) == len(names) else None
+    return tuple(map(int, known)) if len(known) == len(names) else None
 
 
 def _logprob(value: float, top: Mapping[str, float]) -> TokenLogprob:

@@ -70,10 +70,12 @@ async def raw_server(*pieces: bytes, **options: Any) -> AsyncGenerator[RawServer
 
 
 @asynccontextmanager
-async def recorded_server(upstream: str, folder: Path, **options: Any) -> AsyncGenerator[str, None]:
+async def recorded_server(
+    upstream: str, folder: Path, *, asks_for_tokens: bool = False, **options: Any
+) -> AsyncGenerator[str, None]:
     """Run a proxy that records a server for the length of the block; the recordings are complete after it."""
     tap = Tap(folder, upstream, FOUND, pause=0.01, **options)
-    async with proxying(Proxy(checked(upstream), tap), "127.0.0.1", 0) as url:
+    async with proxying(Proxy(checked(upstream), tap, asks_for_tokens), "127.0.0.1", 0) as url:
         yield url
     assert tap.noted == tap.written  # nothing is held any more
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk
 from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header, read_recording
+from penstock.pipeline.recordings.wire import is_wire
 from penstock.stages.services.forced.turn import Turn
 
 
@@ -43,6 +44,10 @@ def read_answer(name: str, folder: Path) -> RecordedAnswer:
     files = {stage: folder / file for stage, (file, _) in FILES.items() if (folder / file).is_file()}
     if any(read_header(file).masked for file in files.values()):
         raise UnreadableRecording(folder, None, "its texts were not recorded (--no-record-texts)")
+    if "generate" not in files and is_wire(folder):
+        raise UnreadableRecording(
+            folder, None, "its server sent no tokens, or it was recorded without --ask-for-tokens"
+        )
     if "generate" not in files:
         raise UnreadableRecording(folder, None, f"its tokens were not recorded ({FILES['generate'][0]})")
     header = read_header(files["generate"])
