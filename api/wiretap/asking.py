@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-LONGEST = 8 * 2**20
+LONGEST = 4 * 2**20
 """Bytes of a body from which on it passes unchanged: reading a longer one would hold the event loop for too long."""
 
 FIELD = b'"return_token_ids":true'

@@ -1,4 +1,4 @@
-"""Where a server has its models from: the folders or ids in its own list of models."""
+"""The sources of the models that a server serves: the folders or ids in its own list of models."""
 
 from __future__ import annotations
 

@@ -30,6 +30,9 @@ LONGEST_REQUEST = 32 * 2**20
 MOST_NOTED = 256 * 2**20
 """The most bytes that wait for the disk, for all recordings together."""
 
+NAMED = b"token_ids"
+"""Part of the names of the fields that ask for the ids of tokens."""
+
 REPEATED = ("anthropic-version", "anthropic-beta", "openai-beta")
 """The headers of a request that are recorded: those that change an answer, and are no secrets."""
 
@@ -100,18 +103,17 @@ class Tap:
 
 
 class Listener:
-    """Hears what one exchange consists of; this base class notes nothing."""
+    """Hears what one exchange consists of; this base class notes nothing.
+
+    ``names_token_ids`` is True if the request may ask for the ids of tokens.
+    """
 
     is_recording = False
+    names_token_ids = False
 
     @property
     def may_get_tokens(self) -> bool:
         """True if the tokens of the answer are recorded if the server sends them."""
-        return False
-
-    @property
-    def names_token_ids(self) -> bool:
-        """True if the request may ask for the ids of tokens."""
         return False
 
     def sent(self, data: bytes) -> None:
@@ -137,6 +139,8 @@ class Recorded(Listener):
     _sent: list[bytes] = field(default_factory=list)
     _size: int = 0
     _has_begun: bool = False
+    _last: bytes = b""  # of the request so far, as the name may be cut
+    names_token_ids: bool = False
     is_recording = True
 
     @property
@@ -144,17 +148,14 @@ class Recorded(Listener):
         """True if the tokens of the answer are recorded if the server sends them."""
         return self.recording.keeps_texts and self.recording.generation.dialect in WITH_TOKENS
 
-    @property
-    def names_token_ids(self) -> bool:
-        """True if the request may ask for the ids of tokens."""
-        return b"token_ids" in b"".join(self._sent)
-
     def sent(self, data: bytes) -> None:
         """Note a piece of the body of the request."""
         self._size += len(data)
         if self._size > LONGEST_REQUEST:
             self._cut("its request is too long")
         elif self._takes(len(data)):
+            self.names_token_ids |= NAMED in self._last + data
+            self._last = (self._last + data[-len(NAMED) :])[-len(NAMED) :]
             self._sent.append(data)
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:

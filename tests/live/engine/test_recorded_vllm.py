@@ -1,7 +1,10 @@
-"""A `vllm serve` is recorded before the SDKs, and its traffic is sent to penstock with the same model."""
+"""A `vllm serve` is recorded: its traffic is sent to penstock, and its tokens are compared and parsed."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -11,7 +14,9 @@ import anthropic
 import openai
 import pytest
 
+from penstock.api.cli import replay
 from penstock.api.cli.against import compared
+from penstock.pipeline.recordings.format import read_header
 from penstock.pipeline.recordings.wire import WireBody, WireEvent
 from tests.support.paths import TINY_QWEN
 from tests.support.processes import free_port, running_process
@@ -89,3 +94,52 @@ async def test_same_vllm_gives_the_same_events(url: str, tmp_path: Path) -> None
     rows = await compared(tmp_path / "recordings", url, "")
     greedy = [row for row in rows if row.dialect == "chat"]
     assert [row for row in greedy if not row.is_same] == []
+
+
+async def record_tokens(upstream: str, folder: Path) -> None:
+    """Record four greedy answers with their tokens, a sampled one, and one of Messages, which has none."""
+    async with (
+        recorded_server(upstream, folder, asks_for_tokens=True) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as claude,
+    ):
+        limited: Any = {"model": "tiny-qwen", "max_tokens": 100}
+        greedy = limited | {"temperature": 0}
+        for messages, more in ((HELLO, {"stream_options": {"include_usage": True}}), (WEATHER, {"tools": TOOLS})):
+            options: Any = more
+            stream: Any = await client.chat.completions.create(messages=messages, stream=True, **greedy, **options)
+            assert [chunk async for chunk in stream]
+        await client.chat.completions.create(messages=HELLO, logprobs=True, **greedy)
+        await client.completions.create(prompt="Say hello.", **greedy)
+        await client.chat.completions.create(messages=HELLO, seed=1, **limited)
+        await claude.messages.create(messages=HELLO, **limited)
+
+
+def test_tokens_of_vllm_are_compared_and_parsed(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "recordings"
+    asyncio.run(record_tokens(url, folder))
+    recordings = sorted(folder.iterdir())
+    assert [(each / "tokens.jsonl").exists() for each in recordings] == [True] * 5 + [False]
+    header = read_header(recordings[0] / "tokens.jsonl")
+    assert (header.encoding, header.source) == ("chat", str(TINY_QWEN))
+
+    command: list[str | Path] = [
+        Path(sys.executable).with_name("penstock"),
+        "compare",
+        folder,
+        "--engine",
+        url,
+        "--json",
+    ]
+    lines = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120).stdout.splitlines()
+    *answers, figures = map(json.loads, lines)
+    assert (figures["answers"], figures["changed"], figures["vocabulary_not_checked"]) == (5, 0, {})
+    assert figures["compared"] == sum(each["tokens"] for each in answers[:4]) > 20
+    assert list(figures["left_out"]) == ["sampled, without top_logprobs"]
+    assert list(figures["skipped"].values()) == [1]
+
+    replay.main([str(recordings[1])])
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "function call · get_weather" in shown.out
+    assert '{"city":"Paris"}' in shown.out.replace(" ", "")

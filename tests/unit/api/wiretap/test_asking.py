@@ -221,3 +221,21 @@ def test_replay_parses_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_option_excludes_masked_texts(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match="--no-record-texts"):
         record.main([str(tmp_path), "--upstream", "http://h", "--ask-for-tokens", "--no-record-texts"])
+
+
+@pytest.mark.io
+async def test_wish_of_a_client_is_found_in_any_pieces(tmp_path: Path) -> None:
+    async def bytewise() -> Any:
+        for byte in json.dumps(CHAT | {"return_token_ids": True}).encode():
+            yield bytes([byte])
+            await asyncio.sleep(0)
+
+    async with (
+        token_upstream(CHUNKS) as upstream,
+        recorded_server(upstream.url, tmp_path) as url,
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/chat/completions", data=bytewise()) as answer,
+    ):
+        assert answer.status == 200
+        await answer.read()
+    assert read_header(only_folder(tmp_path) / "tokens.jsonl").source == "somewhere/model"
