@@ -19,8 +19,8 @@ import msgspec
 from msgspec import structs
 
 from penstock.api.cli.recorded_model import model_of
-from penstock.api.wiretap.answers import TURNS, turn_of
-from penstock.api.wiretap.token_file import TOKENS, asked_of, bare, unfit
+from penstock.api.wiretap.answers import CLIENT_LEFT, TURNS, turn_of
+from penstock.api.wiretap.token_file import TOKENS, bare, request_of, unfit
 from penstock.api.wiretap.tokens import NONE_CAME, WITH_TOKENS, Tokens
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import CannotRun, EngineFailed, StageError
@@ -34,7 +34,7 @@ from penstock.pipeline.frames import (
     replace,
 )
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.recordings.format import LEFT, Recording, read_recording
+from penstock.pipeline.recordings.format import Recording, read_recording
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.response_folder import REQUEST
 from penstock.pipeline.recordings.wire import is_wire, read_wire
@@ -122,7 +122,7 @@ class RecordedTokens:
         return as_read
 
     @asynccontextmanager
-    async def open(self, _: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         """Answer with the recorded turn."""
         async with aclosing(self._frames()) as frames:
             yield frames
@@ -133,7 +133,7 @@ class RecordedTokens:
             self.now = self.now if timed.at is None else timed.at
             yield timed.frame
         if end.failure or end.abandoned:
-            raise EngineFailed(end.failure.message if end.failure else LEFT)
+            raise EngineFailed(end.failure.message if end.failure else CLIENT_LEFT)
 
     async def cancel(self, response_id: str) -> bool:
         """Cancel nothing."""
@@ -180,7 +180,7 @@ async def _stage(folder: Path, recording: Recording, made: Path) -> list[str]:
     if isinstance(choices := sent.get("n"), int) and choices > 1:
         notes.append(f"of its {choices} choices the first one is shown")
     try:
-        request = asked_of(recording.header, sent)
+        request = request_of(recording.header, sent)
         if not (folder / TOKENS).is_file():
             await _run_texts(recording, request, made)
         elif problem := await _run_tokens(folder, request, made):

@@ -30,6 +30,8 @@ REASONS: Mapping[str, frames.FinishReason] = {
 """The reasons of all dialects; any other one is ``stop``."""
 
 
+CLIENT_LEFT = "The client left before the end of the answer."
+
 READ_DETAILS = ("prompt_tokens_details", "input_tokens_details")
 WRITTEN_DETAILS = ("completion_tokens_details", "output_tokens_details")
 """The objects in the usage of all dialects that divide the tokens of the prompt, and those of the answer."""
@@ -265,7 +267,7 @@ def turn_of(recording: Recording) -> Iterator[tuple[float, frames.ParsedFrame]]:
     if recording.end.failure:
         raise EngineFailed(recording.end.failure.message)
     if recording.end.abandoned:
-        raise EngineFailed("The client left before the end of the answer.")
+        raise EngineFailed(CLIENT_LEFT)
     yield from ((at, each) for each in turn.end(at))
 
 

@@ -155,7 +155,7 @@ async def _facts(header: Header, sent: Mapping[str, Any]) -> RequestFacts:
     Raises `NoTokens` if penstock refuses these, too.
     """
     try:
-        return await _resolved(header, asked_of(header, sent))
+        return await _resolved(header, request_of(header, sent))
     except StageError:
         shaping = {name: sent[name] for name in SHAPING if sent.get(name) is not None}
     try:
@@ -164,7 +164,7 @@ async def _facts(header: Header, sent: Mapping[str, Any]) -> RequestFacts:
         raise NoTokens(f"penstock cannot read how they were sampled: {error}") from error
 
 
-def asked_of(header: Header, sent: Mapping[str, Any]) -> CreateResponse:
+def request_of(header: Header, sent: Mapping[str, Any]) -> CreateResponse:
     """Return a request of a dialect as penstock reads it, without what asks for tokens.  Raise `StageError`."""
     body = msgspec.json.encode({name: value for name, value in sent.items() if name not in ASKING})
     request: CreateResponse = named(header.dialect or "", OPTION).read(body).request

@@ -218,6 +218,14 @@ def test_replay_parses_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Hi!" in shown_text
 
 
+@pytest.mark.io
+def test_without_the_model_the_items_are_those_of_the_server(tmp_path: Path) -> None:
+    asyncio.run(source(tmp_path, models=()))
+    with staged(only_folder(tmp_path)) as (shown, note):
+        assert note.endswith("without their model: the recording does not say where its model is")
+        assert '"text":"4567"' in (shown / "events.jsonl").read_text()
+
+
 def test_option_excludes_masked_texts(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match="--no-record-texts"):
         record.main([str(tmp_path), "--upstream", "http://h", "--ask-for-tokens", "--no-record-texts"])

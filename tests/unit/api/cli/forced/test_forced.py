@@ -172,7 +172,7 @@ def unknown_token(folder: Path) -> None:
     [
         (masked, "its texts were not recorded (--no-record-texts)"),
         (without_tokens, "its tokens were not recorded (tokens.jsonl)"),
-        (of_another_server, "its tokens were not recorded (tokens.jsonl)"),
+        (of_another_server, "its server sent no tokens, or it was recorded without --ask-for-tokens"),
         (without_prompts, "its prompts were not recorded (prompt.jsonl)"),
         (cut, "the recording was cut in the middle of this line"),
         (silent, "the engine gave no tokens"),
