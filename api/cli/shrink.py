@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     out: Path = chosen.out or chosen.recording.with_name(f"{chosen.recording.resolve().name}-small")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CannotRun(f"{out} already exists")
-    if is_wire(chosen.recording):
+    if is_wire(chosen.recording) and not (chosen.recording / TOKENS).is_file():
         raise CannotRun(f"{chosen.recording}: it has no tokens to shrink: the server did not send them")
     case = read_case(chosen.recording)
     model = model_of(case.header)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli import record, replay
+from penstock.api.cli import record, replay, shrink
 from penstock.api.cli.forced.recorded import read_answer
 from penstock.api.cli.staged import staged
 from penstock.api.wiretap import asking
@@ -216,6 +216,8 @@ def test_replay_parses_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
     shown_text = capsys.readouterr().out
     assert "reasoning" in shown_text
     assert "Hi!" in shown_text
+    shrink.main([str(folder), "--fails", "false", "-o", str(tmp_path / "small")])
+    assert len(tokens_in(tmp_path / "small")) < len(tokens)
 
 
 @pytest.mark.io
