@@ -39,6 +39,9 @@ TEXTS = frozenset(
 ALIASES = {"reasoning_content": "reasoning"}
 """Keys of Chat Completions that two servers spell differently, as far as the kind of a chunk is concerned."""
 
+AT_ONCE = ("role", "reasoning", "content", "text", "refusal", "tool_calls", "function_call", "finish_reason", "usage")
+"""What a chunk of Chat Completions may say at once, in the order in which a model writes it."""
+
 OPAQUE = frozenset({"input", "arguments", "parameters", "input_schema", "schema", "metadata", "logit_bias", "logprobs"})
 """Keys of objects and lists that are not looked into: what they hold depends on the request or on chance."""
 
@@ -134,6 +137,8 @@ def _events(frames: Iterable[WireFrame]) -> Iterator[tuple[str, Any]]:
         elif isinstance(frame, WireEvent):
             if not isinstance(frame.data, dict):
                 yield str(frame.text or "event"), {}
+            elif isinstance(choices := frame.data.get("choices"), list):
+                yield from _chunks(frame.data, [each for each in choices if isinstance(each, dict)])
             elif frame.data.get("type") != KEEP_ALIVE:
                 yield _kind(frame), frame.data
 
@@ -151,11 +156,26 @@ def _kind(event: WireEvent) -> str:
     data: Mapping[str, Any] = event.data  # type: ignore[assignment]  # an object, as the caller has seen
     inner = [data[key] for key in ("item", "part", "content_block", "delta") if isinstance(data.get(key), dict)]
     types = [str(each["type"]) for each in inner if "type" in each]
-    if not isinstance(choices := data.get("choices"), list):
-        return " ".join([str(data.get("type") or event.event or "event"), *types])
-    said = [name for choice in choices if isinstance(choice, dict) for name in _said(choice)]
-    said += ["usage"] if data.get("usage") and not choices else []
-    return " ".join([CHUNK, *dict.fromkeys(said)])
+    return " ".join([str(data.get("type") or event.event or "event"), *types])
+
+
+def _chunks(data: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield what a chunk says one by one: what a server says at once differs from run to run."""
+    said = {name for choice in choices for name in _said(choice)}
+    said |= {"usage"} if data.get("usage") and not choices else set()
+    for name in sorted(said, key=lambda name: (*AT_ONCE, name).index(name)) or ("",):
+        kind = f"{CHUNK} {name}" if name else CHUNK
+        yield kind, {**data, "choices": [_only(choice, name) for choice in choices]}
+
+
+def _only(choice: Mapping[str, Any], said: str) -> dict[str, Any]:
+    """Return a choice of a chunk without what else it says."""
+    only = {**choice, "finish_reason": choice.get("finish_reason") if said == "finish_reason" else None}
+    if isinstance(delta := choice.get("delta"), dict):
+        only["delta"] = {name: value for name, value in delta.items() if value and ALIASES.get(name, name) == said}
+    elif said != "text":
+        only["text"] = None
+    return only
 
 
 def _said(choice: Mapping[str, Any]) -> Iterator[str]:
