@@ -14,7 +14,6 @@ import anthropic
 import openai
 import pytest
 
-from penstock.api.cli import replay
 from penstock.api.cli.against import compared
 from penstock.pipeline.recordings.format import read_header
 from penstock.pipeline.recordings.wire import WireBody, WireEvent
@@ -115,7 +114,7 @@ async def record_tokens(upstream: str, folder: Path) -> None:
         await claude.messages.create(messages=HELLO, **limited)
 
 
-def test_tokens_of_vllm_are_compared_and_parsed(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_of_vllm_are_compared_and_parsed(url: str, tmp_path: Path) -> None:
     folder = tmp_path / "recordings"
     asyncio.run(record_tokens(url, folder))
     recordings = sorted(folder.iterdir())
@@ -138,8 +137,8 @@ def test_tokens_of_vllm_are_compared_and_parsed(url: str, tmp_path: Path, capsys
     assert list(figures["left_out"]) == ["sampled, without top_logprobs"]
     assert list(figures["skipped"].values()) == [1]
 
-    replay.main([str(recordings[1])])
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert "function call · get_weather" in shown.out
-    assert '{"city":"Paris"}' in shown.out.replace(" ", "")
+    command = [Path(sys.executable).with_name("penstock"), "replay", recordings[1]]
+    shown = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
+    assert "penstock: " not in shown.stderr
+    assert "function call · get_weather" in shown.stdout
+    assert '{"city":"Paris"}' in shown.stdout.replace(" ", "")
