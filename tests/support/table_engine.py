@@ -34,7 +34,7 @@ WORDS = tuple(range(1000, 1012))
 MODEL = "tiny"
 
 ENGINES = """
-from tests.support.table_engine import TableEngine
+from tests.support.table_engine import BlindEngine, TableEngine
 from penstock.pipeline.errors import EngineFailed
 
 def same(settings):
@@ -47,20 +47,17 @@ def broken(settings):
     return TableEngine(failure=EngineFailed("It broke."))
 
 def blind(settings):
-    return Blind()
-
-class Blind(TableEngine):
-    def __getattribute__(self, name):
-        if name == "scores_prompts":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
+    return BlindEngine(3)
 """
 """A file with engines for ``--engine``."""
 
 
 @dataclass
-class TableEngine:
-    """A model that is a table: ``noise`` is by how much its logits may differ from those of the same ``seed``."""
+class BlindEngine:
+    """A model that is a table, and that does not say that it scores prompts.
+
+    ``noise`` is by how much its logits may differ from those of the same ``seed``.
+    """
 
     seed: int = 0
     noise: float = 0.0
@@ -69,7 +66,6 @@ class TableEngine:
     vocabulary_size: int = 201_088
     models: tuple[str, ...] = (MODEL,)
     is_alive: bool = True
-    scores_prompts: Literal[True] = True
     together: asyncio.Barrier | None = None
     """The prompts that wait for each other."""
     running: int = 0
@@ -127,6 +123,13 @@ class TableEngine:
     async def stop(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+@dataclass
+class TableEngine(BlindEngine):
+    """The same model, which says that it scores prompts."""
+
+    scores_prompts: Literal[True] = True
 
 
 def recorded_turn(

@@ -7,26 +7,31 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from safetensors.torch import load_file, save_file
 
 from penstock.api.cli.forced.comparison import ComparedAnswer, Comparison, Figures
 from penstock.api.cli.forced.recorded import read_answer, recordings_in
 from penstock.api.cli.forced.vocabulary import Vocabulary
-from penstock.pipeline.frames import GenerationStarted, Prompt
+from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt
 from penstock.pipeline.recordings.comparison import common_prefix
 from penstock.pipeline.recordings.format import read_frames
+from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
+from penstock.stages.optional.shadow import Shadowed
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint
 from penstock.stages.services.engines.vllm import VllmEngine
 from penstock.stages.services.engines.vllm_http import start_vllm_http
 from penstock.stages.services.forced.turn import Turn
+from penstock.stages.services.shadowing import Shadow
+from tests.support.api_clients import wait_until
 from tests.support.engine_requests import ON_SHARED_ENGINE, sampled
 from tests.support.event_streams import generate, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
@@ -128,6 +133,42 @@ async def test_changes_are_those_of_a_free_run(
     assert first_changes(answers) == expected
     assert None in expected.values()
     assert any(expected.values())
+
+
+async def test_shadow_finds_the_same_changes_while_a_server_runs(
+    engine: VllmEngine, noisy_url: str, tmp_path: Path
+) -> None:
+    recordings = await recorded_by(engine, tmp_path)
+    elsewhere = await start_vllm_http([noisy_url])
+    answers = await compared(elsewhere, recordings)
+    turns = [each for answer in answers.values() for each in answer.turns if each.turn.prompt.grammar is None]
+    expected = sum(token.has_changed is True for each in turns for token in each.tokens)
+
+    async def connect() -> Engine:
+        return elsewhere
+
+    def changed() -> float:
+        return REGISTRY.get_sample_value("penstock_shadow_tokens_total", {"verdict": "changed"}) or 0
+
+    def read() -> float:
+        return sum(
+            REGISTRY.get_sample_value("penstock_shadow_turns_total", {"outcome": outcome}) or 0
+            for outcome in ("same", "changed", "uncounted", "dropped", "too_long", "failed")
+        )
+
+    before, read_before, shadow = changed(), read(), Shadow(connect)
+    stage = Shadowed(Generate(engine), shadow.take, 1.0)
+    async with shadow.running():  # which closes the engine
+        for each in turns:
+            prompt = sampled(each.turn.prompt, max_tokens=MOST)
+            frames = [frame async for frame in stage(one(prompt))]
+            assert isinstance(frames[-1], GenerationFinished)
+        await wait_until(lambda: read() - read_before == len(turns))
+    assert changed() - before == expected > 0
+
+
+async def one(prompt: Prompt) -> AsyncGenerator[Prompt, None]:
+    yield prompt
 
 
 def compare_in_process(recordings: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -148,7 +148,7 @@ def test_engine_that_cannot_compare_is_refused(compare: Compare, engine: str, wo
     ("options", "words"),
     [
         (("--port", 8000), "--port: of penstock serve, and without effect on a comparison"),
-        (("--max-model-len", 8), "--max-model-len: options of vLLM's engine have no effect on an engine of your own"),
+        (("--max-model-len", 8), "options of vLLM's engine have no effect on an engine of your own"),
         (("--most-changed", -1), "-1 is not a number from 0 on"),
         (("--at-once", 0), "0 is not a number from 1 on"),
     ],
