@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -19,6 +19,7 @@ from penstock.api.settings import Settings
 from penstock.api.share import Share
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.logs import nearest
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -76,6 +77,14 @@ def check_webhooks(keys: Keys, settings: Settings) -> None:
         raise UnusableKeys("an API key has webhook=, which needs a store")
     if keys.webhooks and settings.webhook_secret is None:
         raise UnusableKeys("an API key has webhook=, which needs a secret: set PENSTOCK_WEBHOOK_SECRET")
+
+
+def check_limits(keys: Keys, tables: Collection[str]) -> None:
+    """Raise `UnusableKeys` if a key names limits that are not among the tables of ``--limits``."""
+    for name, title in keys.tables.items():
+        if name not in tables:
+            near = nearest(name, sorted(tables))
+            raise UnusableKeys(f"the API key {title} has limits={name}, and --limits has no table of that name{near}")
 
 
 async def toolbox(

@@ -17,6 +17,7 @@ from penstock.api.app import Api
 from penstock.api.assembly import (
     admitting,
     assembled,
+    check_limits,
     check_webhooks,
     database,
     keys_of,
@@ -139,6 +140,7 @@ async def _scheduler(
         closing.callback(asyncio.create_task(keys.follow_store(store.keys, settings.heartbeat)).cancel)
         exporter = tracing.wanted_exporter()
         admission = Admission(settings.limits, name_of=keys.limits)
+        check_limits(keys, admission.tables)
         if place != NO_STORE:
             admission.allowances, admission.reservations = store.allowances, store.reservations
         closing.callback(admission.close)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import check_webhooks, keys_of, mcp_servers, open_store, toolbox
+from penstock.api.assembly import check_limits, check_webhooks, keys_of, mcp_servers, open_store, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
@@ -84,9 +84,10 @@ class Checks:
         """Read the keys, and the limits of keys."""
         settings = self.settings
         seal_keys(settings.seal_key_file, settings.seal_keys)
-        Admission(settings.limits)
+        admission = Admission(settings.limits)
         keys = await self._keys()
         check_webhooks(keys, settings)
+        check_limits(keys, admission.tables)
         return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
 
     async def _keys(self) -> Keys:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from pathlib import Path
@@ -139,6 +139,11 @@ class Keys:
     def webhook(self, owner: str) -> str:
         """Return the URL of an owner for webhooks; empty if it has none of its own."""
         return key.webhook if (key := self.of(owner)) else ""
+
+    @property
+    def tables(self) -> Mapping[str, str]:
+        """The names of limits that keys have, each with the name of such a key for people."""
+        return {key.limits: key.title for key in self._known.values() if key.limits}
 
     def title(self, owner: str) -> str:
         """Return the name of an owner's key for people: its ``name=``, or the first digits of its digest."""

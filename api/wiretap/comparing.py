@@ -40,7 +40,7 @@ ALIASES = {"reasoning_content": "reasoning"}
 """Keys of Chat Completions that two servers spell differently, as far as the kind of a chunk is concerned."""
 
 AT_ONCE = ("role", "reasoning", "content", "text", "refusal", "tool_calls", "function_call", "finish_reason", "usage")
-"""What a chunk of Chat Completions may say at once, in the order in which a model writes it."""
+"""The parts of a chunk of Chat Completions, which may come at once, in the order in which a model writes them."""
 
 OPAQUE = frozenset({"input", "arguments", "parameters", "input_schema", "schema", "metadata", "logit_bias", "logprobs"})
 """Keys of objects and lists that are not looked into: what they hold depends on the request or on chance."""

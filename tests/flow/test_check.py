@@ -70,6 +70,8 @@ FILES = {
     "setting.py": "import pydantic\nclass S(pydantic.BaseModel): pass\ndef install(pipeline, settings: S): pass",
     "prompts/wrong.md": "+++\n",
     "keys.txt": "sk-alice-0123456789 webhook=http://10.0.0.1/\n",
+    "limited.txt": "sk-alice-0123456789 name=alice limits=golf\n",
+    "gold.toml": "[gold]\nrequests_per_minute = 3\n",
 }
 
 MODEL = str(FIXTURES / "tiny_qwen")
@@ -81,6 +83,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("address", {"host": "192.0.2.1"}, "--host 192.0.2.1 --port"),
     ("store clock", {"store": "/dev/null/store"}, "/dev/null/store"),
     ("keys", {"limits": "limits.toml"}, "--limits limits.toml: No such file"),
+    (
+        "keys",
+        {"api_key_file": "limited.txt"},
+        "the API key alice has limits=golf, and --limits has no table of that name",
+    ),
+    ("keys", {"api_key_file": "limited.txt", "limits": "gold.toml"}, "no table of that name (did you mean gold?)"),
     ("mcp", {"mcp_config": "none.json"}, "--mcp-config none.json: No such file"),
     ("mcp", {"mcp_config": "broken.json"}, "--mcp-config broken.json: Expecting ',' delimiter (line 2, column 20)"),
     ("mcp", {"mcp_config": "no_program.json"}, "clock: there is no program clok"),

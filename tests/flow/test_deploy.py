@@ -263,6 +263,7 @@ def test_dockerfile_copies_all_that_the_wheel_is_built_from() -> None:
         ({"PENSTOCK_ENGINE": "http://gpubox:8001"}, "", True),
         ({}, 'model = "openai/gpt-oss-20b"\n', True),
         ({}, 'engine = ["http://gpubox:8001"]\n', True),
+        ({}, 'engine = "http://gpubox:8001"\n', True),
     ],
 )
 def test_unit_starts_only_with_a_model(environment: dict[str, str], file: str, starts: bool, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ async def model_of(server: Server, wanted: str) -> str:
     with suppress(Violation, KeyError, IndexError, TypeError):
         if isinstance(model := answer.json["data"][0]["id"], str):
             return model
-    raise CannotRun(f"{server.base}/models names no model (status {answer.status}): give one with --model")
+    cure = "give a key in PENSTOCK_KEY" if answer.status in (401, 403) else "give one with --model"
+    raise CannotRun(f"{server.base}/models names no model (status {answer.status}): {cure}")
 
 
 async def spoken(server: Server, speeches: Collection[Speech]) -> dict[Speech, str]:

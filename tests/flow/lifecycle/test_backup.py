@@ -90,12 +90,19 @@ async def test_backup_of_sqlite_is_readable_by_its_owner_alone(tmp_path: Path) -
 
 
 async def test_mistyped_path_loses_nothing(tmp_path: Path) -> None:
-    store, backup, nowhere = tmp_path / "store.sqlite3", tmp_path / "backup", tmp_path / "typo"
+    store, backup, nowhere = tmp_path / "my store#1.sqlite3", tmp_path / "backup", tmp_path / "typo"
+    empty = tmp_path / "empty"
+    empty.touch()
     async with running_process(str(store), tmp_path):
         pass
     before = store.read_bytes()
     assert "unable to open" in await run_shell(SQLITE[0], str(nowhere), backup, status=1)
-    assert "typo" in await run_shell(SQLITE[1], str(store), nowhere, status=1)
+    assert "no such table" in await run_shell(SQLITE[0], str(empty), backup, status=1)
+    assert "STORE" in await run_shell(SQLITE[0], "", backup, status=1)
+    for wrong in (nowhere, empty):
+        await run_shell(SQLITE[1], str(store), wrong, status=1)
     assert store.read_bytes() == before
     assert not nowhere.exists()
     assert not backup.exists()
+    assert "unable" not in await run_shell(SQLITE[0], str(store), backup)
+    await run_shell(SQLITE[1], str(store), backup)

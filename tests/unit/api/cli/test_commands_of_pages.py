@@ -27,11 +27,11 @@ TOP = ("api", "deploy", "docs", "fixtures", "pipeline", "stages", "tests")
 PAGES = [*ROOT.glob("*.md"), *(path for folder in TOP for path in (ROOT / folder).rglob("*.md"))]
 
 REASONS = {
-    r"^(docker|kubectl|helm|systemctl|nginx|useradd|install|ln -sfn|cp deploy/|cd deploy|for name in POSTGRES)": (
+    r"^(docker|kubectl|helm|systemctl|nginx|useradd|install|echo|ln -sfn|cp deploy/|cd deploy|for name in POSTGRES)": (
         "of a machine's administrator; tests/live/deploy, tests/live/image and tests/flow/test_deploy.py try the files"
     ),
     r"vllm (serve|bench)": "vLLM's own program",
-    r"^(pg_dump|pg_restore|cp -p|\(umask)": "tests/flow/lifecycle/test_backup.py runs it",
+    r"^(pg_dump|pg_restore|test -s|\(umask)": "tests/flow/lifecycle/test_backup.py runs it",
     r"^(python3 -m|\S*/(pip|python -m uv) |uvx|uv tool|/opt/)": "tests/flow/test_wheel.py and tests/live/image install",
     r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
