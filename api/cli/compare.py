@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.api.backends import start_shown
+from penstock.api.backends import over_http, start_shown
 from penstock.api.cli.command_line import parsed_settings
 from penstock.api.cli.forced.as_json import answer_line, summary_line
 from penstock.api.cli.forced.comparison import AT_ONCE, Compared, Comparison, Figures
@@ -36,6 +36,9 @@ from penstock.stages.services.engines.engine import ScoresPrompts, TextBackend
 
 ENGINE_OPTIONS = frozenset(settings.SECTION for settings in (EngineSettings, ChatSettings, LogSettings))
 """The sections of the options of ``penstock serve`` that this command takes, too."""
+
+ENGINE_WAIT = 30.0
+"""Seconds to wait for a server that does not answer."""
 
 NO_MODEL = re.compile(rf"https?://|{REPLAY}|{FACTORY}$")
 """The beginning of what ``--engine`` names, if it is not a model."""
@@ -178,7 +181,8 @@ def _title(chosen: argparse.Namespace) -> str:
 
 @asynccontextmanager
 async def _comparison(chosen: argparse.Namespace, settings: Settings) -> AsyncGenerator[Comparison, None]:
-    async with start_shown(settings) as running:
+    is_elsewhere = bool(settings.engine) and settings.engine_factory is None
+    async with over_http(settings, ENGINE_WAIT) if is_elsewhere else start_shown(settings) as running:
         engine = running.engine
         if isinstance(engine, TextBackend) or not isinstance(engine, ScoresPrompts):
             raise CannotRun("--engine: this engine reports no log probabilities of prompts (scores_prompts)")

@@ -68,9 +68,8 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
 
     def run(engine: str, *options: object) -> CommandResult:
-        monkeypatch.setattr(
-            "sys.argv", ["penstock", "compare", "recorded", "--engine", f"engines.py:{engine}", *map(str, options)]
-        )
+        named = engine if "//" in engine else f"engines.py:{engine}"
+        monkeypatch.setattr("sys.argv", ["penstock", "compare", "recorded", "--engine", named, *map(str, options)])
         status = 0
         try:
             main()
@@ -157,6 +156,14 @@ def test_wrong_option_is_refused(compare: Compare, options: tuple[object, ...], 
     ended = compare("same", *options)
     assert (ended.status, ended.out) == (2, b"")
     assert words in ended.err
+
+
+@pytest.mark.io
+def test_server_that_does_not_answer_is_not_waited_for(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.cli.compare.ENGINE_WAIT", 0.1)
+    ended = compare("http://127.0.0.1:9")
+    assert (ended.status, ended.out) == (2, b"")
+    assert "No engine answers" in ended.err
 
 
 def test_nothing_compared_is_no_success(compare: Compare, tmp_path: Path) -> None:
