@@ -57,10 +57,10 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
             example = recorded_example(server.scheduler.pipeline)
             print(greeting(settings, port, server.scheduler.engine.models, example), flush=True)
             stop, hurry = stop_signals()
-            engine = server.scheduler.engine
-            while not (stop.is_set() or (settings.exit_with_engine and not engine.is_alive)):
+            engine, look = server.scheduler.engine, LOOK if settings.exit_with_engine else None
+            while not stop.is_set() and (look is None or engine.is_alive):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), LOOK)
+                    await asyncio.wait_for(stop.wait(), look)
             await drained(settings, server.scheduler, hurry)
     if not stop.is_set():
         raise EngineDead(ENDED_WITH_ENGINE)

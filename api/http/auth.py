@@ -169,9 +169,8 @@ class Keys:
 
     def operator(self, authorization: str) -> str:
         """Return the operator as an owner, for an ``Authorization`` header; raise `Unauthorized` for another key."""
-        scheme, _, key = authorization.partition(" ")
-        is_right = compare_digest(digest_of(key.strip()), self._operator)  # of digests: their length is no secret
-        if not self._operator or scheme.lower() != "bearer" or not is_right:
+        is_right = compare_digest(digest_of(_bearer(authorization)), self._operator)  # of digests: no secret length
+        if not self._operator or not is_right:
             raise Unauthorized
         return self._operator
 
@@ -179,11 +178,7 @@ class Keys:
         """Return the owner for an ``Authorization`` header; raise `Unauthorized` if its key is not valid."""
         if not self.are_needed:
             return ""
-        scheme, _, key = authorization.partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key:
-            raise Unauthorized
-        owner = digest_of(key)
+        owner = digest_of(_bearer(authorization))
         self.check(owner)
         return owner
 
@@ -192,6 +187,14 @@ class Keys:
         key = self.of(owner)  # the time that this takes reveals at most a digest
         if self.are_needed and (key is None or key.is_expired):
             raise Unauthorized(has_key=True)
+
+
+def _bearer(authorization: str) -> str:
+    """Return the key in an ``Authorization`` header; raise `Unauthorized` if it has none."""
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not (key := key.strip()):
+        raise Unauthorized
+    return key
 
 
 def _authorization(request: web.Request) -> str:

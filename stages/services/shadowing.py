@@ -1,6 +1,6 @@
 """Shadowing: turns of this server pass through a second engine, which says for each token how likely it finds it.
 
-It is the online form of ``penstock compare``.  It runs behind the client's back: turns wait in a bounded queue after
+It is the online form of ``penstock compare``.  No client waits for it: turns wait in a bounded queue after
 they have ended, one at a time is read, and what does not fit is dropped and counted.
 """
 
@@ -126,5 +126,5 @@ def _report(turn: ForcedTurn) -> None:
             "The shadow would have changed %s first at token %d of %d, %d in all; the worst surprise is %.3f nats",
             *(turn.turn.prompt.facts.response_id, changes[0][0], len(turn.tokens), len(changes), worst),
         )
-    outcome = "changed" if changes else "uncounted" if None in {*verdicts} and False not in verdicts else "same"
+    outcome = "changed" if changes else "same" if False in verdicts else "uncounted"
     metrics.SHADOW_TURNS.labels(outcome).inc()

@@ -1,4 +1,4 @@
-"""What the clients of a simulation have seen: accepted responses, and all that was read of them."""
+"""The record of what the clients of a simulation have seen: accepted responses, and all that was read of them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in the simulation of a seed."""
+    """The plan of a seed: the actions and faults of its simulation."""
 
     seed: int
     servers: int

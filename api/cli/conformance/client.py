@@ -204,12 +204,12 @@ class Talk:
     async def open_stream(self, method: str, path: str, body: Json | None = None, *, most: int = MOST_EVENTS) -> Stream:
         """Return the events of a stream: all of them, or the first ones, after which the connection is closed."""
         async with self._answer(method, path, body) as (answer, blocks):
-            reader, events, size, told = EventReader(), list[SentEvent](), 0, bytearray()
+            reader, events, size, kept = EventReader(), list[SentEvent](), 0, bytearray()
             is_stream = Answer(answer.status, answer.headers, b"").content_type == "text/event-stream"
             async for block in blocks:
                 size += len(block)
                 if not is_stream:
-                    told += block
+                    kept += block
                 else:
                     events += _read(reader, block)
                 if size > LONGEST_ANSWER or len(events) > MOST_EVENTS:
@@ -217,7 +217,7 @@ class Talk:
                 if len(events) >= most:
                     answer.close()
                     break
-        stream = Stream(Answer(answer.status, answer.headers, bytes(told)), events[:most], reader.held)
+        stream = Stream(Answer(answer.status, answer.headers, bytes(kept)), events[:most], reader.held)
         self._note(method, path, body, answer.status, _shown(stream))
         return stream
 
@@ -272,8 +272,8 @@ def _read(reader: EventReader, block: bytes) -> list[SentEvent]:
 
 
 def _shown(stream: Stream) -> str:
-    told = stream.answer.body.decode(errors="replace")
-    return told or "\n".join(event.data for event in stream.events[-6:])
+    text = stream.answer.body.decode(errors="replace")
+    return text or "\n".join(event.data for event in stream.events[-6:])
 
 
 WORDS = 600

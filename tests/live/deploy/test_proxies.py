@@ -84,7 +84,7 @@ async def test_websocket_passes(behind: Behind, prefix: str) -> None:
     await wait_until(lambda: engine.running == 0)
 
 
-async def test_id_of_a_request_is_the_client_s_or_a_new_one(behind: Behind) -> None:
+async def test_client_may_choose_the_id_of_its_request(behind: Behind) -> None:
     client, url = behind.proxy.client, f"{behind.proxy.url}/v1/models"
     async with client.get(url, headers={"X-Request-Id": "mine-1"}) as answer:
         assert answer.headers["X-Request-Id"] == "mine-1"

@@ -98,7 +98,7 @@ def first_changes(answers: Mapping[str, ComparedAnswer]) -> dict[str, tuple[int,
 
 
 async def free_differences(engine: Engine, recordings: Mapping[str, Path]) -> dict[str, tuple[int, int] | None]:
-    """Where the engine's own answers to the recorded prompts first differ."""
+    """The places at which the engine's own answers to the recorded prompts first differ."""
     found: dict[str, tuple[int, int] | None] = {}
     for name, folder in recordings.items():
         found[name] = None
