@@ -22,6 +22,7 @@ from msgspec import UNSET, UnsetType
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import FileReading, Item, ListedTool, Logprob, Phase, with_files
+from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ECHOED, Effort, Response
@@ -240,6 +241,9 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         return "-".join(filter(None, (self.origin.request_id, self.response_id)))
 
 
+_NO_TOOLS = Toolset()
+
+
 class ResolvedRequest(_Frame, frozen=True):
     """The request, validated, with the history that it continues."""
 
@@ -270,6 +274,14 @@ class ResolvedRequest(_Frame, frozen=True):
     def is_long(self) -> bool:
         """True if a look at all items takes so long that it must not happen in the event loop (see `apart`)."""
         return len(self.history) + len(self.facts.input) > MANY
+
+    @property
+    def is_light(self) -> bool:
+        """True if its prompt takes less time than a thread that would make it (see `apart`)."""
+        facts = self.facts
+        is_free = facts.text_format.get("type", "text") == "text" and not facts.structured
+        is_plain = is_free and facts.tools == _NO_TOOLS and not (facts.raw or self.files or self.results)
+        return is_plain and are_light((*self.history, *facts.input), facts.response.instructions)
 
 
 class ResponseStarted(_Frame, frozen=True):

@@ -44,6 +44,7 @@ from penstock.pipeline.protocol.items import (
     images_of,
     of_type,
 )
+from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.params.items import CompactionTriggerItem, MessageItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import (
@@ -229,7 +230,7 @@ class Normalize:
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
         thoughts = ThoughtOpener(self.sealer, envelope.owner)
-        read = await in_thread(self._read, request, past, referenced, suffix, thoughts)
+        read = await apart(not _is_light(request, past), self._read, request, past, referenced, suffix, thoughts)
         await self._refuse_used_approvals(request, read.granted)
         files = await self._readings(read.files, request)
         containers = await self._containers(request, read, suffix)
@@ -519,6 +520,12 @@ def _refuse_contradictions(request: CreateResponse) -> None:
         raise _exclusive(*continued, param=continued[-1])
     if request.background and request.store is False:
         raise InvalidRequest("Background responses are stored: store cannot be false.", param="background")
+
+
+def _is_light(request: CreateResponse, past: History) -> bool:
+    """Return True if a request is read in less time than a thread takes to begin."""
+    texts = request.text, request.structured_outputs, request.previous_input_messages, request.raw_prompt
+    return not request.tools and not any(texts) and are_light((*past.items, *request.input_items), request.instructions)
 
 
 def _updates(request: CreateResponse, items: Sequence[Item]) -> Mapping[str, Any]:

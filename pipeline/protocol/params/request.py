@@ -173,6 +173,8 @@ class Envelope:
     """True if the request can be passed on to the server that has its container."""
 
 
+_NO_ENVELOPE = Envelope()
+
 LONGEST_TRACE_HEADER = 512
 """The most characters of a header of W3C Trace Context that its specification has others send on."""
 
@@ -307,7 +309,7 @@ class CreateResponse(Generating):
     enable_response_messages: bool | None = None
     previous_input_messages: RawMessages | None = None
 
-    _envelope: Envelope = PrivateAttr(default=Envelope())
+    _envelope: Envelope = PrivateAttr(default_factory=lambda: _NO_ENVELOPE)  # a default would be copied each time
     _raw_prompt: RawPrompt | None = PrivateAttr(default=None)
 
     def replaced(self, changes: Mapping[str, Any]) -> Self:

@@ -17,7 +17,7 @@ from cachetools import LRUCache, cached
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, TokenIds
-from penstock.pipeline.tasks import in_thread
+from penstock.pipeline.tasks import apart
 from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
 from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.constraint import placing_tools
@@ -51,7 +51,7 @@ class RenderHarmony:
         Raises `InvalidRequest` for a format that cannot be enforced, and `ContextTooLong` for far too many tokens.
         """
         async for request in source:
-            yield await in_thread(self.prompt, request)
+            yield await apart(not request.is_light, self.prompt, request)
 
     @metrics.RENDER_SECONDS.time()
     def prompt(self, request: ResolvedRequest) -> Prompt:

@@ -20,6 +20,7 @@ from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.history import History, opening
 from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread
@@ -209,7 +210,10 @@ class Store:
         self.writer.queue((Statement(run_sql.RELEASE, (response_id, self.server_id)),), response_id)
 
     def _queue(self, stored: StoredResponse, statements: Statements) -> asyncio.Future[None]:
-        return self.writer.queue(statements, *_keys(stored.response))
+        response = stored.response
+        if callable(statements) and not response.tools and are_light(stored.items, response.instructions):
+            statements = statements()
+        return self.writer.queue(statements, *_keys(response))
 
     # The statements of a response, which the queue builds in a thread
 
