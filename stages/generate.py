@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET
@@ -77,9 +77,10 @@ class Generate:
 
 
 def _are_within(token_ids: TokenIds, size: int) -> bool:
-    token: Any = Annotated[int, msgspec.Meta(ge=0, lt=size)]  # half the time of `min` and `max` for a long prompt
+    import numpy as np  # noqa: PLC0415 - replays of recordings do without, and it takes a tenth of a second
+
     try:
-        msgspec.convert(token_ids, list[token])
-    except msgspec.ValidationError:
+        ids = array("Q", token_ids)
+    except (OverflowError, TypeError):  # negative, of more than 64 bits, or no integer
         return False
-    return True
+    return bool(np.frombuffer(ids, np.uint64).max() < size)  # a third of the time of `max`

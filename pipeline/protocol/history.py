@@ -11,7 +11,7 @@ import msgspec
 from penstock.pipeline.protocol.items import Compaction, InputFile, InputImage, Item, Message
 
 _TAIL = 4096
-"""Characters at the end of an image or a file that distinguish it from others."""
+"""Characters at an end of a text, an image or a file that distinguish it from others."""
 
 
 _MOST = 500
@@ -65,4 +65,9 @@ def _content(item: Item) -> str:
         for part in item.content
         if isinstance(part, InputFile)
     ]
-    return "\n".join((item.role, item.text, *images, *files))
+    return "\n".join((item.role, _outline(item.text), *images, *files))
+
+
+def _outline(text: str) -> str:
+    """Return a text, or the length and the ends of a long one: each turn computes the digest of a conversation."""
+    return text if len(text) <= 2 * _TAIL else f"{len(text)} {text[:_TAIL]} {text[-_TAIL:]}"

@@ -6,11 +6,11 @@ turn of an agent needs all of them again.  Output of earlier turns is rendered i
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
-from itertools import chain
+from operator import itemgetter
 from threading import Lock
 
 from cachetools import LRUCache, cached
@@ -18,7 +18,7 @@ from cachetools import LRUCache, cached
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, TokenIds
 from penstock.pipeline.tasks import apart
-from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
 from penstock.stages.models.text_pieces import pieces
 from penstock.stages.render.constraint import placing_tools
 from penstock.stages.render.harmony.grammar import grammar
@@ -28,8 +28,10 @@ from penstock.stages.render.harmony.verbatim import as_written, in_its_words
 from penstock.stages.render.raw import raw_prompt
 from penstock.stages.render.truncation import refuse_excess, room_for_answer, to_drop
 
-_KEPT_BYTES = 64_000_000
+_KEPT_BYTES = 128_000_000
 """Bytes of the cache of encoded texts: about 200 conversations of 70,000 tokens."""
+_TOKEN_BYTES = 8
+"""Bytes of a token in the cache, which holds references to `_shared`."""
 _KEPT_FROM = 200
 """Characters of the shortest text to cache: a shorter one is encoded as fast as it is looked up."""
 _ENTRY_BYTES = 400
@@ -83,7 +85,7 @@ class RenderHarmony:
         refuse_excess(sum(map(len, kept)), self.context_length)
         return Prompt(
             facts=request.facts,
-            token_ids=tuple(chain.from_iterable(kept)),
+            token_ids=_joined(kept),
             stop_token_ids=STOP_TOKENS,
             grammar=rules,
             channel=channel,
@@ -106,11 +108,11 @@ class _Encoder:
             return ()
         first, *others = messages
         ids = as_written(first, written, self.encoding) or self.message(first)
-        return array("I", chain(ids, *map(self.message, others))) if others else ids
+        return _joined((ids, *map(self.message, others))) if others else ids
 
     def message(self, message: HarmonyMessage) -> Sequence[int]:
-        """Return the tokens of a message, in four bytes each."""
-        token_ids = array("I")
+        """Return the tokens of a message."""
+        token_ids: list[int] = []
         for segment in message.segments():
             if isinstance(segment, int):
                 token_ids.append(segment)
@@ -130,16 +132,29 @@ def _key(encoding: HarmonyEncoding, text: str) -> tuple[HarmonyEncoding, bytes]:
     return encoding, sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def _size(token_ids: array[int]) -> int:
-    return _ENTRY_BYTES + token_ids.itemsize * len(token_ids)
+def _size(token_ids: TokenIds) -> int:
+    return _ENTRY_BYTES + _TOKEN_BYTES * len(token_ids)
 
 
-_texts: LRUCache[tuple[HarmonyEncoding, bytes], array[int]] = LRUCache(_KEPT_BYTES, _size)
+_texts: LRUCache[tuple[HarmonyEncoding, bytes], TokenIds] = LRUCache(_KEPT_BYTES, _size)
 
 
 @cached(_texts, _key, Lock())
-def _kept(encoding: HarmonyEncoding, text: str) -> array[int]:
-    return array("I", encoding.encode(text))
+def _kept(encoding: HarmonyEncoding, text: str) -> TokenIds:
+    return itemgetter(0, 0, *encoding.encode(text))(_shared())[2:]
+
+
+@cache
+def _shared() -> tuple[int, ...]:
+    """Return an `int` object for each token id, shared by all prompts: one of its own takes four times the memory."""
+    return tuple(range(VOCABULARY_SIZE))
+
+
+def _joined(parts: Iterable[Sequence[int]]) -> TokenIds:
+    token_ids: list[int] = []
+    for part in parts:
+        token_ids += part  # grows by the length of a part: `chain` would grow token by token
+    return tuple(token_ids)
 
 
 def _raw_messages(conversation: HarmonyConversation, dropped: frozenset[int]) -> RawMessages:
