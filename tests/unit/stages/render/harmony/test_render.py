@@ -568,8 +568,8 @@ async def test_long_texts_are_encoded_once(encoding: HarmonyEncoding, monkeypatc
 def test_text_cache_is_bounded_by_size(encoding: HarmonyEncoding) -> None:
     _texts.clear()
     for words in ("one " * 1_000, "two " * 1_000, "one " * 1_000):
-        _kept(encoding, words)
-    assert 2 * 4 * 1_000 <= _texts.currsize <= 2 * 5 * 1_000
+        assert list(_kept(encoding, words)) == encoding.encode(words)
+    assert 2 * 8 * 1_000 <= _texts.currsize <= 2 * 9 * 1_000
     assert _texts.maxsize == _KEPT_BYTES
 
 
