@@ -141,7 +141,8 @@ _texts: LRUCache[tuple[HarmonyEncoding, bytes], TokenIds] = LRUCache(_KEPT_BYTES
 
 @cached(_texts, _key, Lock())
 def _kept(encoding: HarmonyEncoding, text: str) -> TokenIds:
-    return itemgetter(0, 0, *encoding.encode(text))(_shared())[2:]
+    token_ids: TokenIds = itemgetter(0, 0, *encoding.encode(text))(_shared())  # a single one would not be a tuple
+    return token_ids[2:]
 
 
 @cache
