@@ -13,8 +13,9 @@ included.  So a recording of one junction is complete, and replays to the same b
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,6 +39,9 @@ from penstock.pipeline.protocol.tools import (
     WebSearchOptions,
 )
 from penstock.pipeline.tasks import MANY
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
@@ -116,7 +120,9 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The origin of a request; the store keeps ``owner`` and ``position`` with the response."""
 
     owner: str = ""
-    """The SHA-256 of the API key in hex; empty if the server has none. Only this owner finds the stored response."""
+    """The SHA-256 of the API key in hex, or the text of ``request[OWNER]`` in a site that embeds the server; empty if
+    there is neither. Only this owner finds the stored response.
+    """
     position: int = 0
     """The end of the response's conversation when it was read."""
     recorded: bool = False
@@ -354,20 +360,25 @@ class GenerationStarted(_Frame, frozen=True):
     """The same as in the prompt."""
 
 
-AnyFrame = TypeVar("AnyFrame", bound=msgspec.Struct | CreateResponse)
+AnyFrame = TypeVar("AnyFrame", bound="msgspec.Struct | CreateResponse | DataclassInstance")
 FactsFrame = TypeVar("FactsFrame", bound=ResolvedRequest | ResponseStarted | Prompt | GenerationStarted)
 
 
 def replace(frame: AnyFrame, **changes: Any) -> AnyFrame:
-    """Return a copy of any frame, or of a struct inside one, with changed fields.
+    """Return a copy of any frame, or of a struct or dataclass inside one, with changed fields.
 
     The parameters of a `CreateResponse` are validated as if a client had sent them.  Raises `TypeError` for a field
     that does not exist, and `ValueError` for a wrong parameter.
     """
     if isinstance(frame, CreateResponse):
         return frame.replaced(changes)
-    check_names("field", changes, type(frame).__struct_fields__)
-    return msgspec.structs.replace(frame, **changes)
+    if isinstance(frame, msgspec.Struct):
+        check_names("field", changes, type(frame).__struct_fields__)
+        return msgspec.structs.replace(frame, **changes)
+    if not dataclasses.is_dataclass(frame):
+        raise TypeError(f"replace copies frames and what is in them, not a value of the type {type(frame).__name__}")
+    check_names("field", changes, [field.name for field in dataclasses.fields(frame)])
+    return dataclasses.replace(frame, **changes)
 
 
 def with_facts(frame: FactsFrame, **changes: Any) -> FactsFrame:

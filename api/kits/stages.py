@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 from penstock.api.cli.replayer import NoReplay, recorded_files, replay_of, unedited
 from penstock.pipeline.core import Pipeline, Stage, source_of
@@ -19,7 +18,7 @@ from penstock.pipeline.frames import (
     ParsedFrame,
     ResolvedRequest,
     TurnFinished,
-    with_facts,
+    replace,
 )
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
@@ -41,9 +40,17 @@ def recorded(recording: Path | str, after: str) -> list[Any]:
     return list(read_recording(files[after], FILES[after][1]).frames)
 
 
-async def resolved(body: str | CreateResponse, models: tuple[str, ...] = ("tiny",)) -> ResolvedRequest:
-    """Return a request, or an input, as ``normalize`` gives it."""
-    request = CreateResponse(input=body) if isinstance(body, str) else body
+async def resolved(
+    body: str | CreateResponse, models: tuple[str, ...] = ("tiny",), *, owner: str = "", key_name: str = ""
+) -> ResolvedRequest:
+    """Return a request, or an input, as ``normalize`` gives it.
+
+    ``owner`` and ``key_name`` replace those of the request.
+    """
+    request = body if isinstance(body, CreateResponse) else CreateResponse(input=body)
+    envelope = request.envelope
+    envelope = replace(envelope, owner=owner or envelope.owner, key_name=key_name or envelope.key_name)
+    request = request.inside(envelope)
     [frame] = await run(Normalize(Store(NullDatabase()), models), [request])
     return frame  # type: ignore[no-any-return]
 
@@ -53,8 +60,9 @@ async def turn(*pieces: str, owner: str = "", key_name: str = "") -> list[Parsed
 
     ``owner`` and ``key_name`` are those of the request.
     """
-    request = await resolved("Hi")
-    facts = with_facts(request, origin=replace(request.facts.origin, owner=owner, key_name=key_name)).facts
+    if wrong := [type(piece).__name__ for piece in pieces if not isinstance(piece, str)]:
+        raise TypeError(f'each piece of a turn is a text of its own, turn("a", "b"), and not a {wrong[0]}')
+    facts = (await resolved("Hi", owner=owner, key_name=key_name)).facts
     finished = TurnFinished("stop", cached_tokens=0, output_tokens=len(pieces), reasoning_tokens=0, duration=0.0)
     deltas = map(ItemDelta, pieces)
     return [GenerationStarted(facts, 1), MessageOpened(), *deltas, ItemClosed(complete=True), finished]
@@ -65,12 +73,22 @@ async def run(stage: Stage[Any, Any] | Pipeline[Any, Any], frames: Iterable[Any]
 
     ``frames`` may be a part of a turn: the order of what the stage gives is then not checked.  Raises `StageFault`.
     """
+    source = _listed(frames)
     name = getattr(stage, "__name__", type(stage).__name__)
     pipeline = stage if isinstance(stage, Pipeline) else Pipeline.start(name, stage)
-    source = list(frames)
     checked = all_guarded(pipeline, has_order=_are_whole(pipeline.accepts(), source))
     async with checked.open(source_of(source)) as given:
         return [frame async for frame in given]
+
+
+def _listed(frames: Iterable[Any]) -> list[Any]:
+    """Return the frames; raise `TypeError` for what is likely given instead of a list of them."""
+    if inspect.iscoroutine(frames):
+        frames.close()
+        raise TypeError("the frames are a coroutine: await it first, as in run(stage, await turn(...))")
+    if isinstance(frames, str | CreateResponse) or not isinstance(frames, Iterable):
+        raise TypeError(f"a stage runs with a list of frames, run(stage, [frame]), not with a {type(frames).__name__}")
+    return list(frames)
 
 
 def _are_whole(junction: Junction, source: Sequence[Any]) -> bool:

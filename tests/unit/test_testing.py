@@ -25,6 +25,7 @@ from penstock.pipeline.frames import (
     TokenChunk,
 )
 from penstock.pipeline.protocol.events import to_sse
+from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.recordings.format import UnreadableRecording
 from penstock.stages.optional.rewrite import Rewrite
 from penstock.testing import (
@@ -375,3 +376,26 @@ async def test_turn_is_whole_and_can_be_rewritten() -> None:
 async def test_items_have_their_types() -> None:
     response = check_events(await replayed(GREETING))
     assert [item.type for item in response.output] == ["reasoning", "message"]
+
+
+async def test_request_and_turn_have_an_owner() -> None:
+    request = CreateResponse(input="Hi").inside(Envelope(owner="alice", request_id="1"))
+    for frame in (
+        await resolved("Hi", owner="alice"),
+        await resolved(request),
+        (await turn("Hello.", owner="alice"))[0],
+    ):
+        assert isinstance(frame, ResolvedRequest | GenerationStarted)
+        assert frame.facts.origin.owner == "alice"
+    origin = (await resolved(request, owner="bob", key_name="laptop")).facts.origin
+    assert (origin.owner, origin.key_name, origin.request_id) == ("bob", "laptop", "1")
+
+
+async def test_wrong_arguments_of_helpers_are_not_blamed_on_a_stage() -> None:
+    with pytest.raises(TypeError, match=r'turn\("a", "b"\), and not a list'):
+        await turn(["a", "b"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"await turn"):
+        await run(shout, turn("a"))  # type: ignore[arg-type]
+    for given in (CreateResponse(input="Hi"), "Hi", ItemDelta("a")):
+        with pytest.raises(TypeError, match=rf"not with a {type(given).__name__}"):
+            await run(shout, given)  # type: ignore[arg-type]

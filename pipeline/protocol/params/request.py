@@ -314,6 +314,8 @@ class CreateResponse(Generating):
 
     def replaced(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with other parameters, each validated; raise `TypeError` for one that does not exist."""
+        if "envelope" in changes:
+            raise TypeError("the envelope is not a parameter: request.inside(envelope) returns a copy in another one")
         check_names("parameter", changes, type(self).model_fields)
         valid = type(self).model_validate(changes)
         return self.model_copy(update={name: getattr(valid, name) for name in changes})

@@ -36,6 +36,17 @@ def test_a_copy_of_a_request_refuses_what_a_client_may_not_send() -> None:
         replace(CreateResponse(input="Hi"), temperature=3)
 
 
+def test_an_envelope_is_copied_too_and_put_around_a_request_by_inside() -> None:
+    request = CreateResponse(input="Hi").inside(Envelope(owner="alice"))
+    assert request.inside(replace(request.envelope, request_id="1")).envelope == Envelope("alice", request_id="1")
+    with pytest.raises(TypeError, match=r"'ownr' \(did you mean owner\?\)"):
+        replace(request.envelope, ownr="bob")
+    with pytest.raises(TypeError, match=r"request\.inside"):
+        replace(request, envelope=Envelope(owner="bob"))
+    with pytest.raises(TypeError, match="not a value of the type dict"):
+        replace({}, text="a")  # type: ignore[type-var]
+
+
 SHOWN = {"temperature": 0.25, "top_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": 1.5}
 
 
