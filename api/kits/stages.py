@@ -60,7 +60,8 @@ async def turn(*pieces: str, owner: str = "", key_name: str = "") -> list[Parsed
 
     ``owner`` and ``key_name`` are those of the request.
     """
-    if wrong := [type(piece).__name__ for piece in pieces if not isinstance(piece, str)]:
+    given: tuple[Any, ...] = pieces
+    if wrong := [type(piece).__name__ for piece in given if not isinstance(piece, str)]:
         raise TypeError(f'each piece of a turn is a text of its own, turn("a", "b"), and not a {wrong[0]}')
     facts = (await resolved("Hi", owner=owner, key_name=key_name)).facts
     finished = TurnFinished("stop", cached_tokens=0, output_tokens=len(pieces), reasoning_tokens=0, duration=0.0)
