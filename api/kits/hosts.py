@@ -33,9 +33,10 @@ async def check_host(
 ) -> None:
     """Check that a host, and its sessions for a ``request``, keep the rules of `Host` and `Session`; close it.
 
-    Raises `BrokenRule` at the first rule that it breaks, or if a rule takes more than ``seconds``.
+    Raises `BrokenRule` at the first rule that it breaks, or if a rule takes more than ``seconds``.  The slow
+    call gets a sixtieth of that.
     """
-    tester = _Tester(host, calls, request or await resolved("Hi"))
+    tester = _Tester(host, calls, request or await resolved("Hi"), max(2 * _MOMENT, seconds / 60))
     async with closing_broken(host):
         await keep_all(_RULES, tester, seconds)
 
@@ -53,10 +54,11 @@ _UNREADABLE = ("", "{", "null", "[1]", '{"\\ud800": NaN}', "[" * 10_000, "\x00")
 class _Tester:
     """A host, and sessions of it."""
 
-    def __init__(self, host: Host, calls: ExampleCalls, request: ResolvedRequest) -> None:
+    def __init__(self, host: Host, calls: ExampleCalls, request: ResolvedRequest, seconds: float) -> None:
         self.host = host
         self.calls = calls
         self.request = request
+        self.seconds = seconds
         self.tasks = asyncio.all_tasks()
 
     @asynccontextmanager
@@ -89,7 +91,8 @@ class _Tester:
     async def running(self, session: Session) -> AsyncGenerator[asyncio.Task[ToolResult], None]:
         """Make the slow call for the length of a block, if there is one, and the quick one otherwise."""
         await self.succeeds(session)
-        task = asyncio.create_task(self.run(session, self.calls.slow or self.calls.quick))
+        limited = (self.calls.slow, self.seconds) if self.calls.slow else (self.calls.quick, _PATIENCE)
+        task = asyncio.create_task(self.run(session, *limited))
         await asyncio.wait({task}, timeout=_MOMENT if self.calls.slow else 0)
         rule(not (self.calls.slow and task.done()), f"the slow call takes longer than {_MOMENT:g} seconds")
         try:
@@ -155,8 +158,8 @@ async def _check_session_close(tester: _Tester) -> None:
     async with tester.session() as session, tester.session() as other:
         async with tester.running(session) as task:
             await asyncio.create_task(session.close())
-            await asyncio.wait({task}, timeout=_PATIENCE)
-            rule(task.done(), "close stops the calls that run")
+            await asyncio.wait({task}, timeout=tester.seconds + GRACE)
+            rule(task.done(), "a call that runs while its session is closed ends, at the latest after its seconds")
             if not task.cancelled():
                 task.result()
         await session.close()

@@ -70,6 +70,12 @@ async def test_host_keeps_all_rules() -> None:
     await check_host(Counter(), ExampleCalls(CALLS.quick, CALLS.wrong))
 
 
+@pytest.mark.parametrize("seconds", [2, 60])
+async def test_host_whose_calls_end_by_themselves_is_checked_quickly(seconds: float) -> None:
+    async with asyncio.timeout(4):
+        await check_host(Open(), CALLS, seconds=seconds)
+
+
 class Raising(Counter):
     async def _run(self, name: str, text: str) -> ToolResult:
         return ToolResult(str(int(text) + 1))
@@ -110,6 +116,15 @@ class Open(Counter):
         pass
 
 
+class Stuck(Counter):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        try:
+            return await super().run(name, text, seconds)
+        finally:
+            if self.is_closed:
+                await asyncio.Event().wait()
+
+
 class OnceClosed(Counter):
     async def close(self) -> None:
         if self.is_closed:
@@ -141,7 +156,7 @@ class Lacking(Counter):
         (Endless, "seconds: run ends by itself"),
         (Deaf, "cancellation: a call that is cancelled raises CancelledError"),
         (Exclusive, "concurrency: the quick call succeeds; its error was 'It is busy.'"),
-        (Open, "session: close stops the calls that run"),
+        (Stuck, "session: a call that runs while its session is closed ends"),
         (OnceClosed, "session: it raised RuntimeError: closed twice"),
         (Leaky, "close: close leaves no task running: Event.wait, Event.wait"),
     ],
