@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, PydanticBaseSettingsSource, SettingsConfigDict
@@ -40,10 +41,18 @@ class StageTables(BaseSettings):
     @classmethod
     def _has_stages(cls, tables: Tables, info: ValidationInfo) -> Tables:
         named = [table_of(name) for name in info.data.get("with_", ())]
-        for table in tables:
+        for table, settings in tables.items():
             if "with_" in info.data and table not in named:
-                raise ValueError(f"no --with has the name {table}{nearest(table, named)}")
+                raise ValueError(_unread(table, settings, named))
         return tables
+
+
+def _unread(table: str, settings: Mapping[str, Any], named: Sequence[str]) -> str:
+    """Return the reason why no stage reads a table."""
+    if not named and "with" in settings:
+        return f"with stands in the table [stages.{table}]: move it above all tables"
+    there_are = nearest(table, named) or (f": those are {', '.join(named)}" if named else ", as there is none")
+    return f"no --with has the name {table}{there_are}"
 
 
 class _TablesAlone(StageTables):

@@ -15,6 +15,9 @@ from penstock.pipeline.logs import nearest
 PARAMETER = "settings"
 """The parameter by which a plug-in takes its settings."""
 
+_NOT_ITS_OWN = "; one of the server stands above all tables"
+"""The end of a message about a key that resembles no setting of a stage."""
+
 Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The settings of plug-ins, each under the name that `table_of` gives its table."""
 
@@ -34,7 +37,10 @@ def table_of(name: str) -> str:
 def model_of(install: Callable[..., Any]) -> type[BaseModel] | None:
     """Return the model that annotates the settings of a plug-in, or None if it takes none; raise `WrongSettings`."""
     try:
-        if PARAMETER not in inspect.signature(install).parameters:
+        parameters = list(inspect.signature(install).parameters.values())
+        if unknown := [each.name for each in parameters[1:] if each.name != PARAMETER and _is_required(each)]:
+            raise WrongSettings(f"there is nothing for its parameter {unknown[0]}{nearest(unknown[0], [PARAMETER])}")
+        if PARAMETER not in (each.name for each in parameters):
             return None
         model = inspect.signature(install, eval_str=True).parameters[PARAMETER].annotation
     except NameError as error:
@@ -42,6 +48,11 @@ def model_of(install: Callable[..., Any]) -> type[BaseModel] | None:
     if not (inspect.isclass(model) and issubclass(model, BaseModel)):
         raise WrongSettings(f"annotate its parameter {PARAMETER} with a pydantic model")
     return model
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_open = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and not is_open
 
 
 def validated(model: type[BaseModel], label: str, table: Mapping[str, Any]) -> BaseModel:
@@ -58,5 +69,6 @@ def _problems(errors: list[ErrorDetails], model: type[BaseModel]) -> Iterator[st
         key = ".".join(map(str, error["loc"]))
         message = error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            message = f"there is no such setting{nearest(key, model.model_fields)}"
+            near = nearest(key, model.model_fields)
+            message = f"there is no such setting{near or _NOT_ITS_OWN}"
         yield f"{key}: {message}" if key else message

@@ -116,11 +116,26 @@ def load(names: Iterable[str], tables: Tables = MappingProxyType({})) -> Install
     `WrongPlugin`.
     """
     plugins = [_plugin(name, tables) for name in names]
+    _check_tables(plugins, tables)
     unread = tables.keys() - {table_of(plugin.name) for plugin in plugins if plugin.settings}
     for plugin in plugins:
         if (label := table_of(plugin.name)) in unread:
             raise WrongPlugin(plugin.name, f"it takes no settings, but there is the table [stages.{label}]")
     return lambda pipeline: guarded(reduce(lambda edited, plugin: plugin(edited), plugins, pipeline), pipeline)
+
+
+def _check_tables(plugins: Sequence[Plugin], tables: Tables) -> None:
+    """Raise `WrongPlugin` if plug-ins of different models would read the same table."""
+    readers: dict[str, Plugin] = {}
+    for plugin in plugins:
+        if not plugin.settings or (label := table_of(plugin.name)) not in tables:
+            continue
+        first = readers.setdefault(label, plugin)
+        if type(first.settings[PARAMETER]) is not type(plugin.settings[PARAMETER]):
+            problem = (
+                f"{WITH} {first.name} reads the table [stages.{label}] as well: name one of them by an entry point"
+            )
+            raise WrongPlugin(plugin.name, problem)
 
 
 def _plugin(name: str, tables: Tables) -> Plugin:

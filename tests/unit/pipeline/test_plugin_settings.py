@@ -84,6 +84,10 @@ def of_dict(pipeline, settings: dict[str, str]):
     return pipeline
 
 
+def misspelt(pipeline, setings: Settings):
+    return pipeline
+
+
 def unknown(pipeline, settings: Nowhere):
     return pipeline
 """
@@ -176,6 +180,12 @@ def test_settings_may_have_variables_of_their_own(monkeypatch: pytest.MonkeyPatc
             {"keys": ""},
             "[stages.censor]: key: Field required; keys: there is no such setting (did you mean key?)",
         ),
+        (
+            "install",
+            {"words": [], "port": 1},
+            "[stages.censor]: port: there is no such setting; one of the server stands above all tables",
+        ),
+        ("misspelt", {}, "there is nothing for its parameter setings (did you mean settings?)"),
         ("alone", {}, "it takes no settings, but there is the table [stages.censor]"),
         ("bare", {}, "annotate its parameter settings with a pydantic model"),
         ("of_dict", {}, "annotate its parameter settings with a pydantic model"),
@@ -193,6 +203,20 @@ def test_plugins_of_a_file_share_its_table() -> None:
     assert edited(recorded_responses()).names()[5:8] == ["parse", "censor", "alone"]
     with pytest.raises(WrongPlugin, match=r"^--with censor.py:install: \[stages.censor\]: words: Field required$"):
         load(["censor.py:alone", "censor.py:install"])
+
+
+def test_plugins_with_settings_of_their_own_share_no_table(here: Path) -> None:
+    (here / "other").mkdir()
+    (here / "other" / "censor.py").write_text(CENSOR)
+    names, tables = ["censor.py:install", "other/censor.py:install"], {"censor": {"words": ["fish"]}}
+    with pytest.raises(WrongPlugin) as caught:
+        load(names, tables)
+    assert str(caught.value) == (
+        "--with other/censor.py:install: --with censor.py:install reads the table [stages.censor] as well: "
+        "name one of them by an entry point"
+    )
+    load([names[0], "our-censor"], tables | {"our-censor": {"words": ["fish"]}})
+    load([names[0], names[0]], tables)
 
 
 SECRET = "xyzzy"

@@ -129,6 +129,18 @@ def test_wrong_variable_is_named(name: str, value: str, message: str, monkeypatc
             'with = "guard.py:install"\n[stages.guarb]\nwords = []',
             "stages (penstock.toml, line 2): no --with has the name guarb (did you mean guard?)",
         ),
+        (
+            'with = "guard.py:install"\n[stages.install]\nwords = []',
+            "stages (penstock.toml, line 2): no --with has the name install: those are guard",
+        ),
+        (
+            "[stages.guard]\nwords = []",
+            "stages (penstock.toml, line 1): no --with has the name guard, as there is none",
+        ),
+        (
+            '[stages.guard]\nwith = "guard.py:install"',
+            "stages (penstock.toml, line 1): with stands in the table [stages.guard]: move it above all tables",
+        ),
         ("stages.guard = 'xyzzy'", "stages (penstock.toml, line 1): Input should be a valid dictionary"),
         (
             "engine_arguments = []",
