@@ -84,7 +84,7 @@ def of_dict(pipeline, settings: dict[str, str]):
     return pipeline
 
 
-def misspelt(pipeline, setings: Settings):
+def misspelt(pipeline, setting: Settings):
     return pipeline
 
 
@@ -185,7 +185,7 @@ def test_settings_may_have_variables_of_their_own(monkeypatch: pytest.MonkeyPatc
             {"words": [], "port": 1},
             "[stages.censor]: port: there is no such setting; one of the server stands above all tables",
         ),
-        ("misspelt", {}, "there is nothing for its parameter setings (did you mean settings?)"),
+        ("misspelt", {}, "there is nothing for its parameter setting (did you mean settings?)"),
         ("alone", {}, "it takes no settings, but there is the table [stages.censor]"),
         ("bare", {}, "annotate its parameter settings with a pydantic model"),
         ("of_dict", {}, "annotate its parameter settings with a pydantic model"),
