@@ -185,7 +185,7 @@ async def _joined(parts: ServerParts, loaded: Preloaded, url: str) -> AsyncGener
     ):
         housekeeping = (
             asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl)),
-            asyncio.create_task(keep_tidying(scheduler.admission)),
+            asyncio.create_task(keep_tidying(scheduler.admission, scheduler.in_flight)),
         )
         try:
             async with _delivering(settings, store, loaded.keys), opened(parts) as resources:

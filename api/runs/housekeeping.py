@@ -7,6 +7,7 @@ import gc
 import logging
 
 from penstock.api.limits.admission import Admission
+from penstock.api.runs.background import InFlight
 from penstock.api.runs.heap import Heap
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
@@ -21,13 +22,17 @@ PERIOD = 3600.0
 TIDY_SECONDS = 10.0
 """Seconds between two times at which unused memory is freed."""
 
-YOUNG, SOME, ALL = 5_000, 3, 250
+YOUNG, SOME, NEVER = 5_000, 1, 2**31 - 1
 """The thresholds of `gc.set_threshold`.
 
 They are new objects before a collection of the youngest generation, such collections before one of the middle
 generation, and collections of the middle generation before one of all objects.  The first two kinds of collections
-take milliseconds at most.  The last kind is only for garbage of plug-ins and libraries.
+take milliseconds.  The last one takes a third of a second beside a request with a million values, so that it waits for
+a moment without requests (see `collect_if_due`).
 """
+
+DUE, OVERDUE = 500, 10_000
+"""Collections of the middle generation before one of all objects while no request runs, and in any case."""
 
 
 async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float) -> None:
@@ -52,13 +57,23 @@ async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float
         await asyncio.sleep(period)
 
 
-async def keep_tidying(admission: Admission) -> None:
-    """Forget idle owners, and give free memory back to the system, periodically, until cancelled."""
+async def keep_tidying(admission: Admission, in_flight: InFlight) -> None:
+    """Forget idle owners, and free garbage and memory, periodically, until cancelled."""
     heap = Heap()
     while True:
         await asyncio.sleep(TIDY_SECONDS)
         await admission.forget_idle()
+        collect_if_due(in_flight.count)
         await asyncio.to_thread(heap.tidy)
+
+
+def collect_if_due(running: int) -> None:
+    """Collect all garbage if that is due while so many requests run.
+
+    Only plug-ins and libraries leave garbage that outlives the younger generations.
+    """
+    if gc.get_count()[2] > (OVERDUE if running else DUE):
+        gc.collect()
 
 
 def tune_gc() -> None:
@@ -70,4 +85,4 @@ def tune_gc() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, SOME, ALL)
+    gc.set_threshold(YOUNG, SOME, NEVER)

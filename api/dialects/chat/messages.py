@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -157,7 +158,7 @@ class Conversation:
 
     def __init__(self, messages: Sequence[ChatMessage], *, continues: bool = False) -> None:
         self.items: list[params.InputItem] = []
-        self.places: list[int] = []
+        self.places = array("I")
         """The position of the message of each item."""
         self._custom: set[str] = set()
         for position, message in enumerate(messages):

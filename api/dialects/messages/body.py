@@ -26,6 +26,7 @@ from penstock.pipeline.protocol.params.request import (
     SOURCES,
     CreateResponse,
     ReasoningOptionsParam,
+    StopText,
     TextOptions,
 )
 from penstock.pipeline.protocol.params.tools import (
@@ -68,6 +69,9 @@ _SHARED = frozenset(
 
 FOREIGN = ForeignNames(_MEANT, tuple(sorted({*OF_CHATS.names, *CreateResponse.model_fields} - _MEANT.keys() - _SHARED)))
 """The parameters of Responses, Chat Completions and Completions that a message does not have."""
+
+MOST_STOP_SEQUENCES = 64
+"""The most stop sequences of a message: the text of each token is searched for all of them."""
 
 _EFFORTS: Mapping[int, Effort] = {10_000: "high", 5_000: "medium", 0: "low"}
 """The effort for a budget of thought in tokens, by the least budget that gets it."""
@@ -306,11 +310,11 @@ class CountTokens(Body):
     @property
     def place(self) -> Callable[[str], str]:
         """Return the place in this body of a parameter of the request."""
-        conversation, tools = self._conversation, [position for position, _ in self._tools]
+        places, tools = self._conversation.places, [position for position, _ in self._tools]
 
         def placed(param: str) -> str:
             if item := re.match(r"input\[(\d+)\](?:\.\w+\[(\d+)\])?", param):
-                return conversation.place(int(item[1]), int(item[2]) if item[2] else None)
+                return places.of(int(item[1]), int(item[2]) if item[2] else None)
             if tool := re.match(r"tools\[(\d+)\]", param):
                 field = param[tool.end() :].replace(".parameters", ".input_schema")
                 return f"tools[{tools[int(tool[1])]}]{field}"
@@ -325,7 +329,7 @@ class CreateMessage(CountTokens):
     max_tokens: Annotated[int, Field(ge=0)]
     """With 0, the prompt is read into the cache of the engine, and nothing is generated."""
     stream: bool | None = None
-    stop_sequences: Annotated[list[Annotated[str, StringConstraints(min_length=1)]], FAIL_FAST] | None = None
+    stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_STOP_SEQUENCES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None

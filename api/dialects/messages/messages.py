@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from penstock.api.dialects.messages.places import Block, Places
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
@@ -243,10 +244,10 @@ class Conversation:
         deferred: Mapping[str, FunctionToolParam] = MappingProxyType({}),
     ) -> None:
         self.items: list[params.InputItem] = []
-        self._places: list[tuple[str, tuple[str, ...]]] = []
-        """The place of the message of each item, and within it those of the blocks of the parts of the item."""
-        self._blocks: tuple[str, ...] = ()
-        """The places of the blocks of the item that is being read."""
+        self.places = Places()
+        """The places of the items in the body."""
+        self._blocks: Sequence[Block] = ()
+        """The blocks of the parts of the item that is being read."""
         self._deferred = dict(deferred)
         """The deferred tools that no result has loaded yet."""
         self._loaded: list[FunctionToolParam] = []
@@ -259,17 +260,12 @@ class Conversation:
             for item in self._items(message, is_last=position == len(messages) - 1):
                 if not (position in cleared and isinstance(item, params.ReasoningItem)):
                     self.items.append(item)
-                    self._places.append((f"messages[{position}]", self._blocks))
+                    self.places.add(position, self._blocks)
         if messages and not self.items:
             raise InvalidRequest("messages: at least one message needs content", param="messages", code="invalid_value")
         for call_id, place in self._open_calls.items():
             found = f"`tool_use` ids were found without `tool_result` blocks immediately after: {shortened(call_id)}"
             raise _refusal(found, place)
-
-    def place(self, item: int, part: int | None) -> str:
-        """Return the place of an item, or of one of its parts, in the body."""
-        message, blocks = self._places[item]
-        return f"{message}.{blocks[part]}" if part is not None and part < len(blocks) else message
 
     def _pair(self, message: Turn, place: str) -> None:
         """Raise `InvalidRequest` for a result without a call before it, and for two open calls with the same id.
@@ -307,30 +303,28 @@ class Conversation:
         """Yield the results of a message before all else, because models expect them right after their calls."""
         for position, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
-                output = self._result(block, f"content[{position}]")
+                output = self._result(block, position)
                 yield params.FunctionCallOutputItem(call_id=block.tool_use_id, output=output)
         self._blocks = ()
         if self._loaded:
             tools = tuple(AnyTool.model_construct(root=tool) for tool in self._loaded)
             yield params.AdditionalToolsItem(role="developer", tools=tools)
             self._loaded = []
-        others = [(part, f"content[{at}]") for at, block in enumerate(blocks) for part in _parts(block)]
+        others = [(part, (at, None)) for at, block in enumerate(blocks) for part in _parts(block)]
         if others:
-            self._blocks = tuple(place for _, place in others)
+            self._blocks = [place for _, place in others]
             yield params.MessageItem(role="user", content=tuple(part for part, _ in others))
             self._blocks = ()
 
-    def _result(self, block: ToolResultBlock, place: str) -> str | tuple[params.OutputPart, ...]:
+    def _result(self, block: ToolResultBlock, position: int) -> str | tuple[params.OutputPart, ...]:
         content = block.content or ""
         parts = (wire.InputText(content),) if isinstance(content, str) else content
-        placed = [
-            (part, f"{place}.content[{at}]") for at, each in enumerate(parts) for part in self._result_parts(each)
-        ]
+        placed = [(part, (position, at)) for at, each in enumerate(parts) for part in self._result_parts(each)]
         read = tuple(part for part, _ in placed)
-        self._blocks = tuple(place for _, place in placed)
+        self._blocks = [place for _, place in placed]
         if block.is_error and not _names_a_failure(read):
             read = (wire.InputText("Error: "), *read)
-            self._blocks = (place, *self._blocks)
+            self._blocks = [(position, None), *self._blocks]
         if all(isinstance(part, wire.InputText) for part in read):
             return "".join(part.text for part in read if isinstance(part, wire.InputText))
         return read

@@ -24,6 +24,7 @@ from penstock.pipeline.protocol.params.common import (
     Metadata,
     Refused,
     TextOr,
+    at_most,
 )
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS
 from penstock.pipeline.protocol.params.items import (
@@ -136,10 +137,23 @@ def _without_transfers(extra: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-_StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+LONGEST_STOP = 1_000
+"""Characters of the longest text that ends an answer, or that an answer must not have."""
+
+MOST_BAD_WORDS = 128
+"""The most ``bad_words``, as in vLLM."""
+
+MOST_STOP_IDS = 100
+"""The most ``stop_token_ids``: vLLM has room for 128, those of the model included."""
+
+MOST_TOKEN_IDS = 1_024
+"""The most ``allowed_token_ids``, and the most of a ``logit_bias``: more end vLLM's engine."""
+
+StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_STOP)]
 _Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+_Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 _CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
 
@@ -248,12 +262,14 @@ class Generating(Body):
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     seed: _Int64 | None = None
-    stop: TextOr[_StopText, Annotated[list[_StopText], Field(fail_fast=True, max_length=4)]] | None = None
-    stop_token_ids: Annotated[list[_TokenId], FAIL_FAST] | None = None
+    stop: TextOr[StopText, Annotated[list[StopText], Field(fail_fast=True, max_length=4)]] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, max_length=MOST_STOP_IDS)] | None = None
     min_tokens: Annotated[_Int64, Field(ge=0)] | None = None
-    bad_words: Annotated[list[_StopText], FAIL_FAST] | None = None
-    logit_bias: dict[_TokenKey, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    allowed_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, min_length=1)] | None = None
+    bad_words: Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_BAD_WORDS)] | None = None
+    logit_bias: Annotated[dict[_TokenKey, _Bias], at_most(MOST_TOKEN_IDS, "token ids")] | None = None
+    allowed_token_ids: (
+        Annotated[list[_TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKEN_IDS)] | None
+    ) = None
     watermarking: bool | None = None
     vllm_xargs: Annotated[dict[str, Any], AfterValidator(_without_transfers)] | None = None
     thinking_token_budget: Annotated[_Int64, Field(ge=-1)] | None = None

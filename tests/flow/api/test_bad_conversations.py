@@ -146,6 +146,7 @@ def by_user(*blocks: Body) -> Body:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "There is no function tool", "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "There is no tool that this choice lets the model call", "tool_choice"),
         ({"stop_sequences": [""]}, "at least 1 character", "stop_sequences[0]"),
+        ({"stop_sequences": ["a"] * 65}, "at most 64", "stop_sequences"),
         ({"max_tokens": -1}, "greater than or equal to", "max_tokens"),
         ({"model": None}, "should be a valid string", "model"),
     ],

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.api.runs.housekeeping import tune_gc
+from penstock.api.runs import housekeeping
+from penstock.api.runs.housekeeping import collect_if_due, tune_gc
 
 ALL = 2
 
@@ -49,6 +50,23 @@ def test_cyclic_garbage_is_freed_without_a_full_collection(looks: list[int]) -> 
     left = sum(knot() is not None for knot in knots)
     assert ALL not in looks
     assert left < 30_000
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_full_collection_waits_for_a_moment_without_requests(
+    looks: list[int], running: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "DUE", 0)
+    gc.collect(1)
+    collect_if_due(running)
+    assert (ALL in looks) == (not running)
+
+
+def test_overdue_collection_waits_no_longer(looks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "OVERDUE", 0)
+    gc.collect(1)
+    collect_if_due(running=1)
+    assert ALL in looks
 
 
 def test_startup_objects_are_frozen(looks: list[int]) -> None:
