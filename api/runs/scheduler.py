@@ -142,8 +142,7 @@ class Scheduler:
             self._rendering = self._after_normalize.through("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
-        run = partial(self._run, mode="background")
-        self.background = BackgroundQueue(run, self.runs, self.store, self.in_flight, Slots(self.limit))
+        self.background = BackgroundQueue(self._run_queued, self.runs, self.store, self.in_flight, Slots(self.limit))
         self.recovery = OrphanRecovery(self.store, self.runs, self.background, self.restarts)
 
     # Starting
@@ -199,7 +198,10 @@ class Scheduler:
             self.background.check(owner)
             await self._check_prompt(request)
         stored = StoredResponse(queued, request.facts.input, request.facts.origin)
-        return await shielded(self._accept(stored, request))  # the client may disconnect
+        try:
+            return await shielded(self._accept(stored, request))  # the client may disconnect
+        finally:
+            _let_go_of_resolved(request)
 
     async def _accept(self, stored: StoredResponse, request: ResolvedRequest) -> Run:
         with self._unlocking(stored.response):
@@ -230,7 +232,7 @@ class Scheduler:
             try:
                 yield
             finally:
-                let_go((*request.history, *request.facts.input, *request.facts.tools.tools))
+                _let_go_of_resolved(request)
 
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:
@@ -299,6 +301,12 @@ class Scheduler:
                     await self._run(request, mode, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
+
+    async def _run_queued(self, request: ResolvedRequest) -> None:
+        try:
+            await self._run(request, "background")
+        finally:
+            _let_go_of_resolved(request)
 
     async def _run(self, request: ResolvedRequest, mode: Mode, begun: Callable[[], None] = lambda: None) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
@@ -419,6 +427,10 @@ def let_go_of(create_request: CreateResponse) -> None:
     items = create_request.input_items
     tools = (tool for item in items[:MANY] if isinstance(item, AdditionalToolsItem) for tool in item.tools)
     let_go((*items, *(create_request.tools or ()), *tools, *(create_request.previous_input_messages or ())))
+
+
+def _let_go_of_resolved(request: ResolvedRequest) -> None:
+    let_go((*request.history, *request.facts.input, *request.facts.tools.tools))
 
 
 def _unstored(create_request: CreateResponse) -> CreateResponse:

@@ -11,7 +11,8 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineDead, EngineFailed, InvalidPrompt, ServerStopping, StageError
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.pipeline.recordings.format import write_frames
-from penstock.stages.generate import Generate
+from penstock.stages.generate import LONG, Generate
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from tests.support.stored_responses import facts, pop_fields
@@ -43,6 +44,14 @@ async def test_first_frame_says_if_there_is_a_grammar() -> None:
         first, *_ = await generated(ScriptedEngine(), prompt(grammar=grammar))
         assert isinstance(first, frames.GenerationStarted)
         assert first.held_to_grammar is (grammar is not None)
+
+
+@pytest.mark.parametrize("place", [0, LONG - 1, LONG, 2 * LONG])
+async def test_unknown_token_is_found_anywhere_in_a_long_prompt(place: int) -> None:
+    token_ids = [1] * (2 * LONG + 1)
+    token_ids[place] = VOCABULARY_SIZE
+    with pytest.raises(InvalidPrompt, match="token ids"):
+        await generated(ScriptedEngine(context_length=10 * LONG), prompt(token_ids=tuple(token_ids)))
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 5, 9])
