@@ -107,7 +107,11 @@ def _name(value: str) -> str:
 
 def _time(value: str) -> float:
     """Return a time of ISO 8601 in seconds; a date is its first moment, and without a zone it is UTC."""
-    moment = datetime.fromisoformat(value)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        expected = "expected a date such as 2027-01-31; penstock keys make takes a time from now on, such as 90d"
+        raise ValueError(expected) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

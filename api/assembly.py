@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from penstock.api.api_key import ApiKey
 from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.file_reading import file_reader
 from penstock.api.http.auth import Keys
 from penstock.api.key_sources import UnusableKeys
+from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.recording import recorder
 from penstock.api.runs.store_settings import NO_STORE
@@ -64,27 +66,43 @@ def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
     return read_servers(settings.mcp_config) if settings.mcp_config else {}
 
 
-def keys_of(settings: Settings) -> Keys:
-    """Return the API keys of the settings; raises `UnusableKeys`."""
+def keys_of(settings: Settings, admission: Admission) -> Keys:
+    """Return the API keys of the settings, each with limits of the admission; raises `UnusableKeys`."""
     own_tools = [label_of(name) for name in settings.tool]
     operator = settings.operator_key.get_secret_value() if settings.operator_key else ""
-    return Keys(settings.api_key_file, settings.api_keys, own_tools, reads_store=settings.store_keys, operator=operator)
+    keys = Keys(
+        settings.api_key_file,
+        settings.api_keys,
+        own_tools,
+        reads_store=settings.store_keys,
+        operator=operator,
+        obstacle=lambda key: obstacle(key, settings, admission.tables),
+    )
+    check_keys(keys.own, settings, admission.tables)
+    return keys
 
 
-def check_webhooks(keys: Keys, settings: Settings) -> None:
-    """Raise `UnusableKeys` if keys have webhooks that a server with these settings could not deliver."""
-    if keys.webhooks and settings.store == NO_STORE:
-        raise UnusableKeys("an API key has webhook=, which needs a store")
-    if keys.webhooks and settings.webhook_secret is None:
-        raise UnusableKeys("an API key has webhook=, which needs a secret: set PENSTOCK_WEBHOOK_SECRET")
+def check_keys(keys: Iterable[ApiKey], settings: Settings, tables: Collection[str]) -> None:
+    """Raise `UnusableKeys` for the first key that a server with these settings and tables of limits cannot serve."""
+    for key in keys:
+        if reason := obstacle(key, settings, tables):
+            raise UnusableKeys(f"the API key {key.title} has {reason}")
 
 
-def check_limits(keys: Keys, tables: Collection[str]) -> None:
-    """Raise `UnusableKeys` if a key names limits that are not among the tables of ``--limits``."""
-    for name, title in keys.tables.items():
-        if name not in tables:
-            near = nearest(name, sorted(tables))
-            raise UnusableKeys(f"the API key {title} has limits={name}, and --limits has no table of that name{near}")
+def obstacle(key: ApiKey, settings: Settings, tables: Collection[str]) -> str:
+    """Return why a server with these settings and tables of limits cannot serve a key; empty if it can."""
+    if key.webhook and settings.store == NO_STORE:
+        return "webhook=, which needs a store"
+    if key.webhook and settings.webhook_secret is None:
+        return "webhook=, which needs a secret: set PENSTOCK_WEBHOOK_SECRET"
+    return unknown_limits(key, tables)
+
+
+def unknown_limits(key: ApiKey, tables: Collection[str]) -> str:
+    """Return that a key names limits that are not among the tables of ``--limits``; empty if it does not."""
+    if not key.limits or key.limits in tables:
+        return ""
+    return f"limits={key.limits}, and --limits has no table of that name{nearest(key.limits, sorted(tables))}"
 
 
 async def toolbox(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,8 +18,6 @@ from penstock.api.app import Api
 from penstock.api.assembly import (
     admitting,
     assembled,
-    check_limits,
-    check_webhooks,
     database,
     keys_of,
     mcp_servers,
@@ -38,7 +37,7 @@ from penstock.api.peers import Membership, Peers
 from penstock.api.resources.resources import ServerParts, opened
 from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.runs.store_settings import NO_STORE
+from penstock.api.runs.store_settings import NO_STORE, is_missing, without_password
 from penstock.api.runs.watchdog import watching
 from penstock.api.settings import Settings
 from penstock.api.shadow import shadowed
@@ -55,6 +54,8 @@ from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
 from penstock.stages.services.webhooks import Webhooks
+
+logger = logging.getLogger(__name__)
 
 UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
 """Errors that the operator can fix: they end the command with their message, without a traceback."""
@@ -101,12 +102,13 @@ class Preloaded:
     """The parts of a server that it has before its model is loaded."""
 
     keys: Keys
+    admission: Admission
     prompts: Prompts
     dialects: tuple[Dialect, ...]
 
 
 def preloaded(settings: Settings) -> Preloaded:
-    """Return the keys, the prompts and the dialects.
+    """Return the keys, their limits, the prompts and the dialects.
 
     Wrong ones, plug-ins and MCP servers end the start before the model is loaded.
     """
@@ -117,8 +119,10 @@ def preloaded(settings: Settings) -> Preloaded:
     mcp_servers(settings)
     for name in settings.tool:
         function_named(name, TOOL, HOSTS)
-    Admission(settings.limits)
-    return Preloaded(keys_of(settings), Prompts(settings.prompts), dialects)
+    admission = Admission(settings.limits)
+    keys = keys_of(settings, admission)
+    admission.name_of = keys.limits
+    return Preloaded(keys, admission, Prompts(settings.prompts), dialects)
 
 
 @asynccontextmanager
@@ -126,7 +130,7 @@ async def _scheduler(
     settings: Settings, loaded: Preloaded, start_engine: EngineStarter, share: Share
 ) -> AsyncGenerator[tuple[Scheduler, Toolbox], None]:
     """Run the store, the engine, the tools and the pipeline for the length of a block."""
-    keys = loaded.keys
+    keys, admission = loaded.keys, loaded.admission
     async with AsyncExitStack() as closing:
         if settings.record:
             make_folder(settings.record)
@@ -134,13 +138,13 @@ async def _scheduler(
         keeps, notifies = settings.store != NO_STORE, settings.webhook_secret is not None
         store = Store(database(place), settings.stale, keeps=keeps, notifies=notifies)
         closing.push_async_callback(store.close)
+        is_new = is_missing(place)
         await store.open()
+        if keeps:
+            logger.info("The store is %s%s", without_password(place), ", which is new" if is_new else "")
         await keys.read_store(store.keys)
-        check_webhooks(keys, settings)
         closing.callback(asyncio.create_task(keys.follow_store(store.keys, settings.heartbeat)).cancel)
         exporter = tracing.wanted_exporter()
-        admission = Admission(settings.limits, name_of=keys.limits)
-        check_limits(keys, admission.tables)
         if place != NO_STORE:
             admission.allowances, admission.reservations = store.allowances, store.reservations
         closing.callback(admission.close)

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from socket import socket
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
+from penstock.api.assembly import check_keys
 from penstock.api.http.connections import Runner, serving
+from penstock.api.key_sources import UnusableKeys
 from penstock.api.metrics.scrape import serving_metrics
 from penstock.api.running import Running
 from penstock.api.runs.housekeeping import tune_gc
@@ -19,6 +21,8 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import counted
+
+Value = TypeVar("Value")
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +38,7 @@ async def serving_requests(
     async with serving(app, listening) as runner, serving_metrics(server.api.sampler, port_of_metrics):
         tune_gc()
         _switch_level_at_sigusr1()
-        limits = server.scheduler.admission
-        _read_again_at_sighup({"API keys": server.keys.read, "limits": limits.read, "prompts": server.prompts.read})
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, settings, server)
         yield runner
 
 
@@ -62,19 +65,32 @@ def stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
-def _read_again_at_sighup(reads: Mapping[str, Callable[[], None]]) -> None:
-    """Have SIGHUP read files again, each by its name; if one of them is wrong, what was read before stays in effect."""
+def _read_again(settings: Settings, server: Running) -> None:
+    """Read files again.
 
-    def read_again() -> None:
-        for name, read in reads.items():
-            try:
-                read()
-            except CannotStart as error:
-                logger.error("SIGHUP: the %s stay as they were: %s", name, error)  # noqa: TRY400 - the error says all
-            else:
-                logger.info("SIGHUP: the %s were read again", name)
+    A wrong file leaves in effect what was read before.  So do keys that do not fit the limits, in both files.
+    """
+    keys, admission, prompts = server.keys, server.scheduler.admission, server.prompts
+    prompts.templates = _read("prompts", prompts.read, prompts.templates)
+    own, tables = _read("API keys", keys.read, keys.own), _read("limits", admission.read, admission.tables)
+    try:
+        check_keys(own, settings, tables)
+    except UnusableKeys as error:
+        logger.error("SIGHUP: the API keys and the limits stay as they were: %s", error)  # noqa: TRY400
+    else:
+        admission.tables = tables
+        keys.take(own)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
+
+def _read(name: str, read: Callable[[], Value], known: Value) -> Value:
+    """Return what a file has now, or what is ``known`` of it if it is wrong."""
+    try:
+        value = read()
+    except CannotStart as error:
+        logger.error("SIGHUP: the %s stay as they were: %s", name, error)  # noqa: TRY400 - the error says all
+        return known
+    logger.info("SIGHUP: the %s were read again", name)
+    return value
 
 
 def _switch_level_at_sigusr1() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import sys
 import time
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import check_limits, check_webhooks, keys_of, mcp_servers, open_store, toolbox
+from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
@@ -25,9 +24,10 @@ from penstock.api.dialects.named import spoken
 from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind
-from penstock.api.key_sources import seal_keys
+from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.running import UNSTARTABLE
+from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
@@ -84,14 +84,13 @@ class Checks:
         """Read the keys, and the limits of keys."""
         settings = self.settings
         seal_keys(settings.seal_key_file, settings.seal_keys)
-        admission = Admission(settings.limits)
         keys = await self._keys()
-        check_webhooks(keys, settings)
-        check_limits(keys, admission.tables)
+        if keys.refused:
+            raise UnusableKeys("; ".join(f"the key {each}" for each in sorted(keys.refused)))
         return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
 
     async def _keys(self) -> Keys:
-        keys = keys_of(self.settings)
+        keys = keys_of(self.settings, Admission(self.settings.limits))
         if self.settings.store_keys:
             async with open_store(self.settings.store) as store:
                 await keys.read_store(store.keys)
@@ -253,15 +252,6 @@ async def listed(servers: McpServers, file: Path | None, seconds: float) -> str:
     if silent:
         raise CannotRun(f"--mcp-config {file}: {'; '.join(silent)}")
     return ", ".join(found) or "no servers"
-
-
-def without_password(store: str) -> str:
-    """Return the setting ``store`` as it may be shown."""
-    if "://" not in store:
-        return store
-    password = urlsplit(store).password
-    shown = store.replace(f":{password}@", ":***@") if password else store
-    return re.sub(r"([?&](ssl)?password=)[^&]+", r"\1***", shown)
 
 
 def main(arguments: Sequence[str]) -> None:

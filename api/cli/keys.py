@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.api.api_key import HASHED, ApiKey, key_of
-from penstock.api.assembly import open_store
+from penstock.api.assembly import open_store, unknown_limits
+from penstock.api.cli.command_line import parsed_settings
 from penstock.api.key_sources import api_keys, text_of, without_comment
-from penstock.api.runs.store_settings import NO_STORE, store_place
+from penstock.api.limits.table import read_limits
+from penstock.api.runs.store_settings import NO_STORE, is_missing, store_place
 from penstock.api.values import seconds
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.stages.services.standard_webhooks import Signer
@@ -43,6 +45,9 @@ class _KeyStore(Protocol):
 
     async def all(self) -> Sequence[ApiKey]: ...
 
+    async def taken(self) -> Sequence[ApiKey]:
+        """Return the keys whose names a new one cannot have; unlike `all`, the place may be new."""
+
     async def add(self, key: ApiKey) -> None: ...
 
     async def revoke(self, digest: str) -> None: ...
@@ -57,6 +62,9 @@ class _KeyFile:
 
     async def all(self) -> Sequence[ApiKey]:
         return api_keys(self.path, None, own=None, may_be_none=True)
+
+    async def taken(self) -> Sequence[ApiKey]:
+        return await self.all() if self.path.exists() else ()
 
     async def add(self, key: ApiKey) -> None:
         with self._changed() as lines:
@@ -110,6 +118,9 @@ class _StoredKeys:
 
     async def all(self) -> Sequence[ApiKey]:
         return [key_of(f"{HASHED}{digest} {words}", own=None) for digest, words in await self.stored.all()]
+
+    async def taken(self) -> Sequence[ApiKey]:
+        return await self.all()
 
     async def add(self, key: ApiKey) -> None:
         await self.stored.add(key.digest, key.words)
@@ -165,7 +176,9 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_KeyStore, None]
         return
     if chosen.store == NO_STORE:
         raise CannotRun(f"--store {NO_STORE} keeps no keys")
-    async with open_store(store_place(chosen.store)) as store:
+    if is_missing(place := store_place(chosen.store)):
+        raise CannotRun(f"--store {place}: there is no such store; a server makes it at its first start")
+    async with open_store(place) as store:
         yield _StoredKeys(store.keys)
 
 
@@ -181,12 +194,33 @@ async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
         key = key_of(" ".join((plain, *words)), own=None)
     except ValueError as error:
         raise ValueError(f"the key {error}") from None
+    if any(other.name == key.name for other in await place.taken()):
+        raise CannotRun(f"there is a key {key.name} already: revoke it, or choose another name")
+    warning = _limits_warning(key)
     await place.add(key)
     print(plain)
+    if warning:
+        print(f"penstock: {warning}", file=sys.stderr)
     print(
         f"This is the only time that the key {key.digest[:LEAST_SHOWN]} is shown. It is valid {place.effect}.",
         file=sys.stderr,
     )
+
+
+def _limits_warning(key: ApiKey) -> str:
+    """Return that the limits of a key could not be compared with those of the server; empty if they were.
+
+    Raises `CannotRun` if the settings that are read here have no such table.
+    """
+    if not key.limits:
+        return ""
+    file = parsed_settings([]).limits
+    if file is None:
+        where = "set PENSTOCK_LIMITS, or run this where the server's penstock.toml is"
+        return f"it was not checked whether the server has limits called {key.limits}: {where}"
+    if reason := unknown_limits(key, read_limits(file)):
+        raise CannotRun(f"the key has {reason} ({file})")
+    return ""
 
 
 def _moment(text: str) -> str:

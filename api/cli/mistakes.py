@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.api.options import options
@@ -152,6 +152,8 @@ def _expected(key: str, error: ErrorDetails) -> str:
     if error["type"] == "value_error":
         return message.removeprefix("Value error, ")
     given = error["input"]
+    if error["type"] in ("too_short", "string_too_short") and isinstance(given, str | SecretStr):
+        return f"expected at least {error['ctx']['min_length']} characters"
     if key not in UNSHOWN and isinstance(given, str | int | float):
         message += f", not {shortened(str(given))!r}"
     if error["type"] == "literal_error":  # the message lists all values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from pathlib import Path
@@ -61,6 +61,7 @@ class Keys:
 
     Without any of these sources the server is open to all clients.  ``own_tools`` are the labels of the operator's own
     tools; other servers of a store may have others.  ``operator`` is the key of the routes `for_operators`.
+    ``obstacle`` returns why this server cannot serve a key; a key of the store that has one is refused.
     """
 
     def __init__(
@@ -71,41 +72,53 @@ class Keys:
         *,
         reads_store: bool = False,
         operator: str = "",
+        obstacle: Callable[[ApiKey], str] = lambda _: "",
     ) -> None:
         self.are_needed = file is not None or given is not None or reads_store
         """True if a request needs a key."""
         self._file, self._given, self._own_tools, self._reads_store = file, given, own_tools, reads_store
         self._operator = digest_of(operator) if operator else ""
-        self._stored: dict[str, ApiKey] = {}
+        self._obstacle = obstacle
         self._rows: tuple[tuple[str, str], ...] = ()
-        self._take(api_keys(file, given, own_tools))
+        self.refused: frozenset[str] = frozenset()
+        """The keys of the store that this server refuses, each with the reason."""
+        self.take(api_keys(file, given, own_tools))
 
-    def read(self) -> None:
-        """Read the keys of the settings again; raises `UnusableKeys`, and then the known keys stay.
+    def read(self) -> list[ApiKey]:
+        """Read the keys of the settings again, for `take`; raises `UnusableKeys`.
 
         Unlike at the start, a file may have no key by now: the last one may have been revoked.
         """
-        self._take(api_keys(self._file, self._given, self._own_tools, may_be_none=True))
+        return api_keys(self._file, self._given, self._own_tools, may_be_none=True)
 
-    def _take(self, keys: Iterable[ApiKey]) -> None:
-        self._own = {key.digest: key for key in keys}
-        self._known = self._stored | self._own
+    def take(self, keys: Iterable[ApiKey]) -> None:
+        """Know these keys of the settings, and those of the store that this server can serve now."""
+        self.own: Collection[ApiKey] = tuple(keys)
+        stored, refused = list[ApiKey](), set[str]()
+        for digest, words in self._rows:
+            try:
+                key = key_of(f"{HASHED}{digest} {words}", own=None)
+            except ValueError as error:
+                refused.add(f"{digest[:8]} of the store {error}")
+                continue
+            if reason := self._obstacle(key):
+                refused.add(f"{key.title} of the store is refused: it has {reason}")
+            else:
+                stored.append(key)
+        for each in sorted(refused - self.refused):
+            logger.error("The key %s", each)
+        self.refused = frozenset(refused)
+        self._known = {key.digest: key for key in (*stored, *self.own)}
 
     async def read_store(self, stored: StoredKeys) -> None:
         """Read the keys of the store, again, if this server reads them.
 
         Raises `StoreFailed` if the store cannot be read, and then the known keys stay.  A row that this release does
-        not understand is logged, and is no key.
+        not understand, or cannot serve, is logged once, and is no key: it keeps no server from starting.
         """
-        if not self._reads_store or (rows := await stored.all()) == self._rows:
-            return
-        self._rows, self._stored = rows, {}
-        for digest, words in rows:
-            try:
-                self._stored[digest] = key_of(f"{HASHED}{digest} {words}", own=None)
-            except ValueError as error:
-                logger.error("The key %s of the store %s", digest[:8], error)  # noqa: TRY400 - the error says all
-        self._known = self._stored | self._own
+        if self._reads_store and (rows := await stored.all()) != self._rows:
+            self._rows = rows
+            self.take(self.own)
 
     async def follow_store(self, stored: StoredKeys, seconds: float) -> None:
         """Read the keys of the store every so many ``seconds``, until cancelled."""
@@ -139,11 +152,6 @@ class Keys:
     def webhook(self, owner: str) -> str:
         """Return the URL of an owner for webhooks; empty if it has none of its own."""
         return key.webhook if (key := self.of(owner)) else ""
-
-    @property
-    def tables(self) -> Mapping[str, str]:
-        """The names of limits that keys have, each with the name of such a key for people."""
-        return {key.limits: key.title for key in self._known.values() if key.limits}
 
     def title(self, owner: str) -> str:
         """Return the name of an owner's key for people: its ``name=``, or the first digits of its digest."""

@@ -60,12 +60,11 @@ class Admission:
     _queueing: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
-        self.read()
+        self.tables = self.read()
 
-    def read(self) -> None:
-        """Read the file again; raises `UnusableLimits`, and then the limits stay."""
-        if self.file is not None:
-            self.tables = read_limits(self.file)
+    def read(self) -> Mapping[str, KeyLimits]:
+        """Return the tables that the file has now; raises `UnusableLimits`."""
+        return self.tables if self.file is None else read_limits(self.file)
 
     def of(self, owner: str) -> KeyLimits:
         """Return the limits of an owner."""

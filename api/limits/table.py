@@ -9,9 +9,11 @@ from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from penstock.api.values import Duration, size
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.logs import nearest
 
 DEFAULT, ALL = "default", "all"
 """The table of keys without a table of their own, and that of all keys together."""
@@ -66,5 +68,12 @@ def read_limits(file: Path) -> Mapping[str, KeyLimits]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UnusableLimits(f"{source}: {error}") from error
     except ValidationError as error:
-        mistakes = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise UnusableLimits(f"{source}: {'; '.join(mistakes)}") from error
+        raise UnusableLimits(f"{source}: {'; '.join(map(_mistake, error.errors()))}") from error
+
+
+def _mistake(error: ErrorDetails) -> str:
+    *_, key = path = [str(each) for each in error["loc"]]
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = f"there is no such limit{nearest(key, KeyLimits.model_fields)}"
+    return f"{'.'.join(path)}: {message}"

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings
 
 from penstock.api.http.http_settings import is_here
 from penstock.api.values import Duration, web_address
-from penstock.pipeline.plugins import STORES, installed
+from penstock.pipeline.plugins import STORES, installed, names_code
 
 NO_STORE = "none"
 """The value of ``--store`` for a server that stores nothing."""
@@ -27,6 +27,20 @@ def store_place(store: str) -> str:
         urls = "".join(f"{each}://..., " for each in sorted(schemes))
         raise ValueError(f"give the path of a file, {urls}file.py:function, or none")
     return store if separator else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
+
+
+def is_missing(place: str) -> bool:
+    """True if a store is a file that does not exist."""
+    return place != NO_STORE and "://" not in place and not names_code(place) and not Path(place).exists()
+
+
+def without_password(store: str) -> str:
+    """Return the setting ``store`` as it may be shown."""
+    if "://" not in store:
+        return store
+    password = urlsplit(store).password
+    shown = store.replace(f":{password}@", ":***@") if password else store
+    return re.sub(r"([?&](ssl)?password=)[^&]+", r"\1***", shown)
 
 
 def _data_folder() -> Path:

@@ -131,12 +131,11 @@ class Prompts:
     templates: Mapping[str, Mapping[int, Template]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.read()
+        self.templates = self.read()
 
-    def read(self) -> None:
-        """Read the folder again; raises `UnusablePrompts`, and then the templates stay."""
-        if self.folder is not None:
-            self.templates = read_templates(self.folder)
+    def read(self) -> Mapping[str, Mapping[int, Template]]:
+        """Return the templates that the folder has now; raises `UnusablePrompts`."""
+        return self.templates if self.folder is None else read_templates(self.folder)
 
     def find(self, prompt_id: str, version: str | None = None) -> Template:
         """Return a version of a prompt, the latest one if none is named; raises `PromptNotFound`."""

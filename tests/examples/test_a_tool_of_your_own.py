@@ -11,6 +11,7 @@ import pytest
 from pydantic_settings import CliApp
 
 from penstock.api.assembly import keys_of, toolbox
+from penstock.api.limits.admission import Admission
 from penstock.api.settings import Settings
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -39,7 +40,7 @@ async def test_model_calls_the_tool_of_the_page(
     [label] = [tool["server_label"] for tool in body["tools"]]
     settings = CliApp.run(Settings, cli_args=["--no-sandbox", "--tool", TOOL])
     turns = [call_markup(f"{label}.pieces_left", arguments), answer_markup("There.")]
-    tools = await toolbox(settings, keys_of(settings))
+    tools = await toolbox(settings, keys_of(settings, Admission()))
     async with tool_server(tmp_path, turns, toolbox=tools) as served:
         answered = await respond(served, mode, body)
     assert answered.types == ["mcp_list_tools", "mcp_call", "message"]

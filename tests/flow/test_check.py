@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from penstock.api.cli.check import Checks, all_pass, without_password
+from penstock.api.cli.check import Checks, all_pass
 from penstock.api.cli.serve import main, serve
+from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
 from tests.support.mcp_servers import stdio_config
@@ -82,13 +83,17 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("keys webhooks", {"api_key_file": "keys.txt", "store": "store.sqlite3"}, "webhook=, which needs a secret"),
     ("address", {"host": "192.0.2.1"}, "--host 192.0.2.1 --port"),
     ("store clock", {"store": "/dev/null/store"}, "/dev/null/store"),
-    ("keys", {"limits": "limits.toml"}, "--limits limits.toml: No such file"),
+    ("keys webhooks", {"limits": "limits.toml"}, "--limits limits.toml: No such file"),
     (
-        "keys",
+        "keys webhooks",
         {"api_key_file": "limited.txt"},
         "the API key alice has limits=golf, and --limits has no table of that name",
     ),
-    ("keys", {"api_key_file": "limited.txt", "limits": "gold.toml"}, "no table of that name (did you mean gold?)"),
+    (
+        "keys webhooks",
+        {"api_key_file": "limited.txt", "limits": "gold.toml"},
+        "no table of that name (did you mean gold?)",
+    ),
     ("mcp", {"mcp_config": "none.json"}, "--mcp-config none.json: No such file"),
     ("mcp", {"mcp_config": "broken.json"}, "--mcp-config broken.json: Expecting ',' delimiter (line 2, column 20)"),
     ("mcp", {"mcp_config": "no_program.json"}, "clock: there is no program clok"),

@@ -14,9 +14,11 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.api.api_key import ApiKey, digest_of
+from penstock.api.assembly import keys_of
 from penstock.api.cli.serve import greeting, main
 from penstock.api.http.auth import OPEN, Keys
 from penstock.api.key_sources import UnusableKeys, seal_keys
+from penstock.api.limits.admission import Admission
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, StoreFailed, Unauthorized
 from penstock.pipeline.protocol.tools import HostedKind
@@ -178,7 +180,7 @@ def test_key_file_is_read_again(key_file: Path) -> None:
     keys = Keys(key_file)
     key_file.write_text(f"sha256:{digest_of(BOB)} name=bob tools=none\n")
     assert_valid(keys, alice=True, bob=False)
-    keys.read()
+    keys.take(keys.read())
     assert_valid(keys, alice=False, bob=True)
     assert keys.tools(digest_of(BOB)) == frozenset()
 
@@ -200,7 +202,7 @@ def test_server_is_closed_when_its_last_key_is_revoked(key_file: Path) -> None:
     key_file.write_text(f"{ALICE}\n")
     keys = Keys(key_file)
     key_file.write_text("# none left\n")
-    keys.read()
+    keys.take(keys.read())
     assert_valid(keys, alice=False, bob=False)
 
 
@@ -262,7 +264,7 @@ async def test_open_socket_takes_no_request_once_its_key_is_revoked(key_file: Pa
         async with connected(served, headers=headers) as client:
             response = await client.create(input="Hi")
             write(key_file, f"{BOB}\n")
-            keys.read()
+            keys.take(keys.read())
             for kind in ("response.create", "response.steer"):
                 await client.socket.send_json({"type": kind, "input": "Hi", "previous_response_id": response.id})
                 error = await client.error()
@@ -294,6 +296,72 @@ async def test_sighup_reads_the_key_file_again(key_file: Path, tmp_path: Path) -
         await wait_until(lambda: mistake in server.log.read_text())
         await answers_with(server, BOB, 200)
     assert "Traceback" not in server.log.read_text()
+
+
+async def test_sighup_compares_keys_with_limits_as_the_start_does(key_file: Path, tmp_path: Path) -> None:
+    limits = tmp_path / "limits.toml"
+    write(key_file, f"{ALICE} name=alice limits=gold\n")
+    write(limits, "[gold]\nresponses = 9\n")
+    options = ("--api-key-file", str(key_file), "--limits", str(limits))
+    async with running_process("none", tmp_path, "quick", *options) as server:
+
+        async def read_again(line: str) -> None:
+            seen = server.log.read_text().count(line)
+            os.kill(server.pid, signal.SIGHUP)
+            await wait_until(lambda: server.log.read_text().count(line) > seen)
+
+        stay = "SIGHUP: the API keys and the limits stay as they were: the API key {} has "
+        unknown = "limits={}, and --limits has no table of that name"
+        write(key_file, f"{ALICE} name=alice limits=gold\n{BOB} name=bob limits=golf\n")
+        await read_again(stay.format("bob") + unknown.format("golf"))
+        await answers_with(server, BOB, 401)
+        write(key_file, f"{BOB} name=bob webhook=https://b.example/\n")
+        await read_again(stay.format("bob") + "webhook=, which needs a store")
+        write(key_file, f"{ALICE} name=alice limits=gold\n")
+        write(limits, "[silver]\nresponses = 9\n")
+        await read_again(stay.format("alice") + unknown.format("gold"))
+        write(key_file, f"{BOB} name=bob limits=silver\n")
+        await read_again("SIGHUP: the limits were read again")
+        await answers_with(server, BOB, 200)
+        write(limits, "[gold\n")
+        write(key_file, f"{ALICE}\n")
+        await read_again("SIGHUP: the limits stay as they were: --limits")
+        await answers_with(server, ALICE, 200)  # a mistake in one file does not keep a key of the other
+
+
+async def test_stored_key_that_a_server_cannot_serve_is_refused_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits, store_at = tmp_path / "limits.toml", str(tmp_path / "store")
+    write(limits, "[gold]\nresponses = 9\n")
+    words = {
+        "good": "name=good limits=gold",
+        "bad": "name=bad limits=golf",
+        "hook": "name=hook webhook=https://a.example/",
+    }
+    async with open_store(store_at) as store:
+        for key, each in words.items():
+            await store.keys.add(digest_of(f"sk-{key}-0123456789ab"), each)
+        settings = Settings.model_validate(
+            {"engine_arguments": [], "store": store_at, "store_keys": True, "limits": str(limits)}
+        )
+        admission = Admission(settings.limits)
+        keys = keys_of(settings, admission)
+        for _ in range(2):
+            await keys.read_store(store.keys)
+            keys.take(keys.read())
+        assert keys.owner("Bearer sk-good-0123456789ab")
+        for key in ("bad", "hook"):
+            with pytest.raises(Unauthorized):
+                keys.owner(f"Bearer sk-{key}-0123456789ab")
+        assert caplog.text.count("The key bad of the store is refused: it has limits=golf, and --limits has no") == 1
+        assert caplog.text.count("The key hook of the store is refused: it has webhook=, which needs a secret") == 1
+        write(limits, "[golf]\nresponses = 9\n")
+        admission.tables = admission.read()
+        keys.take(keys.read())
+        assert keys.owner("Bearer sk-bad-0123456789ab")
+        with pytest.raises(Unauthorized):
+            keys.owner("Bearer sk-good-0123456789ab")
 
 
 async def test_servers_take_and_lose_the_keys_of_their_store(store_at: str, tmp_path: Path) -> None:

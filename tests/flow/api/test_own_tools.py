@@ -14,6 +14,7 @@ from pydantic_settings import CliApp
 
 from penstock.api.assembly import keys_of, toolbox
 from penstock.api.http.auth import Keys
+from penstock.api.limits.admission import Admission
 from penstock.api.running import preloaded
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
@@ -308,7 +309,7 @@ def chosen(*options: str) -> Settings:
 async def test_function_of_the_operator_opens_it(here: Path) -> None:
     settings = chosen("--tool", "own.py:store", "--tool", "own.py:shop", "--allow-address", "10.0.0.0/8")
     preloaded(settings)
-    tools = await toolbox(settings, keys_of(settings))
+    tools = await toolbox(settings, keys_of(settings, Admission()))
     assert tools.labels == tools.own.keys() == {"store", "shop"}
     assert tools.access.of("any") is None
     await tools.close()
@@ -325,7 +326,7 @@ async def test_operator_decides_which_of_them_clients_may_use(
     here: Path, options: list[str], tools: frozenset[str]
 ) -> None:
     settings = chosen("--tool", "own.py:store", "--tool", "own.py:shop", *options)
-    opened = await toolbox(settings, keys_of(settings))
+    opened = await toolbox(settings, keys_of(settings, Admission()))
     assert opened.access.of("any") == tools
     await opened.close()
 

@@ -122,7 +122,8 @@ async def test_prompts_are_listed(served: ScriptedServer, folder: Path) -> None:
         "has_more": False,
     }
     (folder / "weather@12.md").write_text("Say {{city}}.")
-    served.scheduler.pipeline.stage("normalize").prompts.read()
+    prompts = served.scheduler.pipeline.stage("normalize").prompts
+    prompts.templates = prompts.read()
     _, latest = await served.get("/v1/prompts/weather")
     assert (latest["version"], latest["versions"], latest["variables"]) == ("12", ["1", "12"], ["city"])
     assert await served.get("/v1/prompts/weather?version=1") == (200, {**weather, "versions": ["1", "12"]})

@@ -185,7 +185,7 @@ async def test_limits_of_a_new_file_hold_at_once(tmp_path: Path) -> None:
     limited = Admission(file, OwnAllowances(time), clock=time)
     assert await admitted(limited, "a", 5) == 1
     file.write_text("[default]\nrequests_per_minute = 50\n")
-    limited.read()
+    limited.tables = limited.read()
     time.now += 60
     assert await admitted(limited, "a", 100) == 50
     file.write_text("[default]\nrequest_per_minute = 50\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.api_key import digest_of
 from penstock.api.cli.keys import main
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import CannotRun, Unauthorized
@@ -29,10 +30,19 @@ Place = tuple[str, str]
 
 
 @pytest.fixture(params=["--file", "--store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return request.param, str(
-        tmp_path / "folder" / "store.sqlite3" if request.param == "--store" else tmp_path / "keys"
-    )
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    if request.param == "--file":
+        return request.param, str(tmp_path / "keys")
+    store = str(tmp_path / "folder" / "store.sqlite3")
+    asyncio.run(add_to_store(store))
+    return request.param, store
+
+
+async def add_to_store(store: str, *digests: str) -> None:
+    async with open_store(store) as opened:
+        for digest in digests:
+            await opened.keys.add(digest, "name=alice")
 
 
 def keys_at(place: Place) -> Keys:
@@ -132,7 +142,11 @@ def test_expiry_may_be_a_duration(place: Place, keys_command: Callable[..., str]
 
 
 def test_key_is_revoked_by_its_digest_if_several_have_the_name(place: Place, keys_command: Callable[..., str]) -> None:
-    keys = [keys_command("make", "alice", *place).strip() for _ in range(2)]
+    keys = [ALICE, f"{ALICE}-2"]
+    if place[0] == "--file":
+        Path(place[1]).write_text("".join(f"{key} name=alice\n" for key in keys))
+    else:
+        asyncio.run(add_to_store(place[1], *map(digest_of, keys)))
     with pytest.raises(CannotRun, match=r"several keys are called alice: \w{8}, \w{8}"):
         keys_command("revoke", "alice", *place)
     digest = keys_at(place).owner(f"Bearer {keys[0]}")
@@ -147,7 +161,12 @@ def test_key_is_revoked_by_its_digest_if_several_have_the_name(place: Place, key
     [
         (["make", "al ice"], "the key is not one word, or has a word after it"),
         (["make", "alice", "--tools", "3D"], "the key has an invalid tools=: '3D' is not one of"),
-        (["make", "alice", "--expires", "soon"], "the key has an invalid expires="),
+        (
+            ["make", "alice", "--expires", "90x"],
+            "expires=: expected a date such as 2027-01-31; .* such as 90d",
+        ),
+        (["make", "bob"], "there is a key bob already"),
+        (["make", "alice", "--like", "bob", "--limits", "a b"], "not one word"),
         (["make", "alice", "--expires", ""], "the key has an invalid expires="),
         (["make", "alice", "--expires", "99999999d"], "the key has an invalid expires="),
         (["revoke", "alice"], "there is no key alice"),
@@ -162,6 +181,32 @@ def test_mistakes_change_nothing(
     with pytest.raises(CannotRun, match=message):
         keys_command(*arguments, *place)
     assert keys_command("list", *place) == before
+
+
+@pytest.mark.parametrize("is_like", [False, True], ids=["limits", "like"])
+def test_limits_of_a_key_are_compared_with_those_of_the_server(
+    place: Place, keys_command: Callable[..., str], capsys: pytest.CaptureFixture[str], is_like: bool
+) -> None:
+    first = keys_command("make", "bob", *place, "--limits", "gold") if is_like else ""
+    given = ("--like", "bob") if is_like else ("--limits", "gold")
+    Path("penstock.toml").write_text('limits = "limits.toml"')
+    Path("limits.toml").write_text("[golden]\nresponses = 1\n")
+    with pytest.raises(CannotRun, match=r"limits=gold, and --limits has no table .* \(did you mean golden\?\)"):
+        keys_command("make", "alice", *place, *given)
+    Path("limits.toml").write_text("[gold]\nresponses = 1\n")
+    main(["make", "alice", *place, *given])
+    assert "not checked" not in capsys.readouterr().err
+    Path("penstock.toml").unlink()
+    main(["make", "carol", *place, *given])
+    assert "it was not checked whether the server has limits called gold" in capsys.readouterr().err
+    assert len(keys_command("list", *place).splitlines()) == 2 + bool(first)
+
+
+@pytest.mark.parametrize("command", [["make", "alice"], ["list"], ["revoke", "alice"], ["webhook", "alice"]])
+def test_command_makes_no_store(tmp_path: Path, keys_command: Callable[..., str], command: list[str]) -> None:
+    with pytest.raises(CannotRun, match="there is no such store"):
+        keys_command(*command, "--store", str(tmp_path / "folder" / "store"))
+    assert not (tmp_path / "folder").exists()
 
 
 def test_rest_of_a_key_file_stays(key_file: Path, keys_command: Callable[..., str]) -> None:

@@ -205,7 +205,7 @@ def test_missing_folder_is_refused(tmp_path: Path) -> None:
 def test_templates_stay_if_the_folder_turns_wrong(tmp_path: Path) -> None:
     prompts = written(tmp_path, a="one")
     (tmp_path / "a@2.md").write_text("two")
-    prompts.read()
+    prompts.templates = prompts.read()
     assert prompts.find("a").version == 2
     (tmp_path / "b.md").write_text("+++\n")
     with pytest.raises(UnusablePrompts):
