@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import IO, Self
 
-from penstock.pipeline.errors import CannotRun, CannotStart
+from penstock.pipeline.errors import CannotRun, CannotStart, Stopped
 from penstock.pipeline.logs import counted, duration, json_line, name_response
 from penstock.stages.services.engines.vllm_lines import cause_of, is_explained, level_of
 
@@ -29,9 +28,6 @@ OURS = __name__.partition(".")[0]
 
 _DRAINED = b"\0"
 """Written into the pipe by this process: all lines before it have been read when it arrives."""
-
-STOPPED = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT})
-"""The statuses of a command that a signal ended: that is no failure."""
 
 PATIENCE = 10.0
 """The most seconds to wait for the thread."""
@@ -81,7 +77,7 @@ class Loading:
             return
         self._restore()
         is_ours = isinstance(error, CannotStart | CannotRun)  # its message says all that the operator needs
-        is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code not in STOPPED)
+        is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and not isinstance(error, Stopped))
         if is_failure and not self._is_verbose:
             self._print(_errors(self._kept) if is_ours else self._kept)
         if isinstance(error, Exception) and not is_ours:

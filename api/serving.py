@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from socket import socket
@@ -19,7 +18,7 @@ from penstock.api.running import Running
 from penstock.api.runs.housekeeping import tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
-from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.errors import CannotStart, Stopped
 from penstock.pipeline.logs import counted
 
 Value = TypeVar("Value")
@@ -106,7 +105,7 @@ def _switch_level_at_sigusr1() -> None:
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise SystemExit for a signal, which unwinds the start, until the server handles the signals itself."""
+    """Raise `Stopped` for a signal, which unwinds the start, until the server handles the signals itself."""
     handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -115,5 +114,5 @@ def signals_raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _exit(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)
+def _exit(_number: int, _frame: object) -> NoReturn:
+    raise Stopped(0)

@@ -320,7 +320,12 @@ class Unauthorized(InvalidRequest):
     status = 401
     code = "invalid_api_key"
 
-    def __init__(self, *, has_key: bool = False) -> None:
+    def __init__(self, *, has_key: bool = False, variable: str = "", is_set: bool = True) -> None:
+        """Name the ``variable`` whose key opens the route, if it is another one than those of clients."""
+        if variable:
+            opens = f"the key in the server's {variable} opens it" if is_set else f"its key, {variable}, is not set"
+            super().__init__(f"API keys do not open this route: {opens}.")
+            return
         how = "that of the request is unknown, expired or revoked" if has_key else "'Authorization: Bearer <key>'"
         super().__init__(f"Give an API key of this server: {how}.")
 
@@ -526,6 +531,13 @@ class RunInterrupted(StageError):
 
     def __init__(self) -> None:
         super().__init__("The server ended while it ran this response.")
+
+
+class Stopped(SystemExit):
+    """A signal ends the start, and so the process, with status 0, as one that comes later does; nobody handles it.
+
+    Cure: start the server again.
+    """
 
 
 class CannotStart(Exception):

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import BaseModel
 
 from penstock.pipeline.core import NamedStage, Pipeline
-from penstock.pipeline.errors import CannotRun, CannotStart
+from penstock.pipeline.errors import CannotRun, CannotStart, Stopped
 from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
 from penstock.pipeline.logs import nearest
@@ -92,6 +92,8 @@ class Plugin:
         """
         try:
             edited = self.install(pipeline, **self.settings)
+        except Stopped:
+            raise
         except (Exception, SystemExit) as error:
             raise WrongPlugin(self.name, described(error, "it raised ")) from error
         if not isinstance(edited, Pipeline):
@@ -268,6 +270,8 @@ def imported(place: str, name: str, option: str) -> Any:
         raise WrongPlugin(name, f"there is no file {place}", option)
     try:
         return _module(place)
+    except Stopped:
+        raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
             raise WrongPlugin(name, f"there is no module {error.name}", option) from error

@@ -79,6 +79,8 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         fields = _fields(request, answered, seconds, model)
         if response:
             fields |= fields_of(response)
+            if response.error and not reason:
+                reason = f": {response.error.code}: {shortened(response.error.message)}"
         if problem:
             fields |= _error(problem) | ({"response_status": "failed"} if is_cut else {})
         text = f"{request.method} {_path(request)}: {outcome} in {seconds:.3f} s ({_client(request, model)}){reason}"

@@ -177,9 +177,10 @@ class Keys:
 
     def operator(self, authorization: str) -> str:
         """Return the operator as an owner, for an ``Authorization`` header; raise `Unauthorized` for another key."""
-        is_right = compare_digest(digest_of(_bearer(authorization)), self._operator)  # of digests: no secret length
-        if not self._operator or not is_right:
-            raise Unauthorized
+        _, _, key = authorization.partition(" ")
+        is_right = compare_digest(digest_of(key.strip()), self._operator)  # of digests: no secret length
+        if not self._operator or not is_right or not authorization.lower().startswith("bearer "):
+            raise Unauthorized(variable="PENSTOCK_OPERATOR_KEY", is_set=bool(self._operator))
         return self._operator
 
     def owner(self, authorization: str) -> str:

@@ -50,7 +50,7 @@ class Metrics:
         scheme, _, sent = authorization.partition(" ")
         is_right = compare_digest(sent.strip().encode(errors="replace"), self.key.encode())
         if not self.key or scheme.lower() != "bearer" or not is_right:
-            raise Unauthorized
+            raise Unauthorized(variable="PENSTOCK_METRICS_KEY", is_set=bool(self.key))
 
 
 def _registry() -> CollectorRegistry:

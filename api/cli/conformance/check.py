@@ -42,6 +42,10 @@ class Lacking(Exception):
     """The server does not have what the check is about."""
 
 
+class Limited(Exception):
+    """The server refuses requests of this key for their rate, so the check cannot tell."""
+
+
 @dataclass(frozen=True)
 class Check:
     """A rule, with the function that raises `Violation`, `Doubt` or `Lacking` unless a server keeps it."""

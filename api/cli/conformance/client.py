@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from io import BytesIO
 from typing import Any, Self, TypeAlias
 
 import aiohttp
 import msgspec
 
-from penstock.api.cli.conformance.check import Lacking, Speech, Violation, must
+from penstock.api.cli.conformance.check import Lacking, Limited, Speech, Violation, must
 from penstock.api.cli.conformance.sse import EventReader, SentEvent
 
 Json: TypeAlias = dict[str, Any]
@@ -23,6 +24,9 @@ MOST_EVENTS = 50_000
 """Events of a stream that are read."""
 DONE = "[DONE]"
 """The data that ends a stream of OpenAI's."""
+ADVICE = "the server limits this key (429): use one without limits, or --at-once 1"
+"""What to do about a server that refuses a request for its rate: that says nothing about the rule of a check."""
+
 UNKNOWN = (404, 405, 501)
 """The statuses of a route that a server does not have."""
 _NOT_HERE = (
@@ -62,6 +66,8 @@ class Answer:
         if self.status // 100 == 2:
             return self.json
         text = self.body[:2000].decode(errors="replace")
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            raise Limited(ADVICE)
         says_so = self.status in (400, 422) and any(words in text.lower() for words in _NOT_HERE)
         if self.status in UNKNOWN or says_so:
             raise Lacking(f"{self.status}: {text}")
@@ -69,6 +75,8 @@ class Answer:
 
     def refused(self, *statuses: int) -> Json:
         """Return the body of an answer that has to be a refusal with one of the statuses."""
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS and self.status not in statuses:
+            raise Limited(ADVICE)
         if self.status not in statuses:
             raise Violation(f"the status is {self.status}, not {' or '.join(map(str, statuses))}")
         return self.json

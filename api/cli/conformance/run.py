@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from penstock.api.cli.conformance.check import Check, Doubt, Lacking, Speech, Verdict, Violation
+from penstock.api.cli.conformance.check import Check, Doubt, Lacking, Limited, Speech, Verdict, Violation
 from penstock.api.cli.conformance.client import UNKNOWN, Server, Talk
 from penstock.pipeline.errors import CannotRun
 
@@ -122,6 +122,8 @@ async def _verdict(check: Check, talk: Talk) -> tuple[Verdict, str]:
         return "fail", f"it took more than {seconds:g} s"
     except Violation as violation:
         return "fail", str(violation)
+    except Limited as limited:
+        return "skip", str(limited)
     except Lacking as lacking:
         return ("fail", f"the API needs this: {lacking}") if check.is_core else ("skip", str(lacking))
     except Doubt as doubt:

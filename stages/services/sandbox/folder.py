@@ -49,8 +49,12 @@ class Folder:
     def __init__(self, *, drops_user: bool) -> None:
         self.user = SandboxUser() if drops_user else None
         made = Path(tempfile.mkdtemp(prefix=_MAKING))
-        if self.user:
-            os.chown(made, self.user.id, self.user.id)
+        try:
+            if self.user:
+                os.chown(made, self.user.id, self.user.id)
+        except OSError:
+            made.rmdir()
+            raise
         self._fd = os.open(made, _INTO)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         self.path = made.rename(made.with_name(PREFIX + made.name.removeprefix(_MAKING)))

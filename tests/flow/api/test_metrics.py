@@ -165,6 +165,7 @@ async def test_server_with_keys_wants_a_key_of_its_own_for_metrics(tmp_path: Pat
         for headers in ({}, {"Authorization": f"Bearer {KEY}"}, {"Authorization": "Bearer "}):
             async with served.client.get(f"{served.url}/metrics", headers=headers) as answer:
                 assert answer.status == 401
+                assert "PENSTOCK_METRICS_KEY, is not set" in await answer.text()
 
 
 async def test_port_of_its_own_has_the_metrics_alone(served: ScriptedServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import RunCommand
 from tests.support.server import running_server, script
+from tests.support.stores import open_store
 
 pytestmark = pytest.mark.io
 
@@ -27,7 +29,7 @@ TOP = ("api", "deploy", "docs", "fixtures", "pipeline", "stages", "tests")
 PAGES = [*ROOT.glob("*.md"), *(path for folder in TOP for path in (ROOT / folder).rglob("*.md"))]
 
 REASONS = {
-    r"^(docker|kubectl|helm|systemctl|nginx|useradd|install|echo|ln -sfn|cp deploy/|cd deploy|for name in POSTGRES)": (
+    r"^(docker|kubectl|helm|systemctl|nginx|useradd|install|test -e|ln -sfn|cp deploy/|cd deploy|for name in POSTGRES)": (
         "of a machine's administrator; tests/live/deploy, tests/live/image and tests/flow/test_deploy.py try the files"
     ),
     r"vllm (serve|bench)": "vLLM's own program",
@@ -153,10 +155,18 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+async def make_store(place: str) -> None:
+    async with open_store(place):
+        pass
+
+
 @of(r"^(PENSTOCK_\w+=\S+ )?\S*penstock (keys|replay|diff|inspect|show|config)\b")
 def test_command_runs(command: Command, reader: Path, penstock: RunCommand) -> None:
     words = words_after(command, "penstock")
     arguments = [re.sub(r"^postgresql://.*", str(reader / "store.sqlite3"), word) for word in words]
+    if words[:2] == ["keys", "make"]:
+        (reader / "keys").unlink()  # the example makes its first key
+    asyncio.run(make_store(str(reader / "store.sqlite3")))
     arguments = [re.sub(r"^recordings/\*$", "recordings/resp_...", word) for word in arguments]
     ended = penstock(*arguments)
     assert (ended.status, ended.err) == (0, "") or (words[0] == "keys" and ended.status == 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from penstock.api.cli.command_line import ENVIRONMENT, read_settings
 from penstock.api.cli.mistakes import explained
-from penstock.api.cli.serve import greeting
+from penstock.api.cli.serve import greeting, main
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun
 from penstock.stages.services.engines import vllm
@@ -195,3 +196,15 @@ def test_greeting_names_a_url_that_this_machine_reaches(host: str, url: str) -> 
     assert message.startswith(f"Serving tiny at http://{url}:4711/v1.")
     assert f"curl -N http://{url}:4711/v1/responses" in message
     assert f"or open http://{url}:4711 in a browser" in message
+
+
+@pytest.mark.io
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_the_start_imports_is_a_clean_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stopped.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["tiny", "--with", "stopped.py:install"])
+    assert ended.value.code == 0

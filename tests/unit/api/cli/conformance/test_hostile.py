@@ -171,3 +171,11 @@ def test_a_badge_is_xml_with_the_counts() -> None:
     tried = [each for each in found if each.verdict != "skip"]
     passed = [each for each in tried if each.verdict != "fail"]
     assert root.get("aria-label") == f"Chat Completions: {len(passed)} of {len(tried)}"
+
+
+@pytest.mark.parametrize("name", ["responses.object", "chat.sse", "messages.order", "responses.bad_json"])
+async def test_limited_key_is_no_failure_of_the_server(name: str) -> None:
+    limited = b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{}"
+    async with answering(sending(limited)) as server:
+        found = await outcome(server, CHECKS[name])
+    assert (found.verdict, "use one without limits" in found.reason) == ("skip", True)
