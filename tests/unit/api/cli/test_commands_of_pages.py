@@ -29,7 +29,7 @@ TOP = ("api", "deploy", "docs", "fixtures", "pipeline", "stages", "tests")
 PAGES = [*ROOT.glob("*.md"), *(path for folder in TOP for path in (ROOT / folder).rglob("*.md"))]
 
 REASONS = {
-    r"^(docker|kubectl|helm|systemctl|nginx|useradd|install|test -e|ln -sfn|cp deploy/|cd deploy|for name in POSTGRES)": (
+    r"^(docker|kubectl|helm|systemctl|nginx|useradd|install|test -e|ln -sfn|cp deploy/|cd deploy|for name in)": (
         "of a machine's administrator; tests/live/deploy, tests/live/image and tests/flow/test_deploy.py try the files"
     ),
     r"vllm (serve|bench)": "vLLM's own program",
