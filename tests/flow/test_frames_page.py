@@ -14,6 +14,8 @@ import pytest
 
 from penstock.pipeline import frames
 from penstock.pipeline.protocol import events
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.params.items import InputItem
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "pipeline" / "FRAMES.md"
@@ -148,3 +150,13 @@ def test_page_leaves_no_frame_out() -> None:
     assert all_frames <= {kind for kinds in JUNCTIONS.values() for kind in kinds}
     assert sorted(name for names in RULES.values() for name in names) == sorted(frames.GRAMMAR)
     assert set(re.findall(r"<!-- (\w+) -->", PAGE.read_text())) == set(JUNCTIONS)
+
+
+def test_page_on_embedding_has_the_classes_of_all_items() -> None:
+    of_output, of_input = (
+        {kind.__struct_config__.tag: kind.__name__ for kind in get_args(union)} for union in (Item, InputItem)
+    )
+    rows = re.findall(
+        r"^\| `(\w+)` \| (?:`(\w+)`)? ?\| (?:`(\w+)`)? ?\|$", (ROOT / "api" / "EMBEDDING.md").read_text(), re.MULTILINE
+    )
+    assert rows == [(tag, of_output.get(tag, ""), of_input.get(tag, "")) for tag in {**of_output, **of_input}]
