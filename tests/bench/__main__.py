@@ -22,9 +22,10 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.bench.engines import engines
 from tests.bench.loopback import QUIET
 from tests.bench.measuring import PARTS, Found, attempt, measured
-from tests.bench.report import goals_table, keep, last, machine, section
+from tests.bench.report import changes_table, goals_table, keep, last, machine, section
 
 FOLDER, KEPT = Path(".cache/bench"), Path(__file__).parent
+RELEASED = KEPT / "released"
 DETAILS = ("tokens", "chat", "parsers")
 
 
@@ -77,16 +78,18 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     where, folder = machine(is_quick=options.quick), KEPT if options.write else FOLDER
     results: dict[str, Found] = {}
+    released = last(RELEASED)
 
     def tell(name: str, found: Found) -> None:
         """Print and save each part as soon as it is done: a run may be stopped early."""
         found.where = where
         results[name] = found
         print(section(name, found), end="\n\n", flush=True)
-        keep({name: found}, folder)
+        keep({name: found}, folder, released)
 
     uvloop.run(with_engines(options, tell) if options.model else without(options, tell))
     print(goals_table(last(folder)))
+    print(changes_table(released, results) or "No goal has changed by more than the noise since the last release.")
     return int(any(found.failed for found in results.values()))
 
 

@@ -41,6 +41,11 @@ class Goal(msgspec.Struct, frozen=True):
         return self.ours / self.other
 
     @property
+    def compared(self) -> float:
+        """The figure that shows a change from one run to another: the ratio, if it has a bound."""
+        return self.ours if self.ratio is None or self.measured_ratio is None else self.measured_ratio
+
+    @property
     def of_bound(self) -> float:
         """The figure as a fraction of its bound, the nearer one if it has two: at most 1 if the goal is met."""
         parts = []

@@ -42,6 +42,33 @@ def goals_table(results: dict[str, Found]) -> str:
     return "\n".join([HEAD, *map(row, goals_of(results)), *failed])
 
 
+NOISE = 0.1
+"""The change of a figure that was measured once, as a part of it, which is taken for noise."""
+
+
+def changes_table(before: dict[str, Found], after: dict[str, Found]) -> str:
+    """Return the goals that have changed by more than the noise; empty if none has.
+
+    If both runs have rounds, a goal has changed if the middle halves of their rounds do not overlap.
+    """
+    known = {(goal.name, goal.what, goal.beside): goal for goal in goals_of(before)}
+    lines = []
+    for goal in goals_of(after):
+        old = known.get((goal.name, goal.what, goal.beside))
+        if old is not None and _has_changed(old, goal):
+            share = goal.compared / old.compared - 1
+            verdict = "better" if (share > 0) == goal.is_rate else "worse"
+            figures = f"{figure(old.compared)} | {figure(goal.compared)} | {share:+.0%} | {verdict}"
+            lines.append(f"| {goal.name} | {goal.what} | {figures} |")
+    return "\n".join(["| goal | what | before | now | change | |\n|---|---|---|---|---|---|", *lines]) if lines else ""
+
+
+def _has_changed(old: Goal, new: Goal) -> bool:
+    if old.middle is None or new.middle is None:
+        return abs(new.compared - old.compared) > NOISE * abs(old.compared)
+    return old.middle[1] < new.middle[0] or new.middle[1] < old.middle[0]
+
+
 def comparison_table(compared: list[Comparison]) -> str:
     head = ["measured"] * bool(compared[0].what) + list(compared[0].load)
     lines = [
@@ -62,8 +89,9 @@ def section(name: str, found: Found) -> str:
     return "\n\n".join([*tables, f"<sub>`{name}`, {found.where}</sub>"])
 
 
-def document(results: dict[str, Found]) -> str:
+def document(results: dict[str, Found], changes: str = "") -> str:
     parts = [METHOD.read_text().rstrip(), "## Goals", goals_table(results)]
+    parts += ["## What has changed since the last release", changes] * bool(changes)
     parts += [f"![What a token costs, and how far the goals are]({PICTURE})", MISSED.read_text().rstrip()]
     parts += ["## Everything that was measured"]
     parts += [section(name, found) for name, found in results.items()]
@@ -76,10 +104,15 @@ def last(folder: Path) -> dict[str, Found]:
     return msgspec.json.decode(file.read_bytes(), type=dict[str, Found]) if file.exists() else {}
 
 
-def keep(results: dict[str, Found], folder: Path) -> dict[str, Found]:
-    """Merge new results into those of earlier runs, write all files of the report, and return the merged results."""
+def keep(
+    results: dict[str, Found], folder: Path, released: dict[str, Found] | None = None
+) -> dict[str, Found]:
+    """Merge new results into those of earlier runs, write all files of the report, and return the merged results.
+
+    The report names the goals that have changed since ``released``.
+    """
     merged = last(folder) | results
     (folder / JSON).write_bytes(msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
-    (folder / PAGE).write_text(document(merged))
+    (folder / PAGE).write_text(document(merged, changes_table(released or {}, merged)))
     plot(merged, folder / PICTURE)
     return merged

@@ -17,7 +17,7 @@ from tests.bench.goals import UNMEASURABLE, Goal, row
 from tests.bench.inprocess import in_process
 from tests.bench.measuring import IN_PROCESS, SERVERS, Found
 from tests.bench.observed import scrape_times, watching_costs, watching_table
-from tests.bench.report import keep
+from tests.bench.report import changes_table, keep
 from tests.bench.sealed import costs, sealed_table
 from tests.bench.serving import LEAST, serving_table
 from tests.bench.sockets import token_costs, token_table, turn_table, turn_times
@@ -142,6 +142,27 @@ def test_either_bound_is_enough(ours: float, ratio: float, verdict: str) -> None
 def test_higher_rate_is_better(ours: float, other: float | None, part: float, of_other: float | None) -> None:
     goal = Goal("P5", "", "", ours, 1_400, other, is_rate=True)
     assert (goal.of_bound, goal.other_of_bound, goal.verdict) == (part, of_other, "yes")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ((0.5, 0.5, 0.5, 0.6), (0.25, 0.3, 0.3, 0.3), "| P2 | x | 0.5 | 0.3 | -40% | better |"),
+        ((0.5, 0.5, 0.5, 0.6), (0.7, 0.7, 0.7, 0.5), "| P2 | x | 0.5 | 0.7 | +40% | worse |"),
+        ((0.2, 0.5, 0.6, 0.9), (0.1, 0.3, 0.55, 0.6), ""),
+        ((0.5,), (0.51,), ""),
+        ((0.5,), (0.6,), "| P2 | x | 0.5 | 0.6 | +20% | worse |"),
+    ],
+)
+def test_goals_that_changed_by_more_than_the_noise_are_named(
+    before: tuple[float, ...], after: tuple[float, ...], change: str
+) -> None:
+    old, new = (
+        {"servers": Found(goals=[Goal("P2", "x", "us", 1.0, None, 1.0, ratio=0.5, rounds=rounds)])}
+        for rounds in (before, after)
+    )
+    assert changes_table(old, new).rpartition("\n")[2] == change
+    assert changes_table({}, new) == changes_table(new, new) == ""
 
 
 def test_clients_count_deltas_and_tokens() -> None:

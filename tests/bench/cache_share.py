@@ -1,0 +1,202 @@
+"""The share of a tool conversation that the engine finds in its prefix cache, by each way to continue.
+
+    python -m tests.bench.cache_share MODEL [--engine "OPTIONS"] [--penstock "OPTIONS"] [--peer "OPTIONS"] [--turns N]
+
+A conversation asks a question, gets a call, sends its result, gets an answer, and asks again.  Each way to continue is
+a conversation of its own: its instructions begin with words that no other has.  `penstock serve` and `vllm serve` run
+one after the other, each with its own engine.
+
+The share is that of vLLM's counters, ``vllm:prefix_cache_hits`` over ``vllm:prefix_cache_queries``, from the second
+request on.  ``kept`` is the share of what the engine has had before, each prompt and each answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from tests.bench.engines import PATIENCE, SERVE, Serving, serving
+from tests.bench.session import counted
+
+FOLDER = Path(".cache/bench")
+TURNS = 20
+"""Requests of a conversation, two for each question."""
+ANSWER = 40
+"""The most tokens of an answer."""
+
+Json = dict[str, Any]
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "get_weather", "description": "The weather of a city.", "parameters": PARAMETERS}
+CALLING, ANSWERING = "required", "none"
+
+
+def words(count: int, seed: str) -> str:
+    chosen = random.Random(seed)
+    return " ".join(chosen.choice(("river", "stone", "cloud", "light", "seven", "north")) for _ in range(count))
+
+
+class Shared(NamedTuple):
+    """The tokens of a conversation's prompts after the first, those in the cache, and those that the engine had had."""
+
+    prompts: int
+    cached: int
+    known: int
+
+    def __str__(self) -> str:
+        share, kept = self.cached / self.prompts, self.cached / self.known
+        return f"{self.prompts:9,d} tokens{share:8.1%} cached{kept:8.1%} kept{self.prompts - self.cached:8,d} read anew"
+
+
+Way = Callable[["Talk"], AsyncIterator[tuple[int, int]]]
+"""A way to continue: it yields the tokens of the prompt and of the answer of each request."""
+
+
+class Talk:
+    """One conversation with a server, for `TURNS` requests."""
+
+    def __init__(self, server: Serving, name: str, turns: int) -> None:
+        self.server = server
+        self.turns = turns
+        self.rules = f"{name}. {words(300, name)}"
+
+    def steps(self) -> list[tuple[str, str]]:
+        """Return what the client sends in each request, a question or a result, and if the model may call."""
+        asked = [("How is the weather in Paris?", CALLING), (words(60, "result"), ANSWERING)]
+        return [(f"{number}: {text}", choice) for number in range(self.turns // 2) for text, choice in asked]
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Json:
+        body = {"model": self.server.model, "temperature": 0, **body}
+        async with self.server.client.post(f"{self.server.url}{path}", json=body, timeout=PATIENCE) as answer:
+            read: Json = await answer.json()
+            if answer.status != 200:
+                raise RuntimeError(f"{path}: {read}")
+            return read
+
+
+async def responses(talk: Talk, *, stored: bool) -> AsyncIterator[tuple[int, int]]:
+    """Continue by ``previous_response_id``, or by all items with their sealed thoughts."""
+    items: list[Json] = []
+    before, call = None, ""
+    tool = {"type": "function", **FUNCTION}
+    for text, choice in talk.steps():
+        is_result = choice == ANSWERING
+        item = (
+            {"type": "function_call_output", "call_id": call, "output": text}
+            if is_result
+            else {"role": "user", "content": text}
+        )
+        items.append(item)
+        way: Json = {"input": [item], "previous_response_id": before} if stored else {"input": items, "store": False}
+        rest = {"instructions": talk.rules, "tools": [tool], "tool_choice": choice, "max_output_tokens": ANSWER}
+        answer = await talk.post("/v1/responses", way | rest)
+        items += answer["output"]
+        before = answer["id"]
+        call = next((each["call_id"] for each in answer["output"] if each["type"] == "function_call"), "")
+        yield answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]
+
+
+async def chat(talk: Talk) -> AsyncIterator[tuple[int, int]]:
+    """Continue by all messages, each with its reasoning."""
+    messages: list[Json] = [{"role": "system", "content": talk.rules}]
+    call = ""
+    for text, choice in talk.steps():
+        is_result = choice == ANSWERING
+        messages.append(
+            {"role": "tool", "tool_call_id": call, "content": text} if is_result else {"role": "user", "content": text}
+        )
+        rest = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": choice, "max_tokens": ANSWER}
+        answer = await talk.post("/v1/chat/completions", {"messages": messages, **rest})
+        said = {name: value for name, value in answer["choices"][0]["message"].items() if value}
+        messages.append(said)
+        call = said["tool_calls"][0]["id"] if said.get("tool_calls") else ""
+        yield answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
+
+
+async def messages_api(talk: Talk) -> AsyncIterator[tuple[int, int]]:
+    """Continue by all messages of the Messages API, each with its thinking."""
+    messages: list[Json] = []
+    call = ""
+    schema = {"name": "get_weather", "description": "The weather of a city.", "input_schema": PARAMETERS}
+    for text, choice in talk.steps():
+        is_result = choice == ANSWERING
+        result = [{"type": "tool_result", "tool_use_id": call, "content": text}]
+        messages.append({"role": "user", "content": result if is_result else text})
+        rest = {"tools": [schema], "tool_choice": {"type": "none" if is_result else "any"}, "max_tokens": ANSWER}
+        answer = await talk.post("/v1/messages", {"system": talk.rules, "messages": messages, **rest})
+        messages.append({"role": "assistant", "content": answer["content"]})
+        call = next((part["id"] for part in answer["content"] if part["type"] == "tool_use"), "")
+        usage = answer["usage"]
+        read = usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
+        yield read + (usage.get("cache_creation_input_tokens") or 0), usage["output_tokens"]
+
+
+def by_id(talk: Talk) -> AsyncIterator[tuple[int, int]]:
+    return responses(talk, stored=True)
+
+
+def by_items(talk: Talk) -> AsyncIterator[tuple[int, int]]:
+    return responses(talk, stored=False)
+
+
+WAYS: Mapping[str, Mapping[str, Way]] = {
+    "penstock": {"previous_response_id": by_id, "items": by_items, "chat": chat, "messages": messages_api},
+    "vllm": {"items": by_items, "chat": chat, "messages": messages_api},
+}
+
+
+async def shared(server: Serving, name: str, way: Way, turns: int) -> Shared:
+    """Hold a conversation, and count its tokens from the second request on."""
+    lengths: list[tuple[int, int]] = []
+    begun = (0, 0)
+    async for length in way(Talk(server, name, turns)):
+        lengths.append(length)
+        if len(lengths) == 1:
+            begun = await counters(server)
+    queries, hits = (after - before for after, before in zip(await counters(server), begun, strict=True))
+    return Shared(queries, hits, sum(map(sum, lengths[:-1])))
+
+
+async def counters(server: Serving) -> tuple[int, int]:
+    """Return the tokens that the engine looked up in its cache so far, and those that it found."""
+    async with server.client.get(f"{server.url}/metrics") as answer:
+        metrics = await answer.text()
+    return counted(metrics, "queries"), counted(metrics, "hits")
+
+
+async def main(chosen: argparse.Namespace) -> None:
+    """Hold all conversations, and write a line for each."""
+    engine = shlex.split(chosen.engine)
+    with TemporaryDirectory() as folder:
+        ours = (*engine, *shlex.split(chosen.penstock), "--store", f"{folder}/store.sqlite3")
+        commands: Mapping[str, Sequence[str]] = {
+            "penstock": (str(SERVE / "penstock"), "serve", chosen.model, *ours),
+            "vllm": (str(SERVE / "vllm"), "serve", chosen.model, *engine, *shlex.split(chosen.peer)),
+        }
+        for server_name, command in commands.items():
+            async with serving(command, FOLDER / f"cache-{server_name}.log") as server:
+                for name, way in WAYS[server_name].items():
+                    try:
+                        line = str(await shared(server, f"{server_name} {name}", way, chosen.turns))
+                    except RuntimeError as error:
+                        line = f"failed: {error}"
+                    sys.stdout.write(f"{server_name:9s}{name:22s}{line}\n")
+                    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--engine", default="", help="options for both, in one word")
+    parser.add_argument("--penstock", default="", help="options for penstock serve")
+    parser.add_argument("--peer", default="", help="options for vllm serve, such as its parsers")
+    parser.add_argument("--turns", type=int, default=TURNS)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(parser.parse_args()))
