@@ -104,9 +104,7 @@ def last(folder: Path) -> dict[str, Found]:
     return msgspec.json.decode(file.read_bytes(), type=dict[str, Found]) if file.exists() else {}
 
 
-def keep(
-    results: dict[str, Found], folder: Path, released: dict[str, Found] | None = None
-) -> dict[str, Found]:
+def keep(results: dict[str, Found], folder: Path, released: dict[str, Found] | None = None) -> dict[str, Found]:
     """Merge new results into those of earlier runs, write all files of the report, and return the merged results.
 
     The report names the goals that have changed since ``released``.
