@@ -15,7 +15,7 @@ from penstock.api.http.connections import Runner, serving
 from penstock.api.key_sources import UnusableKeys
 from penstock.api.metrics.scrape import serving_metrics
 from penstock.api.running import Running
-from penstock.api.runs.housekeeping import tune_gc
+from penstock.api.runs.housekeeping import forget_generators, tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart, Stopped
@@ -35,6 +35,7 @@ async def serving_requests(
     """Serve requests and obey signals for the length of a block; yield the runner, which counts its connections."""
     app = server.api.app(settings.max_body_bytes)
     async with serving(app, listening) as runner, serving_metrics(server.api.sampler, port_of_metrics):
+        forget_generators()
         tune_gc()
         _switch_level_at_sigusr1()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, settings, server)

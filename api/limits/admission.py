@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
+from operator import attrgetter
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -86,13 +87,9 @@ class Admission:
                     refunds.callback(allowance.spend, -cost)
             refunds.pop_all()
 
-    @asynccontextmanager
-    async def responding(self, owner: str) -> AsyncGenerator[None, None]:
+    def responding(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Count a response for the length of a block.  Raises `LimitReached` if too many run."""
-        async with AsyncExitStack() as using:
-            for payer, limits in self._payers(owner):
-                await using.enter_async_context(self._using(payer, RESPONSES, limits.responses))
-            yield
+        return self._using(owner, RESPONSES, attrgetter("responses"), PATIENCE)
 
     @asynccontextmanager
     async def sandbox(self, owner: str) -> AsyncGenerator[None, None]:
@@ -101,9 +98,7 @@ class Admission:
             for seconds in self._allowances(payer, limits, (SECONDS,)):
                 while not await seconds.take(0.0):
                     await asyncio.sleep(max(SHORTEST_WAIT, seconds.refills_in(1.0)))
-        async with AsyncExitStack() as using:
-            for payer, limits in self._payers(owner):
-                await using.enter_async_context(self._using(payer, SANDBOXES, limits.sandboxes, inf))
+        async with self._using(owner, SANDBOXES, attrgetter("sandboxes"), inf):
             begun = self.clock()
             try:
                 yield
@@ -203,16 +198,21 @@ class Admission:
 
     @asynccontextmanager
     async def _using(
-        self, owner: str, kind: str, most: int | None, patience: float = PATIENCE
+        self, owner: str, kind: str, most: Callable[[KeyLimits], int | None], patience: float
     ) -> AsyncGenerator[None, None]:
-        if (slots := self._slots.get((owner, kind))) is None:
-            slots = self._slots[owner, kind] = ReservedSlots(self.reservations, owner, kind)
-        if not await slots.enter(most, patience):
-            raise _too_many(owner, kind, slots.most)
+        """Use a slot of the owner and one of all owners together."""
+        used: list[ReservedSlots] = []  # many responses wait here: an exit stack takes a kilobyte
         try:
+            for payer, limits in self._payers(owner):
+                if (slots := self._slots.get((payer, kind))) is None:
+                    slots = self._slots[payer, kind] = ReservedSlots(self.reservations, payer, kind)
+                if not await slots.enter(most(limits), patience):
+                    raise _too_many(payer, kind, slots.most)
+                used.append(slots)
             yield
         finally:
-            slots.leave()
+            for slots in reversed(used):
+                slots.leave()
 
 
 def _too_many(owner: str, kind: str, most: int) -> LimitReached:

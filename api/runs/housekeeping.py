@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 
 from penstock.api.limits.admission import Admission
 from penstock.api.runs.background import InFlight
@@ -74,6 +75,15 @@ def collect_if_due(running: int) -> None:
     """
     if gc.get_count()[2] > (OVERDUE if running else DUE):
         gc.collect()
+
+
+def forget_generators() -> None:
+    """Let the event loop keep no weak reference to each async generator, which takes 200 bytes and two microseconds.
+
+    The loop would only close those that are still open when it ends.  The server ends all responses before, and every
+    stage is closed with its response.
+    """
+    sys.set_asyncgen_hooks(firstiter=None)
 
 
 def tune_gc() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -226,13 +226,17 @@ class Scheduler:
     @asynccontextmanager
     async def _responding(self, request: ResolvedRequest) -> AsyncGenerator[None, None]:
         """Count a response for the length of a block; raise `LimitReached` if too many run."""
-        async with AsyncExitStack() as counting:
-            with self._unlocking(request.facts.response):
-                await counting.enter_async_context(self.admission.responding(request.facts.origin.owner))
-            try:
+        is_counted = False
+        try:
+            async with self.admission.responding(request.facts.origin.owner):
+                is_counted = True
                 yield
-            finally:
-                _let_go_of_resolved(request)
+        except BaseException:
+            if not is_counted:
+                self._unlock(request.facts.response)
+            raise
+        finally:
+            _let_go_of_resolved(request)
 
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:
@@ -240,9 +244,13 @@ class Scheduler:
         try:
             yield
         except BaseException:
-            if response.conversation is not UNSET and response.store:
-                self.store.conversations.unlock(response.conversation.id, response.id)
+            self._unlock(response)
             raise
+
+    def _unlock(self, response: Response) -> None:
+        """Unlock the conversation of a response that cannot begin."""
+        if response.conversation is not UNSET and response.store:
+            self.store.conversations.unlock(response.conversation.id, response.id)
 
     # Running
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench.cache_share MODEL [--engine "OPTIONS"] [--penstock "OPTIONS"] [--peer "OPTIONS"] [--turns N]
 
-A conversation asks a question, gets a call, sends its result, gets an answer, and asks again.  Each way to continue is
-a conversation of its own: its instructions begin with words that no other has.  `penstock serve` and `vllm serve` run
-one after the other, each with its own engine.
+A client asks a question, gets a call, sends its result, gets an answer, and asks again.  Each way to continue is a
+conversation of its own: its instructions begin with words that no other has.  `penstock serve` and `vllm serve` run one
+after the other, each with its own engine.
 
 The share is that of vLLM's counters, ``vllm:prefix_cache_hits`` over ``vllm:prefix_cache_queries``, from the second
 request on.  ``kept`` is the share of what the engine has had before, each prompt and each answer.
@@ -17,25 +17,27 @@ import asyncio
 import random
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from tests.bench.engines import PATIENCE, SERVE, Serving, serving
 from tests.bench.session import counted
+from tests.support.engine_requests import WEATHER_TOOL
 
 FOLDER = Path(".cache/bench")
 TURNS = 20
-"""Requests of a conversation, two for each question."""
-ANSWER = 40
+"""Requests of a conversation."""
+ANSWER = 60
 """The most tokens of an answer."""
+QUESTION = "What is the weather in Paris?"
+"""The tiny models are trained to answer this with a call."""
 
 Json = dict[str, Any]
 
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-FUNCTION = {"name": "get_weather", "description": "The weather of a city.", "parameters": PARAMETERS}
-CALLING, ANSWERING = "required", "none"
+PARAMETERS = WEATHER_TOOL["parameters"]
+FUNCTION = {"name": WEATHER_TOOL["name"], "description": WEATHER_TOOL.get("description", ""), "parameters": PARAMETERS}
 
 
 def words(count: int, seed: str) -> str:
@@ -60,17 +62,19 @@ Way = Callable[["Talk"], AsyncIterator[tuple[int, int]]]
 
 
 class Talk:
-    """One conversation with a server, for `TURNS` requests."""
+    """One conversation with a server, of a number of requests."""
 
     def __init__(self, server: Serving, name: str, turns: int) -> None:
         self.server = server
         self.turns = turns
         self.rules = f"{name}. {words(300, name)}"
+        self.call = ""
+        """The id of the call that waits for its result, if the last answer was one."""
 
-    def steps(self) -> list[tuple[str, str]]:
-        """Return what the client sends in each request, a question or a result, and if the model may call."""
-        asked = [("How is the weather in Paris?", CALLING), (words(60, "result"), ANSWERING)]
-        return [(f"{number}: {text}", choice) for number in range(self.turns // 2) for text, choice in asked]
+    def steps(self) -> Iterator[str]:
+        """Yield what the client sends in each request, as a question or as the result of the call before it."""
+        for number in range(self.turns):
+            yield QUESTION if self.call == "" else f"{number}: {words(60, 'result')}"
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Json:
         body = {"model": self.server.model, "temperature": 0, **body}
@@ -84,55 +88,46 @@ class Talk:
 async def responses(talk: Talk, *, stored: bool) -> AsyncIterator[tuple[int, int]]:
     """Continue by ``previous_response_id``, or by all items with their sealed thoughts."""
     items: list[Json] = []
-    before, call = None, ""
-    tool = {"type": "function", **FUNCTION}
-    for text, choice in talk.steps():
-        is_result = choice == ANSWERING
-        item = (
-            {"type": "function_call_output", "call_id": call, "output": text}
-            if is_result
-            else {"role": "user", "content": text}
+    before = None
+    rest = {"instructions": talk.rules, "tools": [{"type": "function", **FUNCTION}], "max_output_tokens": ANSWER}
+    for text in talk.steps():
+        result = {"type": "function_call_output", "call_id": talk.call, "output": text}
+        items.append(result if talk.call else {"role": "user", "content": text})
+        way: Json = (
+            {"input": items[-1:], "previous_response_id": before} if stored else {"input": items, "store": False}
         )
-        items.append(item)
-        way: Json = {"input": [item], "previous_response_id": before} if stored else {"input": items, "store": False}
-        rest = {"instructions": talk.rules, "tools": [tool], "tool_choice": choice, "max_output_tokens": ANSWER}
         answer = await talk.post("/v1/responses", way | rest)
         items += answer["output"]
         before = answer["id"]
-        call = next((each["call_id"] for each in answer["output"] if each["type"] == "function_call"), "")
+        talk.call = next((each["call_id"] for each in answer["output"] if each["type"] == "function_call"), "")
         yield answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]
 
 
 async def chat(talk: Talk) -> AsyncIterator[tuple[int, int]]:
     """Continue by all messages, each with its reasoning."""
     messages: list[Json] = [{"role": "system", "content": talk.rules}]
-    call = ""
-    for text, choice in talk.steps():
-        is_result = choice == ANSWERING
-        messages.append(
-            {"role": "tool", "tool_call_id": call, "content": text} if is_result else {"role": "user", "content": text}
-        )
-        rest = {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": choice, "max_tokens": ANSWER}
+    rest = {"tools": [{"type": "function", "function": FUNCTION}], "max_tokens": ANSWER}
+    for text in talk.steps():
+        result = {"role": "tool", "tool_call_id": talk.call, "content": text}
+        messages.append(result if talk.call else {"role": "user", "content": text})
         answer = await talk.post("/v1/chat/completions", {"messages": messages, **rest})
         said = {name: value for name, value in answer["choices"][0]["message"].items() if value}
         messages.append(said)
-        call = said["tool_calls"][0]["id"] if said.get("tool_calls") else ""
+        talk.call = said["tool_calls"][0]["id"] if said.get("tool_calls") else ""
         yield answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
 
 
 async def messages_api(talk: Talk) -> AsyncIterator[tuple[int, int]]:
     """Continue by all messages of the Messages API, each with its thinking."""
     messages: list[Json] = []
-    call = ""
-    schema = {"name": "get_weather", "description": "The weather of a city.", "input_schema": PARAMETERS}
-    for text, choice in talk.steps():
-        is_result = choice == ANSWERING
-        result = [{"type": "tool_result", "tool_use_id": call, "content": text}]
-        messages.append({"role": "user", "content": result if is_result else text})
-        rest = {"tools": [schema], "tool_choice": {"type": "none" if is_result else "any"}, "max_tokens": ANSWER}
-        answer = await talk.post("/v1/messages", {"system": talk.rules, "messages": messages, **rest})
+    schema = {"name": FUNCTION["name"], "description": FUNCTION["description"], "input_schema": PARAMETERS}
+    rest = {"system": talk.rules, "tools": [schema], "max_tokens": ANSWER}
+    for text in talk.steps():
+        result = [{"type": "tool_result", "tool_use_id": talk.call, "content": text}]
+        messages.append({"role": "user", "content": result if talk.call else text})
+        answer = await talk.post("/v1/messages", {"messages": messages, **rest})
         messages.append({"role": "assistant", "content": answer["content"]})
-        call = next((part["id"] for part in answer["content"] if part["type"] == "tool_use"), "")
+        talk.call = next((part["id"] for part in answer["content"] if part["type"] == "tool_use"), "")
         usage = answer["usage"]
         read = usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
         yield read + (usage.get("cache_creation_input_tokens") or 0), usage["output_tokens"]
