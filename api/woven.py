@@ -8,8 +8,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
+from penstock.pipeline.yield_point import YieldPoint
+
 AHEAD = 16
 """The most values of all streams together that wait for their reader, once it has begun."""
+
+BEGUN_AT_ONCE = 8
+"""The most streams that begin in one turn of the event loop."""
 
 Strand: TypeAlias = Callable[[], AsyncGenerator[Any, None]]
 """A function that opens a stream."""
@@ -25,10 +30,12 @@ async def woven(strands: Sequence[Strand]) -> AsyncGenerator[AsyncIterator[tuple
     ready = _Ready()
     loop = asyncio.get_running_loop()
     begun: list[asyncio.Future[Any]] = [loop.create_future() for _ in strands]
-    tasks = [
-        asyncio.create_task(_read(position, strand, begun[position], ready)) for position, strand in enumerate(strands)
-    ]
+    tasks = list[asyncio.Task[None]]()
     try:
+        for position, strand in enumerate(strands):
+            tasks.append(asyncio.create_task(_read(position, strand, begun[position], ready)))
+            if len(tasks) % BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(0)
         first = await asyncio.gather(*begun)
         ready.is_read = True
         async with aclosing(_values(first, ready)) as values:
@@ -91,8 +98,9 @@ async def _values(first: Sequence[Any], ready: _Ready) -> AsyncGenerator[tuple[i
     for position, value in enumerate(first):
         if value is not _END:
             yield position, value
-    running = len(first)
+    running, rest = len(first), YieldPoint()
     while running:
+        await rest()  # many values may wait
         position, value, error = await ready.get()
         if error is not None:
             raise error

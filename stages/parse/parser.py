@@ -25,8 +25,12 @@ from penstock.pipeline.protocol.tools import (
     Tool,
     tool_key,
 )
+from penstock.pipeline.yield_point import YieldPoint
 from penstock.stages.parse.text import StopStrings, TokenVocabulary
 from penstock.stages.services.usage import Tallies, Tally, TurnTokens
+
+MANY_TOKENS = 32
+"""Tokens of a chunk from which on other tasks get turns while it is read: a few of them may be an item."""
 
 CallOpened: TypeAlias = frames.ClientCallOpened | frames.ServerCallOpened
 
@@ -57,9 +61,11 @@ class ParseStage(ABC):
             elif parser is None:
                 raise InvariantBroken("a turn begins with GenerationStarted: a stage has lost it")
             else:
-                read = parser.feed(frame)
+                read, rest = parser.feed(frame), _rest_after(frame)
                 for parsed in await asyncio.to_thread(tuple, read) if parser.is_slow(frame) else read:
                     yield parsed
+                    if rest is not None:
+                        await rest()
                 if isinstance(frame, frames.GenerationFinished):
                     tally.end()
 
@@ -70,6 +76,11 @@ class ParseStage(ABC):
 
     @abstractmethod
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser: ...
+
+
+def _rest_after(frame: TokenFrame) -> YieldPoint | None:
+    """Return a yield point for the reader of a long chunk, which may hold many items."""
+    return YieldPoint() if isinstance(frame, TokenChunk) and len(frame.token_ids) > MANY_TOKENS else None
 
 
 class TurnParser(ABC):

@@ -14,8 +14,8 @@ from pydantic_core import from_json
 
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest
 
-PIECE = 2**13
-"""Bytes of JSON to parse at once."""
+PIECE = 2**15
+"""Bytes of JSON to parse at once; bodies that are read on the event loop have no more."""
 
 MOST_COMMAS = 1_000_000
 """The most commas in a body: more values would take a gigabyte and seconds, and no model reads as many."""

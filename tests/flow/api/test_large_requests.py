@@ -14,7 +14,8 @@ from penstock.pipeline.tasks import LARGE
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Json
 from tests.support.clock import counting_turns
-from tests.support.server import Server, running_server, script
+from tests.support.server import HELLO, Server, running_server, script
+from tests.support.socket_client import connected
 
 COUNT = 8_000
 
@@ -32,6 +33,13 @@ async def served(tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]
         yield served
 
 
+async def answered(served: Server[ScriptedEngine], method: str, path: str, body: Json | None) -> tuple[int, Any]:
+    if not (body and body.get("stream")):
+        return await served.ask(method, path, body)
+    async with served.client.post(served.url + path, json=body) as answer:
+        return answer.status, await answer.read()
+
+
 async def longest_turn(served: Server[ScriptedEngine], path: str, body: Json | None) -> tuple[int, Any]:
     """Send a request; return the instructions of the longest turn of the loop, and the answer.
 
@@ -39,9 +47,9 @@ async def longest_turn(served: Server[ScriptedEngine], path: str, body: Json | N
     """
     short = body and {name: value[-1:] if isinstance(value, list) else value for name, value in body.items()}
     method = "GET" if body is None else "POST"
-    await served.ask(method, path, short)
+    await answered(served, method, path, short)
     with counting_turns() as turns:
-        status, answer = await served.ask(method, path, body)
+        status, answer = await answered(served, method, path, body)
     assert status == 200, answer
     return turns.longest, answer
 
@@ -60,20 +68,123 @@ def approvals() -> list[Json]:
     return [*asked, *given]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"input": MESSAGES},
+def function(number: int) -> Json:
+    return {"name": f"f{number}", "parameters": {}}
+
+
+def chat_calls() -> list[Json]:
+    made = [
+        {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(COUNT // 2)
+    ]
+    results = ({"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in made)
+    return [REQUEST, {"role": "assistant", "tool_calls": made}, *results]
+
+
+def message_calls() -> list[Json]:
+    made = [{"type": "tool_use", "id": f"c{n}", "name": "f", "input": {}} for n in range(COUNT // 2)]
+    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "x"} for call in made]
+    return [REQUEST, {"role": "assistant", "content": made}, {"role": "user", "content": results}]
+
+
+RESPONSES, CHAT, MESSAGES_API, COMPLETIONS = "/v1/responses", "/v1/chat/completions", "/v1/messages", "/v1/completions"
+FUNCTIONS = [function(number) for number in range(COUNT)]
+PARTS = [{"type": "text", "text": "Hi"}] * COUNT
+SCHEMA = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(COUNT)}}
+MESSAGE = {"model": "tiny", "max_tokens": 9}
+
+DOORS: dict[str, tuple[str, Json]] = {
+    "messages": (RESPONSES, {"input": MESSAGES}),
+    "stream": (RESPONSES, {"input": MESSAGES, "stream": True}),
+    "background": (RESPONSES, {"input": MESSAGES, "background": True}),
+    "unstored": (RESPONSES, {"input": MESSAGES, "store": False}),
+    "compactable": (
+        RESPONSES,
         {"input": MESSAGES, "context_management": [{"type": "compaction", "compact_threshold": 1_000_000}]},
-        {"input": calls()},
-        {"input": approvals()},
-        {"input": "Hi", "tools": [{"type": "function", "name": f"f{n}", "parameters": {}} for n in range(COUNT)]},
-    ],
-    ids=["messages", "compactable", "calls", "approvals", "tools"],
-)
-async def test_large_request_never_holds_the_loop(served: Server[ScriptedEngine], body: Json) -> None:
-    longest, _ = await longest_turn(served, "/v1/responses", {**body, "truncation": "auto"})
+    ),
+    "parts": (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}] * COUNT}]}),
+    "calls": (RESPONSES, {"input": calls()}),
+    "approvals": (RESPONSES, {"input": approvals()}),
+    "tools": (RESPONSES, {"input": "Hi", "tools": [{"type": "function", **each} for each in FUNCTIONS]}),
+    "schema": (RESPONSES, {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]}),
+    "unknown": (RESPONSES, {"input": "Hi", **{f"unknown{number}": 1 for number in range(COUNT)}}),
+    "raw messages": (RESPONSES, {"input": "Hi", "previous_input_messages": MESSAGES}),
+    "tokens of a request": ("/v1/responses/input_tokens", {"input": MESSAGES}),
+    "chat": (CHAT, {"messages": MESSAGES}),
+    "chat stream": (CHAT, {"messages": MESSAGES, "stream": True}),
+    "chat parts": (CHAT, {"messages": [{"role": "user", "content": PARTS}]}),
+    "chat calls": (CHAT, {"messages": chat_calls()}),
+    "chat tools": (
+        CHAT,
+        {"messages": [REQUEST], "tools": [{"type": "function", "function": each} for each in FUNCTIONS]},
+    ),
+    "Messages": (MESSAGES_API, {**MESSAGE, "messages": MESSAGES}),
+    "Messages stream": (MESSAGES_API, {**MESSAGE, "messages": MESSAGES, "stream": True}),
+    "Messages parts": (MESSAGES_API, {**MESSAGE, "messages": [{"role": "user", "content": PARTS}]}),
+    "Messages calls": (MESSAGES_API, {**MESSAGE, "messages": message_calls()}),
+    "Messages system": (MESSAGES_API, {**MESSAGE, "messages": [REQUEST], "system": PARTS}),
+    "Messages tools": (
+        MESSAGES_API,
+        {**MESSAGE, "messages": [REQUEST], "tools": [{"name": f"f{n}", "input_schema": {}} for n in range(COUNT)]},
+    ),
+    "tokens of Messages": ("/v1/messages/count_tokens", {"model": "tiny", "messages": MESSAGES}),
+    "completion": (COMPLETIONS, {"model": "tiny", "prompt": [5] * COUNT}),
+    "echo": (COMPLETIONS, {"model": "tiny", "prompt": [5] * COUNT, "echo": True}),
+    "tokenize": ("/tokenize", {"model": "tiny", "prompt": "Hi " * COUNT, "return_token_strs": True}),
+    "tokenize a chat": ("/tokenize", {"model": "tiny", "messages": MESSAGES}),
+    "detokenize": ("/detokenize", {"model": "tiny", "tokens": [5] * COUNT}),
+}
+"""Requests with many values, by name: paths and bodies."""
+
+
+@pytest.mark.parametrize("name", DOORS)
+async def test_large_request_never_holds_the_loop(served: Server[ScriptedEngine], name: str) -> None:
+    path, body = DOORS[name]
+    if path == RESPONSES:
+        body = {**body, "truncation": "auto"}
+    longest, _ = await longest_turn(served, path, body)
     assert longest < MOST_INSTRUCTIONS
+
+
+REFUSED: dict[str, tuple[str, Json]] = {
+    "items": (RESPONSES, {"input": [{}] * COUNT}),
+    "unanswered calls": (RESPONSES, {"input": calls()[: COUNT // 2]}),
+    "references": (RESPONSES, {"input": [{"type": "item_reference", "id": f"msg_{n}"} for n in range(COUNT)]}),
+    "metadata": (RESPONSES, {"input": "Hi", "metadata": {f"k{number}": "v" for number in range(COUNT)}}),
+    "chat": (CHAT, {"messages": [*MESSAGES, {}]}),
+    "Messages": (MESSAGES_API, {**MESSAGE, "messages": [*MESSAGES, {}]}),
+    "stop sequences": (MESSAGES_API, {**MESSAGE, "messages": [REQUEST], "stop_sequences": ["a"] * COUNT}),
+    "prompts": (COMPLETIONS, {"model": "tiny", "prompt": ["Hi"] * COUNT}),
+    "conversation": ("/v1/conversations", {"items": MESSAGES}),
+}
+"""Requests with many values that are refused, by name."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_refusal_never_holds_the_loop(served: Server[ScriptedEngine], name: str) -> None:
+    path, body = REFUSED[name]
+    await served.ask("POST", path, {**body, "metadata": 5})
+    with counting_turns() as turns:
+        status, _ = await served.ask("POST", path, body)
+    assert status == 400
+    assert turns.longest < MOST_INSTRUCTIONS
+
+
+async def test_large_event_over_a_socket_never_holds_the_loop(served: Server[ScriptedEngine]) -> None:
+    async with connected(served) as client:
+        await client.create(input="Hi")
+        with counting_turns() as turns:
+            await client.create(input=MESSAGES, truncation="auto")
+    assert turns.longest < 3 * MOST_INSTRUCTIONS  # the first 500 items make the digest of the conversation
+
+
+async def test_answer_of_many_items_never_holds_the_loop(tmp_path: Path) -> None:
+    said = "<|start|>assistant".join(["<|channel|>commentary<|message|>Hi<|end|>"] * 500)
+    engine = ScriptedEngine(script(f"{said}<|start|>assistant{HELLO}", chunk_size=COUNT))
+    async with running_server(engine, tmp_path) as served:
+        longest, answer = await longest_turn(served, RESPONSES, {"input": "Hi"})
+        stored = await longest_turn(served, f"{RESPONSES}/{answer['id']}", None)
+    assert len(answer["output"]) == len(stored[1]["output"]) > 500
+    assert max(longest, stored[0]) < 3 * MOST_INSTRUCTIONS  # some hundreds of events make a block of the log
 
 
 async def test_many_references_never_hold_the_loop(served: Server[ScriptedEngine]) -> None:
