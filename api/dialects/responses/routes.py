@@ -40,7 +40,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.services import tracing
-from penstock.stages.services.runs.run import Run, read_stored_log
+from penstock.stages.services.runs.run import Run, RunReleased, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,8 @@ class Responses:
     ) -> AsyncGenerator[bytes, None]:
         """Relay the frames of a response that another server runs.
 
-        If that server is lost, the stream continues from the server that takes over, or from the store.
+        If that server is lost, the stream continues from the server that takes over, or from the store.  Raises
+        `RunReleased` if the response may have run again since, with other events.
         """
         relayed, missed = SseRelay(after), ""
         while isinstance(found, Server):
@@ -272,10 +273,16 @@ class Responses:
             else:
                 return
             await asyncio.sleep(RETRY)
-            found = await self._find(request)
+            lost, found = found, await self._find(request)
+            if found != lost and await self._may_have_run_again(request):
+                raise RunReleased
         async with wire.translated(await self._events_after(found, relayed.last)) as events:
             async for event in events:
                 yield wire.encode(event)
+
+    async def _may_have_run_again(self, request: web.Request) -> bool:
+        """Return True if a response whose server was lost is one that starts over then."""
+        return self.scheduler.restarts and (await self._response(request)).background
 
 
 def _once(items: Sequence[Item]) -> list[Item]:
