@@ -6,7 +6,7 @@ each: keys, limits, the access log, metrics, traces, recordings and the stages o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -221,9 +221,20 @@ class Edge:
         async with self._begun(request, prepared) as delivery:
             release(request)
             async with wire.translated(delivery.events()) as events:
-                if prepared.streams:
-                    return await send(request, events, wire, self.keep_alive)
-                return as_json(await wire.fold(events))
+                return await self._written(request, events, wire, streams=prepared.streams)
+
+    async def _written(
+        self, request: web.Request, events: AsyncIterator[Any], wire: Wire, *, streams: bool
+    ) -> web.StreamResponse:
+        """Send rewritten events, or one body; raise `ServerStopping` if a stopping server has cut that off."""
+        if streams:
+            return await send(request, events, wire, self.keep_alive)
+        try:
+            return as_json(await wire.fold(events))
+        except errors.EngineFailed:
+            if self.scheduler.in_flight.stopping:
+                raise errors.ServerStopping from None
+            raise
 
     async def answer_woven(self, request: web.Request, prepared: Sequence[Prepared]) -> web.StreamResponse:
         """Run several requests at once, and answer in one form; an error before all have begun is raised."""
@@ -233,9 +244,7 @@ class Edge:
         async with woven([partial(self._strand, request, each) for each in prepared]) as strands:
             release(request)
             async with aclosing(wire.weave(strands)) as events:
-                return (
-                    await send(request, events, wire, self.keep_alive) if streams else as_json(await wire.fold(events))
-                )
+                return await self._written(request, events, wire, streams=streams)
 
     async def _strand(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Any, None]:
         """Run one request, and yield its rewritten events."""
