@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from penstock.api.runs import scheduler
@@ -84,6 +85,20 @@ async def test_late_detached_response_holds_no_conversation(store_at: str) -> No
         await served.store.conversations.lock(conversation["id"], "", "resp_next", 0)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_body_that_a_stopping_server_cuts_off_may_be_asked_for_again(endless: ScriptedEngine, path: str) -> None:
+    body = {"model": "tiny", "max_tokens": 100_000, "messages": [{"role": "user", "content": "Hi"}]}
+    if path == "/v1/completions":
+        body |= {"prompt": "Hi"}
+        del body["messages"]
+    async with running_server(endless, ":memory:", url=URL) as served:
+        asking = asyncio.create_task(served.client.post(f"{served.url}{path}", json=body))
+        await api_clients.wait_until(lambda: endless.running)
+        await served.scheduler.drain(0.1)
+        async with await asking as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+
+
 @pytest.mark.parametrize(("restarts", "status"), [(True, "completed"), (False, "failed")])
 async def test_interrupted_responses_may_be_restarted(
     store_at: str, endless: ScriptedEngine, restarts: bool, status: str
@@ -101,6 +116,26 @@ async def test_interrupted_responses_may_be_restarted(
         assert (answer["status"], (await served.get_response(in_front))["status"]) == (status, "failed")
         events = read_sse(await served.replay(response_id))
         assert final(events).status == status
+
+
+async def test_stream_of_another_server_ends_where_the_response_is_restarted(store_at: str) -> None:
+    """Its new run has other events: a stream that went on with them would have parts of both."""
+    options: dict[str, Any] = {"restarts": True, "heartbeat": 0.1}
+    async with (
+        running_server(ScriptedEngine(script()), store_at, **options) as other,
+        aiohttp.ClientSession() as client,
+    ):
+        async with running_server(PacedEngine(script(COUNT), initial=60), store_at, **options) as one:
+            response_id = await one.start_background()
+            answer = await client.get(f"{other.url}/v1/responses/{response_id}?stream=true")
+            reader = api_clients.StreamReader(answer)
+            await reader.upto(b"output_text.delta")
+            await one.scheduler.drain(0.1)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await asyncio.wait_for(reader.rest(), 20)
+        answer.close()
+        assert (await other.wait_for_end(response_id))["status"] == "completed"
+        assert final(read_sse(await other.replay(response_id))).status == "completed"
 
 
 # Dying
