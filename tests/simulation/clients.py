@@ -1,18 +1,16 @@
-"""The clients of a simulation: each is a process with a random of its own, and follows one of a few scripts."""
+"""The clients of a simulation: each is a process with a random of its own, and follows a script."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from tests.simulation.ledger import ENDED, Known, Reading, Violation, response_of
-from tests.simulation.servers import LIMITED
+from tests.simulation.ledger import ENDED, Admitted, Known, Reading, Violation, response_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -65,11 +63,23 @@ class Client:
         """Return the URL of a path at one of the servers."""
         return self.draw.choice(self.world.servers).url + path
 
+    @asynccontextmanager
+    async def asked(self, method: str, path: str, **body: Any) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """Send a request, and check and note the status of its answer."""
+        began = self.world.loop.time()
+        is_counted = method == "POST" and not path.endswith("/cancel")
+        if is_counted:
+            self.world.ledger.sent[self.owner] += 1
+        async with self.http.request(method, self.url(path), **body) as answer:
+            self.check_status(answer.status, path)
+            if is_counted and answer.status not in BUSY:
+                self.world.ledger.admitted.append(Admitted(self.owner, began, self.world.loop.time()))
+            yield answer
+
     async def once(self, method: str, path: str, body: Json | None = None) -> tuple[int, Json]:
         """Send a request; return the status and the body of its answer.  Raises `Broken`."""
         try:
-            async with self.http.request(method, self.url(path), json=body) as answer:
-                self.note(answer.status, path, is_post=body is not None)
+            async with self.asked(method, path, json=body) as answer:
                 whole = await answer.json()
                 self.world.saw("answer", answer.url.host)
                 return answer.status, whole
@@ -87,17 +97,38 @@ class Client:
                 return status, answer
             await asyncio.sleep(PAUSE)
 
-    def note(self, status: int, path: str, *, is_post: bool) -> None:
-        """Note the status of an answer; raise `Violation` if it is the fault of a server."""
+    async def knock(self) -> None:
+        """Send a request that is refused for its body, and counts all the same."""
+        sent = self.world.ledger.sent[self.owner]
+        with suppress(Broken):
+            status, answer = await self.once("POST", "/v1/responses", {"input": 1})
+            if status not in (400, *BUSY):
+                raise Violation(f"a wrong body was answered with {status} {answer}")
+            if status == 429 and sent < self.world.surely_admitted:
+                raise Violation(f"a key was refused after {sent} requests: {answer}")
+
+    async def refused_all(self, *requests: tuple[str, str]) -> None:
+        """Check that each request is answered as if what it names did not exist."""
+        for method, path in requests:
+            status, answer = await self.insist(method, path, {} if method == "POST" else None)
+            if status != 404:
+                raise Violation(f"{method} {path} of another owner was answered with {status} {answer}")
+
+    @staticmethod
+    def check_status(status: int, path: str) -> None:
+        """Raise `Violation` if a status is the fault of a server."""
         if status in (500, 502, 504):
             raise Violation(f"{path} was answered with status {status}")
-        if is_post:
-            self.world.ledger.statuses.append((self.world.loop.time(), self.owner, status))
 
     # Responses
 
     def body(self, mode: str, **fields: Any) -> Json:
         """Return a request for a response."""
+        modes = {"background": mode.startswith("background"), "stream": mode.endswith("stream")}
+        return {"input": "Count.", "metadata": self.wanted(), **modes, **fields}
+
+    def wanted(self) -> dict[str, str]:
+        """Return what the engine shall do for a request."""
         wanted = {
             "nonce": self.nonce(),
             "last": str(self.draw.choice((1, 3, 12, 40))),
@@ -107,8 +138,7 @@ class Client:
             wanted["fault"] = self.draw.choice(("refuse", "break"))
         if self.draw.random() < 0.2:
             wanted["wait"] = str(self.draw.choice((1, 10)))
-        modes = {"background": mode.startswith("background"), "stream": mode.endswith("stream")}
-        return {"input": "Count.", "metadata": wanted, **modes, **fields}
+        return wanted
 
     def nonce(self) -> str:
         """Return a text that no other request has."""
@@ -130,8 +160,7 @@ class Client:
     async def _created(self, body: Json, mode: str, leaves_after: int) -> Known | None:
         while True:
             try:
-                async with self.http.post(self.url("/v1/responses"), json=body) as answer:
-                    self.note(answer.status, "/v1/responses", is_post=True)
+                async with self.asked("POST", "/v1/responses", json=body) as answer:
                     if answer.status in BUSY:
                         self.world.ledger.refused.add(body["metadata"]["nonce"])
                     if answer.status in BUSY and self.draw.random() < 0.8:
@@ -183,13 +212,16 @@ class Client:
         return known
 
     async def follow(self, known: Known, after: int = -1) -> None:
-        """Read the stream of a response from an event on, over as many connections as that takes."""
+        """Read the stream of a response from an event on, over as many connections as that takes.
+
+        One that may have been run again is read from the start, each time.
+        """
         while True:
+            after = -1 if self.world.may_run_again(known) else after
             reading = known.reading(after)
             path = f"/v1/responses/{known.id}?stream=true" + (f"&starting_after={after}" if after >= 0 else "")
             try:
-                async with self.http.get(self.url(path)) as answer:
-                    self.note(answer.status, path, is_post=False)
+                async with self.asked("GET", path) as answer:
                     if answer.status == 404:
                         self.missing(known)
                         return
@@ -222,114 +254,6 @@ class Client:
                 return
             await asyncio.sleep(self.draw.choice((0.1, 1.0)))
 
-    # Scripts
-
-    async def ask(self) -> None:
-        """Create a response, and perhaps leave it for a while."""
-        mode = self.draw.choice(MODES)
-        fields: Json = {} if mode.startswith("background") or self.draw.random() < 0.8 else {"store": False}
-        leaves_after = self.draw.choice((-1, -1, 1, 5, 15))
-        await self.create(self.body(mode, **fields), mode, leaves_after)
-
-    async def talk(self) -> None:
-        """Create responses in a conversation, some of them at the same time."""
-        if self.draw.random() < 0.3:
-            self.owner = LIMITED
-        async with self.session():
-            await self._talked()
-
-    async def _talked(self) -> None:
-        status, conversation = await self.insist("POST", "/v1/conversations", {})
-        if status != 200:
-            raise Violation(f"a conversation was answered with {status} {conversation}")
-        self.world.ledger.conversations[conversation["id"]] = self.owner
-        for _ in range(self.draw.randint(1, 4)):
-            modes = self.draw.choices(MODES, k=self.draw.choice((1, 1, 2)))
-            bodies = [self.body(mode, conversation=conversation["id"]) for mode in modes]
-            leaving = [self.draw.choice((-1, -1, 5)) for _ in modes]
-            await asyncio.gather(*map(self.create, bodies, modes, leaving))
-
-    async def read(self) -> None:
-        """Follow a response of the owner from any event on."""
-        if known := await self.target():
-            await self.follow(known, self.draw.choice((-1, -1, 0, 5, 30, 1000)))
-
-    async def cancel(self) -> None:
-        """Cancel a response of the owner."""
-        if known := await self.target():
-            known.cancelled = True
-            status, answer = await self.insist("POST", f"/v1/responses/{known.id}/cancel", {})
-            if status == 404:
-                self.missing(known)
-            elif status == 200:
-                known.take(answer)
-                if answer["status"] not in ENDED:
-                    raise Violation(f"cancelled, {known.id} is {answer['status']}")
-            elif status != 400:
-                raise Violation(f"cancelling {known.id} was answered with {status} {answer}")
-
-    async def delete(self) -> None:
-        """Delete a response of the owner."""
-        if known := await self.target():
-            known.deleting = known.cancelled = True
-            status, answer = await self.insist("DELETE", f"/v1/responses/{known.id}")
-            if status not in (200, 404):
-                raise Violation(f"deleting {known.id} was answered with {status} {answer}")
-            known.deleted = status == 200
-
-    async def snoop(self) -> None:
-        """Try to reach what belongs to another owner."""
-        if not (known := await self.target(is_own=False)):
-            return
-        path = f"/v1/responses/{known.id}"
-        for method, tried in (
-            ("GET", path),
-            ("GET", f"{path}?stream=true"),
-            ("POST", f"{path}/cancel"),
-            ("DELETE", path),
-        ):
-            status, answer = await self.insist(method, tried, {} if method == "POST" else None)
-            if status != 404:
-                raise Violation(f"{method} {tried} of another owner was answered with {status} {answer}")
-
-    async def burst(self) -> None:
-        """Send more requests at once than a key may have."""
-        self.owner = LIMITED
-        async with self.session():
-            modes = self.draw.choices(("sync", "stream"), k=self.draw.randint(4, 8))
-            leaving = [self.draw.choice((-1, -1, 1, 3)) for _ in modes]
-            await asyncio.gather(*map(self.create, [self.body(mode) for mode in modes], modes, leaving))
-
-    async def socket(self) -> None:
-        """Create responses one after another over a WebSocket, and perhaps leave it."""
-        leaves_after = self.draw.choice((-1, -1, 20))
-        known: Known | None = None
-        try:
-            async with self.http.ws_connect(self.url("/v1/responses")) as socket:
-                for _ in range(self.draw.randint(1, 3)):
-                    body = self.body("socket")
-                    del body["background"], body["stream"]
-                    await socket.send_json({"type": "response.create", **body})
-                    known, reading = None, Reading(-1)
-                    while not reading.has_ended:
-                        message = await socket.receive(TIMEOUT.sock_read)
-                        if message.type is not aiohttp.WSMsgType.TEXT:
-                            raise aiohttp.ClientConnectionError
-                        event = json.loads(message.data)
-                        if event["type"] == "error":
-                            self.note(event["status"], "the socket", is_post=True)
-                            break
-                        reading.take(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), message.data.encode()))
-                        if known is None:
-                            known = self.accepted(event["response"], body, "socket")
-                            known.readings.append(reading)
-                        if len(reading.frames) == leaves_after:
-                            known.cancelled = True
-                            return
-        except (aiohttp.ClientError, TimeoutError):
-            if known:
-                known.cancelled = True
-
     async def target(self, *, is_own: bool = True) -> Known | None:
         """Return a stored response of the owner, or of another one, that runs if possible; None if there is none."""
         known: list[Known] = []
@@ -345,10 +269,10 @@ class Client:
             await asyncio.sleep(self.draw.uniform(0.0, 2 * LOOK_SECONDS))
         return self.draw.choice(known) if known else None
 
-    async def run(self, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def run(self, script: Callable[[Client], Awaitable[None]]) -> None:
         """Follow a script; raise `Violation` if it hangs."""
         try:
             async with asyncio.timeout(PATIENCE), self.session():
-                await script()
+                await script(self)
         except TimeoutError as error:
             raise Violation(f"the client {self.name} waits for ever") from error

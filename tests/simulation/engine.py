@@ -1,10 +1,13 @@
-"""An engine that counts, as far and as fast as the metadata of a request say."""
+"""An engine that counts, as far and as fast as its request says."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import re
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +18,11 @@ from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
+_IN_FILE = re.compile(r"<file [^>]*>\nCount to (\d+)\.")
+
+HESITATION = 6
+"""Thoughts that the engine may have: as a model does, it writes something else each time that a response runs."""
+
 REFUSALS = 3
 """Times that the engine is too full for a response, whose metadata say so."""
 
@@ -24,22 +32,28 @@ def count_to(last: int) -> str:
     return " ".join(map(str, range(1, last + 1)))
 
 
+def count_file(last: int) -> bytes:
+    """Return a file that says how far to count."""
+    return f"Count to {last}.".encode()
+
+
 @cache
-def _tokens(last: int) -> tuple[int, ...]:
-    markup = f"<|channel|>analysis<|message|>Count.<|end|><|start|>assistant<|channel|>final<|message|>{count_to(last)}"
-    return tuple(load_encoding().encode_markup(f"{markup}<|return|>"))
+def _tokens(last: int, hesitation: int) -> tuple[int, ...]:
+    thought = "Well. " * hesitation + "Count."
+    answer = f"<|start|>assistant<|channel|>final<|message|>{count_to(last)}<|return|>"
+    return tuple(load_encoding().encode_markup(f"<|channel|>analysis<|message|>{thought}<|end|>{answer}"))
 
 
 @dataclass
 class CountingEngine(ScriptedEngine):
-    """Count to the number in the metadata of a request.
+    """Count to the number that is wanted in the metadata of a request, or else in its text.
 
-    The metadata have ``last``, the seconds of a token, and perhaps ``fault``: "refuse" for the first attempts, or
-    "break" after the last token.
+    What is wanted has ``last``, the seconds of a token, and perhaps ``fault``: "refuse" for the first attempts, or
+    "break" after the last token.  With ``file``, the number is the one that the file in the prompt says.
     """
 
     by_owner: Counter[str] = field(default_factory=Counter)
-    """The generations that run, by owner."""
+    """The generations that run in the foreground, by owner: those in the background are not limited."""
     refused: Counter[str] = field(default_factory=Counter)
     """The times that it was too full for a response."""
     when_begun: Callable[[str], None] = lambda _: None
@@ -47,25 +61,44 @@ class CountingEngine(ScriptedEngine):
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        if prompt.facts.response.metadata.get("fault") == "refuse":
+        if _wanted(prompt).get("fault") == "refuse":
             self.refused[prompt.facts.response_id] += 1
             if self.refused[prompt.facts.response_id] <= REFUSALS:
                 raise EngineOverloaded("The engine is full.")
-        owner = prompt.facts.origin.owner
-        self.by_owner[owner] += 1
+        owner, counts = prompt.facts.origin.owner, not prompt.facts.response.background
+        self.by_owner[owner] += counts
         self.when_begun(owner)
         try:
             async with super().open(prompt) as frames:
                 yield frames
         finally:
-            self.by_owner[owner] -= 1
+            self.by_owner[owner] -= counts
 
     async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
-        wanted = prompt.facts.response.metadata
+        wanted = _wanted(prompt)
         error = EngineFailed("The engine broke.") if wanted.get("fault") == "break" else None
-        counting = Script(_tokens(int(wanted["last"])), latency=float(wanted["seconds"]), error=error)
+        last = _last_in_file(prompt) if "file" in wanted else int(wanted["last"])
+        tokens = _tokens(last, random.randrange(HESITATION))
+        counting = Script(tokens, latency=float(wanted["seconds"]), error=error)
         self.prompts.clear()
         await asyncio.sleep(float(wanted.get("wait", "0")))
         async with aclosing(super()._frames(counting, prompt, run)) as frames:
             async for frame in frames:
                 yield frame
+
+
+def _wanted(prompt: Prompt) -> Mapping[str, str]:
+    if metadata := prompt.facts.response.metadata:
+        return metadata
+    wanted: Mapping[str, str] = json.loads(_text_of(prompt.facts.input[-1]))
+    return wanted
+
+
+def _text_of(item: Any) -> str:
+    return "".join(part.text for part in item.content)
+
+
+def _last_in_file(prompt: Prompt) -> int:
+    """Return the number that the newest file of a prompt says, as `count_file` writes it; 0 if the prompt has none."""
+    found = _IN_FILE.findall(load_encoding().decode(prompt.token_ids))
+    return int(found[-1]) if found else 0

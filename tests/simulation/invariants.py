@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +14,9 @@ from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.protocol.events import ResponseEvent
 from tests.simulation.clients import Client
 from tests.simulation.engine import count_to
+from tests.simulation.further_invariants import check_file, check_hooks, check_parts_of_files, check_rate
 from tests.simulation.ledger import ENDED, Known, Reading, Violation, is_terminal, number_of, renumbered, response_of
+from tests.simulation.rows import rows
 
 if TYPE_CHECKING:
     from tests.simulation.servers import SimulatedServer
@@ -31,13 +31,9 @@ LOOKS = 10
 
 _HELD = "select owner, kind, held from places where held > 0 and server_id in (select id from servers)"
 
-_UNENDED = "select id, status from responses where ended_at is null"
-
-
-def rows(world: World, sql: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a query, as another process reads them."""
-    with closing(sqlite3.connect(f"file:{world.folder}/store.sqlite3?mode=ro", uri=True)) as connection:
-        return connection.execute(sql).fetchall()
+_UNENDED = """
+    select id, status from responses where ended_at is null union select id, 'not announced' from webhooks
+"""
 
 
 def is_settled(world: World, *, explains: bool = False) -> Any:
@@ -48,7 +44,7 @@ def is_settled(world: World, *, explains: bool = False) -> Any:
 
 
 async def check_end(world: World) -> None:
-    """Check each accepted response and each conversation, at every server."""
+    """Check each accepted response, conversation and file, at every server, and what else clients were promised."""
     client = Client(world, "checker", "alice")
     for known in world.ledger.responses.values():
         client.owner = known.owner
@@ -58,6 +54,12 @@ async def check_end(world: World) -> None:
         client.owner = owner
         async with client.session():
             await check_conversation(world, client, conversation)
+    for file in world.ledger.files.values():
+        client.owner = file.owner
+        async with client.session():
+            await check_file(world, client, file)
+    check_hooks(world)
+    check_rate(world)
     if not world.plan.has("deaths"):  # a killed server withdraws nothing
         check_refused(world)
     for owner in world.keys:
@@ -113,11 +115,15 @@ def check_copies(world: World, known: Known, answer: Json, log: list[bytes]) -> 
     check_outcome(world, known, answer)
     error = answer["error"]
     is_interrupted = error is not None and error["message"] == RunInterrupted().message
-    may_differ = is_interrupted and world.plan.has("disk", "pauses")  # its end was never stored
+    is_again = world.may_run_again(known)
+    may_differ = (is_interrupted or is_again) and world.plan.has("disk", "pauses")  # its end was never stored
     for copy in known.answers:
         if copy != answer and not may_differ:
             raise Violation(f"a client got {copy}, and the store has {answer}")
     for reading in known.readings:
+        if is_again:
+            check_last_run(known, reading, log, may_differ=may_differ)
+            continue
         check_reading(known, reading, log, is_interrupted=is_interrupted, may_differ=may_differ)
 
 
@@ -148,6 +154,14 @@ def check_reading(known: Known, reading: Reading, log: list[bytes], *, is_interr
         raise Violation(f"a reader of {known.id} got {frame!r}, and the log has {log[number : number + 1]}")
 
 
+def check_last_run(known: Known, reading: Reading, log: list[bytes], *, may_differ: bool) -> None:
+    """Check that a reader from the start got all events of one run, if it got the end: of the last one."""
+    if reading.has_ended and reading.frames != log and not may_differ:
+        pairs = zip(reading.frames, log, strict=False)
+        got, has = next((pair for pair in pairs if pair[0] != pair[1]), (reading.frames[-1], log[-1]))
+        raise Violation(f"a reader of {known.id} got {got!r}, and its last run has {has!r}")
+
+
 def stored_before_end(log: list[bytes]) -> int:
     """Return the number of the first event that may have been derived at the end of an interrupted response."""
     number = len(log) - 1
@@ -168,6 +182,8 @@ def check_outcome(world: World, known: Known, answer: Json) -> None:
         raise Violation(f"{known.id} has the text {text!r}, which is no beginning of {whole!r}")
     elif status == "cancelled" and not known.cancelled and not world.plan.has("network", "deaths"):
         raise Violation(f"{known.id} was cancelled by no client")
+    elif status == "failed" and world.may_run_again(known) and answer["error"]["message"] == RunInterrupted().message:
+        raise Violation(f"{known.id} was interrupted, and has not run again")
     elif status == "failed" and not known.wanted.get("fault") and not world.plan.has("deaths", "pauses"):
         raise Violation(f"{known.id} has failed without a reason: {answer['error']}")
 
@@ -191,6 +207,7 @@ async def check_conversation(world: World, client: Client, conversation: str) ->
 
 async def check_idle(world: World) -> None:
     """Check that servers without clients hold nothing of them, in memory or in the store."""
+    check_parts_of_files(world)
     if held := rows(world, _HELD):
         raise Violation(f"slots are still reserved in the store: {held}")
     for server in world.servers:

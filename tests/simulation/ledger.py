@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 DONE = b"data: [DONE]\n\n"
 
@@ -100,6 +101,26 @@ class Known:
 
 
 @dataclass
+class KnownFile:
+    """A file that a server has stored for a client."""
+
+    id: str
+    owner: str
+    data: bytes
+    deleting: bool = False
+    deleted: bool = False
+    """True if a client has tried to delete it, and if a server has done so."""
+
+
+class Admitted(NamedTuple):
+    """A request that counts against the rate of its owner, with the times of its beginning and its answer."""
+
+    owner: str
+    sent: float
+    answered: float
+
+
+@dataclass
 class Ledger:
     """All that the clients have seen."""
 
@@ -108,8 +129,11 @@ class Ledger:
     """The owner of each conversation."""
     refused: set[str] = field(default_factory=set)
     """The nonces of requests that a server has refused."""
-    statuses: list[tuple[float, str, int]] = field(default_factory=list)
-    """The times, owners and statuses of all answers to requests with a body."""
+    files: dict[str, KnownFile] = field(default_factory=dict)
+    sent: Counter[str] = field(default_factory=Counter)
+    """The requests of each owner that count against its rate, answered or not."""
+    admitted: list[Admitted] = field(default_factory=list)
+    """Those that were not refused."""
 
     def add(self, known: Known) -> Known:
         """Add an accepted response."""

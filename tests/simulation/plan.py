@@ -10,7 +10,20 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-CLIENTS = {"ask": 10, "talk": 3, "read": 4, "cancel": 2, "delete": 1, "snoop": 1, "burst": 2, "socket": 2}
+CLIENTS = {
+    "ask": 10,
+    "talk": 3,
+    "read": 4,
+    "cancel": 2,
+    "delete": 1,
+    "snoop": 1,
+    "burst": 2,
+    "flood": 1,
+    "socket": 2,
+    "chat": 2,
+    "messages": 2,
+    "file": 2,
+}
 """The actions of clients, with their weights."""
 
 FAULTS = {
@@ -18,6 +31,7 @@ FAULTS = {
     "disk": {"slow disk": 3, "full disk": 2, "lost commits": 3},
     "network": {"break": 6, "cut": 2},
     "pauses": {"pause": 1},
+    "webhooks": {"unhook": 3},
 }
 """The faults of each group, with their weights."""
 
@@ -47,6 +61,8 @@ class Plan:
     seed: int
     servers: int
     actions: tuple[Action, ...]
+    resumes: bool
+    """True if the servers have ``--resume-interrupted``."""
 
     def only(self, numbers: Collection[int]) -> Plan:
         """Return the plan with some of its actions."""
@@ -72,4 +88,4 @@ def plan_of(seed: int, kinds: Collection[str] = ()) -> Plan:
         drawn += draw.choices([*faults], [*faults.values()], k=draw.randint(1, 6))
     times = [draw.uniform(0.0, seconds) for _ in drawn]
     actions = [Action(number, at, kind) for number, (at, kind) in enumerate(zip(times, drawn, strict=True))]
-    return Plan(seed, draw.randint(1, 3), tuple(actions))
+    return Plan(seed, draw.randint(1, 3), tuple(actions), resumes=draw.random() < 0.4)

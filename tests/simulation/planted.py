@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from penstock.api.dialects.responses.routes import Responses
+from penstock.api.limits.allowance import OwnAllowances
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
 from penstock.stages.services.runs import run as runs
 from penstock.stages.services.runs.run import Run, RunRegistry
+from penstock.stages.services.store import files as stored_files
 from penstock.stages.services.store import statements
-from penstock.stages.services.store.key_limits import StoredReservations
+from penstock.stages.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.stages.services.store.store import Store
+from penstock.stages.services.webhooks import Webhooks
 
 Fault = AbstractContextManager[Any]
 
@@ -100,22 +104,63 @@ def refused_runs() -> Fault:
     return patch.object(Store, "_queue", queued)
 
 
+def mixed_runs() -> Fault:
+    """Let a stream of another server go on with the events of a response that has run again."""
+
+    async def never(*_: Any) -> bool:
+        return False
+
+    return patch.object(Responses, "_may_have_run_again", never)
+
+
+def lost_webhooks() -> Fault:
+    """Try to deliver each webhook once."""
+    return patch.object(Webhooks, "_failed", lambda webhooks, notification, _: webhooks._forget(notification))
+
+
+def foreign_files() -> Fault:
+    """Let each owner read the files of all."""
+    return patch.object(stored_files, "_GET", stored_files._GET.replace("owner = $1", "$1 <> ''"))
+
+
+def own_rates() -> Fault:
+    """Have each server count the requests of a key alone."""
+
+    async def take(stored: StoredAllowances, *arguments: Any) -> tuple[bool, float]:
+        own = vars(stored).setdefault("own", OwnAllowances())
+        taken: tuple[bool, float] = await own.take(*arguments)
+        return taken
+
+    return patch.object(StoredAllowances, "take", take)
+
+
 def _nothing() -> Iterator[None]:
     yield
 
 
-PLANTED: dict[str, tuple[Callable[[], Fault], tuple[str, ...]]] = {
-    "lost-ids": (lost_ids, ("ask", "strike")),
-    "further-readers": (further_readers, ("ask", "read", "strike", "doom")),
-    "early-cancels": (early_cancels, ("ask", "cancel", "strike")),
-    "other-owners": (other_owners, ("ask", "snoop")),
-    "double-ends": (double_ends, ("ask", "cancel")),
-    "locked-conversations": (locked_conversations, ("talk",)),
-    "own-counts": (own_counts, ("ask", "burst")),
-    "refused-runs": (refused_runs, ("ask", "lost commits")),
-}
+class Planted(NamedTuple):
+    """A fault, the kinds of actions that find it soon, and a seed that finds it with today's plans."""
 
-"""The faults by name, each with the kinds of actions that find it soon."""
+    fault: Callable[[], Fault]
+    kinds: tuple[str, ...]
+    seed: int
+
+
+PLANTED = {
+    "lost-ids": Planted(lost_ids, ("ask", "strike"), 0),
+    "further-readers": Planted(further_readers, ("ask", "read", "strike", "doom"), 3),
+    "early-cancels": Planted(early_cancels, ("ask", "cancel", "strike"), 8),
+    "other-owners": Planted(other_owners, ("ask", "snoop"), 6),
+    "double-ends": Planted(double_ends, ("ask", "cancel"), 2),
+    "locked-conversations": Planted(locked_conversations, ("talk",), 0),
+    "own-counts": Planted(own_counts, ("ask", "burst"), 1),
+    "refused-runs": Planted(refused_runs, ("ask", "lost commits"), 1),
+    "mixed-runs": Planted(mixed_runs, ("ask", "read", "kill"), 18),
+    "lost-webhooks": Planted(lost_webhooks, ("ask", "unhook"), 0),
+    "foreign-files": Planted(foreign_files, ("file",), 0),
+    "own-rates": Planted(own_rates, ("flood",), 1),
+}
+"""The faults by name."""
 
 
 @contextmanager
@@ -124,6 +169,5 @@ def planted(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    fault, _ = PLANTED[name]
-    with fault():
+    with PLANTED[name].fault():
         yield

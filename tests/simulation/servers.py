@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from aiohttp import web
 
@@ -24,15 +26,25 @@ from penstock.api.settings import Settings
 from penstock.pipeline import plugins
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
+from penstock.stages.services.files import file_reader
 from tests.simulation.engine import CountingEngine
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 
 setattr(plugins, "entry_points", cache(entry_points))  # noqa: B010 - reading them takes most of a start
+setattr(file_reader._Child, "run", lambda child: (child._input.partition(b"\n")[2].decode(),))  # noqa: B010 - no process
 
 PORT = 8000
 
 LIMITED, AT_ONCE, PER_MINUTE = "limited", 3, 30
 """The table of a key with limits, the responses that it may have at once, and its requests per minute."""
+
+HOOKS_HOST = "10.8.0.1"
+"""The address of the receiver of webhooks."""
+
+ALL_HOOKS = "all"
+"""The name of the receiver of owners that have none of their own."""
+
+WEBHOOK_SECRET = "secret-of-webhooks"
 
 RESTING = Counter({"Event.wait": 2})
 """The workers of vector stores, which may wait for a slow disk yet when a server has started."""
@@ -50,11 +62,19 @@ OPTIONS = (
 )
 
 
-def settings_of(folder: Path, host: str) -> Settings:
+def settings_of(folder: Path, host: str, *, resumes: bool) -> Settings:
     """Return the settings of the server at an address; its store, its keys and its limits are in the folder."""
     files = ("--store", str(folder / "store.sqlite3"), "--api-key-file", str(folder / "keys"))
     limits = ("--limits", str(folder / "limits.toml"))
-    return read_settings([*OPTIONS, *files, *limits, "--peer-url", f"http://{host}:{PORT}"])
+    hooks = ("--webhook", hook_url(ALL_HOOKS), "--allow-address", HOOKS_HOST)
+    recovery = ("--resume-interrupted",) if resumes else ()
+    with patch.dict(os.environ, PENSTOCK_WEBHOOK_SECRET=WEBHOOK_SECRET):
+        return read_settings([*OPTIONS, *files, *limits, *hooks, *recovery, "--peer-url", f"http://{host}:{PORT}"])
+
+
+def hook_url(owner: str) -> str:
+    """Return the URL that gets the webhooks of an owner."""
+    return f"http://{HOOKS_HOST}:{PORT}/{owner}"
 
 
 @dataclass(eq=False)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
+from tests.simulation.planted import PLANTED
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.io]
@@ -25,3 +27,14 @@ def test_servers_keep_their_promises_and_a_seed_repeats_its_trace() -> None:
 def test_old_faults_are_found_if_they_are_put_back() -> None:
     found = simulation("--planted", "--count", "40")
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_a_fault_is_shrunk_to_the_actions_that_show_it() -> None:
+    fault = PLANTED["other-owners"]
+    chosen = ("--seed", str(fault.seed), "--kinds", ",".join(fault.kinds), "--plant", "other-owners")
+    whole, shrunk = simulation(*chosen), simulation(*chosen, "--shrink")
+    kept = re.search(r"--only ([0-9,]+)", shrunk.stdout)
+    assert kept, shrunk.stdout + shrunk.stderr
+    assert 2 <= len(kept[1].split(",")) < whole.stdout.count(" begins ")
+    again = simulation(*chosen, "--only", kept[1])
+    assert "of another owner was answered with 200" in again.stdout

@@ -6,24 +6,37 @@ import asyncio
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from penstock.api.api_key import digest_of
+from tests.simulation import dialects, files, scripts
 from tests.simulation.clients import Client
+from tests.simulation.hooks import HookReceiver
 from tests.simulation.invariants import check_end, check_idle, is_settled
 from tests.simulation.ledger import Known, Ledger, Violation
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop, WorkFault
 from tests.simulation.network import End
 from tests.simulation.plan import Action, Plan
-from tests.simulation.servers import AT_ONCE, LIMITED, PER_MINUTE, SimulatedServer, settings_of
+from tests.simulation.servers import (
+    AT_ONCE,
+    HOOKS_HOST,
+    LIMITED,
+    PER_MINUTE,
+    SimulatedServer,
+    hook_url,
+    settings_of,
+)
+
+SCRIPTS = {**scripts.SCRIPTS, **dialects.SCRIPTS, **files.SCRIPTS}
 
 KEYS = {"alice": "alice-0123456789", "bob": "bob-0123456789ab", "limited": "limited-01234567"}
 """The API key of each owner."""
+
+IN_ADVANCE = 3
+"""Requests of the limited key that a server may hold in advance, and those that it takes for one request."""
 
 COMMIT_SECONDS = 0.01
 """The most seconds that a commit takes on a disk without faults."""
@@ -53,8 +66,10 @@ class World:
         _prepare(folder)
         hosts = [f"10.0.0.{number}" for number in range(1, plan.servers + 1)]
         self.servers = [
-            SimulatedServer(loop, host, settings_of(folder, host), self._delay, self._check_limit) for host in hosts
+            SimulatedServer(loop, host, settings_of(folder, host, resumes=plan.resumes), self._delay, self._check_limit)
+            for host in hosts
         ]
+        self.hooks = HookReceiver(loop, KEYS)
         self.exceeded = 0
         """The most responses at once of a key, if they are more than it may have."""
         self.lost_until = self.full_until = self.slow_until = 0.0
@@ -72,6 +87,7 @@ class World:
 
     async def run(self) -> None:
         """Carry out the plan; raise `Violation` if a server breaks a promise."""
+        self.hooks.start()
         for server in self.servers:
             server.start()
         watching = asyncio.create_task(self._watch())
@@ -98,14 +114,16 @@ class World:
 
     def _start_client(self, action: Action) -> None:
         client = Client(self, f"{action.kind} {action.number}")
-        script: Callable[[], Coroutine[Any, Any, None]] = getattr(client, action.kind)
         context = copy_context()
         context.run(PROCESS.set, Process(client.name))
-        self._clients[client.name] = self.loop.create_task(client.run(script), context=context, name=client.name)
+        self._clients[client.name] = self.loop.create_task(
+            client.run(SCRIPTS[action.kind]), context=context, name=client.name
+        )
 
     async def _heal(self) -> None:
         """End all faults, and start the servers that are down."""
         self.lost_until = self.full_until = self.slow_until = 0.0
+        self.hooks.until = 0.0
         self._strikes.clear()
         self.loop.network.apart.clear()
         for server in self.servers:
@@ -169,6 +187,16 @@ class World:
         """Return True if an accepted response may be missing: its server did not wait for a store out of reach."""
         return not known.mode.startswith("background") and self.had_disk_fault(known.at)
 
+    def may_run_again(self, known: Known) -> bool:
+        """Return True if a response may have run more than once: with other events each time."""
+        return self.plan.resumes and known.mode.startswith("background")
+
+    @property
+    def surely_admitted(self) -> int:
+        """The requests of the limited key that no server refuses, whatever the others hold in advance."""
+        is_lost = self.plan.has("deaths", "disk")  # with what a server held in advance
+        return 0 if is_lost else PER_MINUTE - IN_ADVANCE * len(self.servers)
+
     def had_disk_fault(self, time: float) -> bool:
         """Return True if changes may have waited for the disk at a time."""
         return any(begin <= time <= end + AFTERMATH_SECONDS for begin, end in self._disk_faults)
@@ -212,8 +240,8 @@ class World:
         self.loop.network.break_one(draw, is_chosen)
 
     def _cut(self, draw: random.Random) -> None:
-        """Let two servers not reach each other for a while, or a client and a server."""
-        names = [server.host for server in self.servers] + [
+        """Let two servers not reach each other for a while, or a server and a client or a receiver of webhooks."""
+        names = [HOOKS_HOST, *(server.host for server in self.servers)] + [
             name for name, task in self._clients.items() if not task.done()
         ]
         pair = frozenset((draw.choice([server.host for server in self.servers]), draw.choice(names)))
@@ -224,6 +252,9 @@ class World:
         """Stop a process as SIGSTOP does, for less or more than the time after which it counts as dead."""
         if process := draw.choice(self.servers).process:
             process.paused_until = self.loop.time() + draw.choice((0.3, 3.0, 25.0))
+
+    def _unhook(self, draw: random.Random) -> None:
+        self.hooks.fail(draw)
 
     def _kill(self, draw: random.Random) -> None:
         self._end(draw.choice(self.servers), draw)
@@ -286,7 +317,8 @@ def _prepare(folder: Path) -> None:
     """Make the folder of a simulation, with the keys and limits of its servers, and no store."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    lines = [f"{key} limits={LIMITED}" if owner == LIMITED else key for owner, key in KEYS.items()]
+    options = {owner: f"limits={LIMITED}" if owner == LIMITED else f"webhook={hook_url(owner)}" for owner in KEYS}
+    lines = [f"{key} {options[owner]}" for owner, key in KEYS.items()]
     (folder / "keys").write_text("\n".join(lines))
     (folder / "keys").chmod(0o600)
     limits = f"[{LIMITED}]\nresponses = {AT_ONCE}\nrequests_per_minute = {PER_MINUTE}\n"
