@@ -86,12 +86,14 @@ async def test_late_detached_response_holds_no_conversation(store_at: str) -> No
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
-async def test_body_that_a_stopping_server_cuts_off_may_be_asked_for_again(endless: ScriptedEngine, path: str) -> None:
+async def test_body_that_a_stopping_server_cuts_off_may_be_asked_for_again(
+    endless: ScriptedEngine, tmp_path: Path, path: str
+) -> None:
     body = {"model": "tiny", "max_tokens": 100_000, "messages": [{"role": "user", "content": "Hi"}]}
     if path == "/v1/completions":
         body |= {"prompt": "Hi"}
         del body["messages"]
-    async with running_server(endless, ":memory:", url=URL) as served:
+    async with running_server(endless, tmp_path, url=URL) as served:
         asking = asyncio.create_task(served.client.post(f"{served.url}{path}", json=body))
         await api_clients.wait_until(lambda: endless.running)
         await served.scheduler.drain(0.1)
