@@ -534,7 +534,7 @@ class RunInterrupted(StageError):
 
 
 class Stopped(SystemExit):
-    """A signal ends the start, and so the process, with status 0, as one that comes later does; nobody handles it.
+    """A signal ends the start, and so the process, with status 0, as one that comes later does; no code handles it.
 
     Cure: start the server again.
     """

@@ -25,7 +25,7 @@ MOST_EVENTS = 50_000
 DONE = "[DONE]"
 """The data that ends a stream of OpenAI's."""
 ADVICE = "the server limits this key (429): use one without limits, or --at-once 1"
-"""What to do about a server that refuses a request for its rate: that says nothing about the rule of a check."""
+"""The remedy for a server that refuses a request for its rate: that says nothing about the rule of a check."""
 
 UNKNOWN = (404, 405, 501)
 """The statuses of a route that a server does not have."""
