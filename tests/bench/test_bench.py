@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.bench.report import changes_table, keep
 from tests.bench.sealed import costs, sealed_table
 from tests.bench.serving import LEAST, serving_table
 from tests.bench.sockets import token_costs, token_table, turn_table, turn_times
-from tests.bench.stalls import REFUSED, large_bodies, longest_gap
+from tests.bench.stalls import longest_callback, requests
 
 PNG = b"\x89PNG"
 
@@ -54,12 +55,12 @@ async def test_time_added_to_the_first_token_is_measured_for_both(monkeypatch: p
             assert 0 < on_loop <= cpu + 0.1  # the clocks are read one after the other
 
 
-@pytest.mark.parametrize("name", ["nothing (idle loop)", REFUSED])
+@pytest.mark.parametrize("name", ["nothing", "100,000 bad items"])
 async def test_stall_is_measured_of_a_request_that_is_read(name: str, tmp_path: Path) -> None:
-    status = 400 if name == REFUSED else 200
-    assert await longest_gap(large_bodies()[name], status, tmp_path) > 0
-    with pytest.raises(RuntimeError, match=f"answered {status}"):
-        await longest_gap(large_bodies()[name], 415, tmp_path)
+    request = requests()[name]
+    assert await longest_callback(request, tmp_path) > 0
+    with pytest.raises(RuntimeError, match=f"answered {request.status}"):
+        await longest_callback(replace(request, status=415), tmp_path)
 
 
 def test_omitted_part_keeps_its_last_figures(tmp_path: Path) -> None:

@@ -36,9 +36,10 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CompactConversation
+from penstock.pipeline.protocol.pieces import in_pieces, is_long
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY, apart, in_thread
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import Run, RunReleased, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -136,7 +137,8 @@ class Responses:
         wire = self.hiding if INCLUDE_OBFUSCATION.read(request) else self.edge.dialect.wire
         if not streams:
             try:
-                return as_json(await self._response(request))
+                response = await self._response(request)
+                return as_json(await in_thread(in_pieces, response) if is_long(response) else response)
             except errors.ResponseNotFound:
                 if sibling := await self._sibling(request):
                     return await self.edge.peers.forward(request, sibling)

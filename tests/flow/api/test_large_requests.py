@@ -7,9 +7,14 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.http_writer import StreamWriter
 
+from penstock.api.http import errors
+from penstock.pipeline.frames import TokenLogprob
+from penstock.pipeline.protocol.params.request import LOGPROBS
+from penstock.pipeline.protocol.pieces import in_pieces
 from penstock.pipeline.tasks import LARGE
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Json
@@ -177,6 +182,9 @@ async def test_large_event_over_a_socket_never_holds_the_loop(served: Server[Scr
     assert turns.longest < 3 * MOST_INSTRUCTIONS  # the first 500 items make the digest of the conversation
 
 
+COUNT_ALOUD = "<|channel|>final<|message|>" + " ".join(map(str, range(500))) + "<|return|>"
+
+
 async def test_answer_of_many_items_never_holds_the_loop(tmp_path: Path) -> None:
     said = "<|start|>assistant".join(["<|channel|>commentary<|message|>Hi<|end|>"] * 500)
     engine = ScriptedEngine(script(f"{said}<|start|>assistant{HELLO}", chunk_size=COUNT))
@@ -185,6 +193,30 @@ async def test_answer_of_many_items_never_holds_the_loop(tmp_path: Path) -> None
         stored = await longest_turn(served, f"{RESPONSES}/{answer['id']}", None)
     assert len(answer["output"]) == len(stored[1]["output"]) > 500
     assert max(longest, stored[0]) < 3 * MOST_INSTRUCTIONS  # some hundreds of events make a block of the log
+
+
+@pytest.mark.parametrize("path", [RESPONSES, CHAT, COMPLETIONS])
+async def test_answer_with_many_log_probabilities_never_holds_the_loop(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[Any]()
+
+    def encode(body: Any) -> bytes:
+        written.append(body)
+        return msgspec.json.encode(body)
+
+    monkeypatch.setattr(errors, "_encode", encode)
+    top = tuple((token, -1.0) for token in range(1_000, 1_005))
+    engine = ScriptedEngine(script(COUNT_ALOUD, logprobs=(TokenLogprob(-1.0, top),)))
+    body = {
+        RESPONSES: {"input": "Hi", "include": [LOGPROBS], "top_logprobs": 5},
+        CHAT: {"messages": [REQUEST], "logprobs": True, "top_logprobs": 5},
+        COMPLETIONS: {"model": "tiny", "prompt": "Hi", "logprobs": 5, "max_tokens": COUNT},
+    }[path]
+    async with running_server(engine, tmp_path) as served:
+        longest, _ = await longest_turn(served, path, body)
+    assert longest < 3 * MOST_INSTRUCTIONS
+    assert in_pieces(written[-1]) is written[-1]  # nothing long was left to the event loop
 
 
 async def test_many_references_never_hold_the_loop(served: Server[ScriptedEngine]) -> None:
