@@ -45,7 +45,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough simulation oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity bench load prometheus board clean
+.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough simulation oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -363,6 +363,9 @@ fuzz: $(DONE)/test ## 10,000 hostile bodies, 1,000 raw connections, 1,500 stream
 
 affinity: $(DONE)/test $(TINY).built ## 200 conversations over three real engines: how much of their prompts is cached; ARGS: --engines N, --at-once N
 	@$(BIN)/python -m tests.bench.affinity $(ARGS)
+
+fleet: $(DONE)/test ## Simulated fleets of 10 to 10,000 engines, by the way to choose one; ARGS: --quick, --engines N, a table of tests/bench/fleet/README.md
+	@$(BIN)/python -m tests.bench.fleet $(ARGS)
 
 # Both servers, each with an engine of its own, get BENCH_ARGS.
 BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))

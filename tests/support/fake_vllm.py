@@ -23,7 +23,7 @@ from penstock.pipeline.protocol.events import TerminalEvent
 from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.affinity import ranked
+from penstock.stages.services.engines.affinity import Ranking
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.event_streams import harmony_pipeline
 from tests.support.processes import free_port
@@ -357,9 +357,9 @@ def prompt_for_fakes(**fields: Any) -> Prompt:
 
 def prompt_at(server: FakeVllm, engine: VllmHttpEngine, **fields: Any) -> Prompt:
     """A prompt of a conversation whose home is this server of the engine."""
-    urls = [replica.url for replica in engine.replicas.all]
+    ranking = Ranking([replica.url for replica in engine.replicas.all])
     prompts = (prompt_for_fakes(id=f"resp_{number}", **fields) for number in count())
-    return next(prompt for prompt in prompts if ranked(urls, prompt.facts)[0] == server.url)
+    return next(prompt for prompt in prompts if next(ranking.of(prompt.facts)) == server.url)
 
 
 @asynccontextmanager

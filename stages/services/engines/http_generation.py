@@ -191,7 +191,8 @@ class HttpGeneration:
             self._connecting = None
 
     def _choose(self) -> Replica:
-        replica = self._replicas.choose(self.prompt.facts, [*self._full, *self._unreachable], self._broken)
+        facts, without = self.prompt.facts, [*self._full, *self._unreachable]
+        replica = self._replicas.choose(facts, len(self.prompt.token_ids), without, self._broken)
         if replica is None and self._full:
             raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
         if replica is None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, cycle, islice
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,7 +22,15 @@ import msgspec
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import RequestFacts
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
-from penstock.stages.services.engines.affinity import is_new, load_limit, ranked
+from penstock.stages.services.engines.affinity import (
+    FARTHEST,
+    NEAREST,
+    STRANGERS,
+    Ranking,
+    is_new,
+    read_elsewhere,
+    work,
+)
 from penstock.stages.services.engines.http_endpoints import (
     COMPLETIONS,
     ENDPOINTS,
@@ -279,28 +289,42 @@ class Replicas:
         return "The engine" if len(self.all) == 1 else f"Engine {self.all.index(replica) + 1} of {len(self.all)}"
 
     def choose(
-        self, facts: RequestFacts, without: Collection[Replica], rather_not: Collection[Replica]
+        self, facts: RequestFacts, prompt_tokens: int, without: Collection[Replica], rather_not: Collection[Replica]
     ) -> Replica | None:
         """Return the server for a turn, or None if there is none outside ``without``.
 
-        It is the first in the ranking of its conversation that is not busy (see `affinity`).  Servers in ``rather_not``
-        are a last resort.
+        Of the first in the ranking of its conversation, it is the one with the least work (see `affinity`).  Servers in
+        ``rather_not`` are a last resort.
         """
-        able = [replica for replica in self.healthy if replica not in without]
-        if not able:
-            return None
-        if len(self.all) == 1:
-            return able[0]
-        ranks = ranked([replica.url for replica in self.all], facts)
-        bound = load_limit([len(replica.running) for replica in able])
+        ranks = islice(self._ranking.of(facts), FARTHEST)
+        nearest = chain((self._by_url[url] for url in ranks), self.all)
+        able = list(islice((one for one in nearest if one.is_healthy and one not in without), NEAREST))
+        if len(self.all) > NEAREST:
+            able += [one for one in islice(self._by_turns, STRANGERS) if one.is_healthy and one not in without]
+        if len(self.all) == 1 or not able:
+            return able[0] if able else None
+        read = read_elsewhere(facts, prompt_tokens)
 
-        def preference(replica: Replica) -> tuple[bool, bool, int]:
-            return replica in rather_not, len(replica.running) >= bound, ranks.index(replica.url)
+        def drawbacks(replica: Replica) -> tuple[bool, float]:
+            return replica in rather_not, work(len(replica.running), 0 if replica is able[0] else read)
 
-        chosen = min(able, key=preference)
-        choice = "new" if is_new(facts) else "affine" if chosen.url == ranks[0] else "moved"
+        chosen = min(able, key=drawbacks)
+        home = next(self._ranking.of(facts))
+        choice = "new" if is_new(facts) else "affine" if chosen.url == home else "moved"
         metrics.ENGINE_CHOICES.labels(chosen.address, choice).inc()
         return chosen
+
+    @cached_property
+    def _ranking(self) -> Ranking:
+        return Ranking([replica.url for replica in self.all])
+
+    @cached_property
+    def _by_turns(self) -> Iterator[Replica]:
+        return cycle(self.all)
+
+    @cached_property
+    def _by_url(self) -> dict[str, Replica]:
+        return {replica.url: replica for replica in self.all}
 
 
 def connector() -> aiohttp.TCPConnector:

@@ -1,7 +1,6 @@
 """Run conversations over several real engines, and measure how much of their prompts the engines' caches hold.
 
     python -m tests.bench.affinity [--engines N] [--conversations N] [--at-once N ...]
-    python -m tests.bench.affinity --simulated
 
 Two servers over one store share the engines, and each turn of a conversation goes to another server than the turn
 before.  The load runs once for each way to choose an engine.
@@ -13,7 +12,7 @@ import argparse
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -25,7 +24,6 @@ from penstock.pipeline.frames import RequestFacts
 from penstock.stages.services.engines import affinity
 from penstock.stages.services.engines.replicas import Replica, Replicas
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
-from tests.bench.affinity import simulated
 from tests.bench.affinity.load import HEADER, Load
 from tests.bench.engines import serving
 from tests.support.server import Server, running_server
@@ -36,20 +34,17 @@ OPTIONS = ("--structured-outputs-config.backend=guidance", "--enable-prompt-toke
 CHECKED = 3600.0
 """Seconds between two health checks: engines that share a few cores answer late."""
 
-ALWAYS = 10**6
-BOUNDS = ((0, 1.0), (1, 1.5), (4, 1.25), (4, 1.5), (4, 2.0), (ALWAYS, 1.0))
-"""Values of `affinity.FEW` and `affinity.EXCESS`.
+WORTHS = (0, affinity.WORTH)
+"""Values of `affinity.WORTH`, besides the choice of the least busy engine; with 0, each turn goes to its home."""
 
-With `ALWAYS` no engine is ever busy; with 0 the least busy one is chosen."""
-
-Choice: TypeAlias = Callable[[Replicas, RequestFacts, Any, Any], Replica | None]
+Choice: TypeAlias = Callable[[Replicas, RequestFacts, int, Any, Any], Replica | None]
 
 
 def by_load() -> Choice:
     """Return the choice of the engine with the fewest generations, and of those, of the one longest not chosen."""
     turns, last = count(1), dict[str, int]()
 
-    def choose(these: Replicas, _: RequestFacts, without: Any, rather_not: Any) -> Replica | None:
+    def choose(these: Replicas, _: RequestFacts, _tokens: int, without: Any, rather_not: Any) -> Replica | None:
         able = [replica for replica in these.healthy if replica not in without]
         key = [((one in rather_not, len(one.running), last.get(one.url, 0)), one) for one in able]
         chosen = min(key, key=lambda pair: pair[0])[1] if key else None
@@ -84,14 +79,14 @@ async def servers(urls: list[str], folder: Path) -> AsyncGenerator[list[Server[V
 
 
 @contextmanager
-def chosen(few: int, excess: float) -> Iterator[str]:
-    """Choose engines in a way of `BOUNDS` for the length of a block; yield its name."""
-    if not few:
+def chosen(worth: int | None) -> Iterator[str]:
+    """Choose engines with a value of `affinity.WORTH`, or the least busy one, for the length of a block."""
+    if worth is None:
         with patch.object(Replicas, "choose", by_load()):
             yield "least busy"
     else:
-        with patch.multiple(affinity, FEW=few, EXCESS=excess):
-            yield "home always" if few == ALWAYS else f"home, unless busy: {few}, {excess}"
+        with patch.object(affinity, "WORTH", worth):
+            yield f"least work, {worth:,} tokens for a generation" if worth else "home always"
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -100,17 +95,10 @@ async def main(options: argparse.Namespace) -> None:
         async with engines(options.engines, folder) as urls, servers(urls, folder) as both:
             show(HEADER)
             for at_once in options.at_once:
-                for number, bounds in enumerate(BOUNDS):
+                for number, worth in enumerate((None, *WORTHS)):
                     load = Load(f"{number} {at_once}", both, options.conversations, at_once, options.key)
-                    with chosen(*bounds) as choice:
+                    with chosen(worth) as choice:
                         show(f"| {choice} | {await load.run()}")
-
-
-def simulate() -> None:
-    show(simulated.HEADER)
-    for count_of_engines, running, bounds in product((2, 3, 8), (2, 8, 32), BOUNDS):
-        with chosen(*bounds) as choice:
-            show(simulated.Simulation(count_of_engines, running).run(choice))
 
 
 def show(line: str) -> None:
@@ -124,9 +112,4 @@ if __name__ == "__main__":
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--at-once", type=int, nargs="+", default=[24], help="conversations at once")
     parser.add_argument("--key", default="", help="a prompt_cache_key for all conversations")
-    parser.add_argument("--simulated", action="store_true", help="simulate the engines, to compare loads")
-    arguments = parser.parse_args()
-    if arguments.simulated:
-        simulate()
-    else:
-        uvloop.run(main(arguments))
+    uvloop.run(main(parser.parse_args()))

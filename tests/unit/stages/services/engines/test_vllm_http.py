@@ -16,7 +16,7 @@ from llguidance import LLMatcher, grammar_from
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from penstock.pipeline.frames import Origin, Scheduling, TokenChunk, TokenLogprob
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
-from penstock.stages.services.engines.affinity import FEW
+from penstock.stages.services.engines.affinity import RETURNING, WORTH
 from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.stages.services.engines.http_generation import HttpGeneration
 from penstock.stages.services.engines.replicas import MISSED_CHECKS, Replica, Replicas, UnusableServer
@@ -555,16 +555,17 @@ async def test_prompt_that_may_cause_the_failures_is_tried_twice(count: int) -> 
 # Several servers
 
 
-async def test_turns_go_to_the_home_of_their_conversation_until_it_is_busy() -> None:
+async def test_turns_go_home_until_it_has_more_work_than_to_read_them_elsewhere() -> None:
     servers = [FakeVllm(endless=True, latency=0.01) for _ in range(3)]
     async with engine_over(*servers) as engine:
-        prompt, tasks = prompt_at(servers[1], engine, max_tokens=10**6), list[asyncio.Task[Any]]()
-        for number in range(1, 2 * FEW + 1):
+        tokens = (1,) * int(2 * WORTH / RETURNING)
+        prompt, tasks = prompt_at(servers[1], engine, max_tokens=10**6, token_ids=tokens), list[asyncio.Task[Any]]()
+        for number, at_home in enumerate((1, 2, 3, 3, 3, 4), start=1):
             tasks.append(asyncio.create_task(generate(engine, prompt)))
             while sum(server.running for server in servers) < number:
                 await asyncio.sleep(0.01)
-            assert servers[1].running == min(number, FEW)
-        assert sorted(server.running for server in servers) == [0, FEW, FEW]
+            assert servers[1].running == at_home
+        assert [server.running for server in servers] == [1, 4, 1]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,174 @@
+"""Simulate fleets of engines behind several penstocks, by the way in which they choose an engine for a turn.
+
+python -m tests.bench.fleet [--quick] [--engines N ...] [TABLE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from math import inf
+from statistics import mean
+
+from tests.bench.fleet.fleet import BUCKET, Counts, Fleet, Plan
+from tests.bench.fleet.policies import Affinity, Bounded, Events, LeastLoad, Policy, RoundRobin
+
+WAYS: dict[str, Callable[[Fleet], Policy]] = {
+    "penstock": lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks),
+    "bounded": lambda fleet: Bounded(fleet.plan.engines, fleet.plan.penstocks, 1.5),
+    "home": lambda fleet: Bounded(fleet.plan.engines, fleet.plan.penstocks, inf),
+    "least": lambda fleet: LeastLoad(fleet.plan.engines, fleet.plan.penstocks),
+    "round robin": lambda fleet: RoundRobin(fleet.plan.engines, fleet.plan.penstocks),
+    "events": lambda fleet: Events(fleet.engines, fleet.plan.penstocks, fleet.plan.speed, 1.0, 10**9),
+    "late events": lambda fleet: Events(fleet.engines, fleet.plan.penstocks, fleet.plan.speed, 10.0, 10**9),
+    "few events": lambda fleet: Events(
+        fleet.engines, fleet.plan.penstocks, fleet.plan.speed, 1.0, 10_000 * fleet.plan.engines
+    ),
+}
+"""Ways to choose; "bounded" was penstock's until 2026-11."""
+
+SECONDS = 18_000_000
+"""Seconds of a run, times the open conversations of all engines, at most: a few minutes on one core."""
+
+MANY = 1_000
+"""Engines from which on only some ways are compared."""
+
+
+def main(options: argparse.Namespace) -> None:
+    plan = Plan(0, penstocks=10, hot=0.5, warm_up=300.0, seconds=300.0)
+    engines = options.engines or ([10] if options.quick else [10, 100, 1_000, 10_000])
+    if options.quick:
+        plan = replace(plan, warm_up=60.0, seconds=60.0)
+    with ProcessPoolExecutor(options.processes) as pool:
+        run = partial(pool.map, simulate)
+        for table in options.tables or TABLES:
+            for line in TABLES[table](run, plan, engines):
+                sys.stdout.write(f"{line}\n")
+                sys.stdout.flush()
+
+
+def simulate(row: tuple[str, Plan]) -> Fleet:
+    """Run one plan; return it with its counts, and without its engines."""
+    way, plan = row
+    fleet = Fleet(plan, WAYS[way])
+    fleet.run()
+    fleet.close()
+    return fleet
+
+
+Run = Callable[[Iterable[tuple[str, Plan]]], Iterator[Fleet]]
+
+
+def ways(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Compare the ways, in fleets of several sizes."""
+    yield from header("engines", "choice", *FIGURES)
+    some, every = ("penstock", "least", "events"), ("penstock", "bounded", "home", "least", "round robin", "events")
+    rows = [
+        (way, fitted(replace(plan, engines=number))) for number in engines for way in (every if number < MANY else some)
+    ]
+    for fleet in run(rows):
+        yield f"| {fleet.plan.engines:,} | {fleet.name} | {figures(fleet.counts)} |"
+
+
+def penstocks(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Compare one penstock, which knows all turns, with several that know only their own."""
+    yield from header("engines", "penstocks", "choice", *FIGURES)
+    number = engines[min(1, len(engines) - 1)]
+    rows = [
+        (way, replace(plan, engines=number, penstocks=each))
+        for each in (1, 4, 16, 64)
+        for way in ("penstock", "bounded", "events")
+    ]
+    for fleet in run(rows):
+        yield f"| {number} | {fleet.plan.penstocks} | {fleet.name} | {figures(fleet.counts)} |"
+
+
+def deaths(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Let engines die, and return after two minutes with an empty cache."""
+    more_of = "read again in a minute, for a conversation of the dead"
+    yield from header(
+        "engines", "die", "choice", more_of, "cached before", "in 10 s after", "within a point again after"
+    )
+    rows = [
+        (way, fitted(replace(plan, engines=number, dies_at=plan.seconds / 3, is_back_after=plan.seconds / 3)))
+        for number in engines
+        if number <= MANY
+        for way in ("penstock", "least", "events")
+    ]
+    for fleet in run(rows):
+        before = sum_of(fleet.buckets[-number] for number in range(1, 7))
+        first, minute = fleet.buckets[0], sum_of(fleet.buckets[number] for number in range(6))
+        more = minute.again - before.again * minute.turns / max(1, before.turns)
+        lost = fleet.dead * plan.talks
+        healed = (
+            number
+            for number in range(int(plan.seconds // BUCKET))
+            if sum_of(fleet.buckets[number + each] for each in range(3)).share > before.share - 0.01
+        )
+        after = next((f"{number * BUCKET:.0f} s" for number in healed), "not yet")
+        yield (
+            f"| {fleet.plan.engines:,} | {fleet.dead} | {fleet.name} | {max(0, more) / lost:,.0f} tokens"
+            f" | {before.share:.1%} | {first.share:.1%} | {after} |"
+        )
+
+
+def state(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Compare what a penstock keeps, and what events that are late or too many to keep cost."""
+    yield from header(
+        "engines", "choice", "bytes of a penstock", "for an open conversation", "cached", "highest load / mean"
+    )
+    number = engines[min(1, len(engines) - 1)]
+    for fleet in run(
+        [(way, replace(plan, engines=number)) for way in ("penstock", "events", "late events", "few events")]
+    ):
+        counts, talks = fleet.counts, number * plan.talks
+        yield (
+            f"| {number} | {fleet.name} | {fleet.size:,} | {fleet.size_of_talks / talks:,.0f} | {counts.share:.1%}"
+            f" | {mean(counts.peaks):.2f} |"
+        )
+
+
+TABLES = {"ways": ways, "penstocks": penstocks, "deaths": deaths, "state": state}
+
+
+FIGURES = ("cached", "read again of a turn", "highest load / mean", "p99 of engines / mean", "wait, p50", "wait, p99")
+
+
+def header(*names: str) -> tuple[str, str]:
+    return f"| {' | '.join(names)} |", "|---" * len(names) + "|"
+
+
+def figures(counts: Counts) -> str:
+    return (
+        f"{counts.share:.1%} | {counts.again / max(1, counts.turns):,.0f} tokens | {mean(counts.peaks):.2f}"
+        f" | {mean(counts.high):.2f} | {counts.wait(0.5):.2f} s | {counts.wait(0.99):.1f} s"
+    )
+
+
+def fitted(plan: Plan) -> Plan:
+    """Shorten the plan of a large fleet."""
+    seconds = min(plan.seconds, SECONDS / (plan.engines * plan.talks))
+    return replace(plan, warm_up=min(plan.warm_up, seconds), seconds=seconds)
+
+
+def sum_of(parts: Iterable[Counts]) -> Counts:
+    total = Counts()
+    for part in parts:
+        total.turns += part.turns
+        total.prompts += part.prompts
+        total.cached += part.cached
+        total.again += part.again
+    return total
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.fleet")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--engines", type=int, nargs="+")
+    parser.add_argument("--quick", action="store_true", help="ten engines, for two minutes of virtual time")
+    parser.add_argument("--processes", type=int, default=2)
+    main(parser.parse_args())

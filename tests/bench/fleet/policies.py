@@ -1,0 +1,251 @@
+"""Ways to choose an engine, as each penstock of a fleet does it by what it knows."""
+
+from __future__ import annotations
+
+import heapq
+import tracemalloc
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+from random import Random
+from typing import Any
+
+from penstock.pipeline.frames import Origin, RequestFacts
+from penstock.stages.services.engines.affinity import Ranking
+from penstock.stages.services.engines.replicas import Replica, Replicas
+from tests.bench.fleet.engine import BLOCK, Engine, Speed, blocks
+from tests.bench.fleet.traffic import HOT, Turn
+from tests.support.stored_responses import facts, response
+
+NO_SESSION: Any = None
+
+
+class Policy:
+    """A way to choose an engine; one object stands for all penstocks."""
+
+    name = "none"
+
+    def choose(self, turn: Turn, now: float) -> int:
+        """Return the number of an engine that is alive, and count the turn there."""
+        raise NotImplementedError
+
+    def heard(self, engine: Engine, now: float) -> None:
+        """Take what an engine tells of its cache."""
+
+    def ended(self, turn: Turn, engine: int) -> None:
+        """Note that a turn has ended, or was lost with its engine."""
+
+    def alive(self, engine: int, *, is_alive: bool) -> None:
+        """Note that an engine has died, or is back."""
+
+    def size(self) -> tuple[int, int]:
+        """Return the bytes that a penstock keeps to choose, and those of them that grow with the conversations."""
+        return 0, 0
+
+
+class Generation:
+    """A generation of a turn, as penstock counts it at a server."""
+
+    def lose(self) -> None: ...
+
+
+class Affinity(Policy):
+    """The choice of penstock: its own code, with the servers as each penstock knows them."""
+
+    def __init__(self, engines: int, penstocks: int) -> None:
+        urls = [f"http://engine-{number}:8000" for number in range(engines)]
+        self._at = [
+            Replicas(tuple(Replica(url, NO_SESSION, is_healthy=True) for url in urls)) for _ in range(penstocks)
+        ]
+        self._numbers = {url: number for number, url in enumerate(urls)}
+        self._running = dict[Turn, tuple[Replica, Generation]]()
+        self.name = "penstock"
+
+    def size(self) -> tuple[int, int]:
+        tracemalloc.start()
+        kept = Ranking(list(self._numbers))
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        del kept
+        return size, 0
+
+    def choose(self, turn: Turn, now: float) -> int:
+        replica = self._at[turn.penstock].choose(_facts(turn), turn.prompt, (), ())
+        assert replica is not None
+        generation = Generation()
+        replica.running.add(generation)
+        self._running[turn] = replica, generation
+        return self._numbers[replica.url]
+
+    def ended(self, turn: Turn, engine: int) -> None:
+        replica, generation = self._running.pop(turn)
+        replica.running.discard(generation)
+
+    def alive(self, engine: int, *, is_alive: bool) -> None:
+        for replicas in self._at:
+            replicas.all[engine].is_healthy = is_alive
+
+
+def _facts(turn: Turn) -> RequestFacts:
+    talk, name = turn.talk, f"conversation {turn.talk.number}"
+    key = talk.opening if talk.opening == HOT else None
+    if not talk.history and not talk.compactions:
+        return facts(response(name, prompt_cache_key=key))
+    if not isinstance(talk.known, RequestFacts):
+        talk.known = facts(response(prompt_cache_key=key), origin=Origin(opening=name))
+    return talk.known
+
+
+class Bounded(Policy):
+    """The first of a conversation's ranking whose load is below some multiple of the mean; at least 4 are no load."""
+
+    FEW = 4
+
+    def __init__(self, engines: int, penstocks: int, excess: float) -> None:
+        self.name = f"home, below {excess:g} of the mean" if excess < inf else "home always"
+        self._ranking = Ranking([str(number) for number in range(engines)])
+        self._alive, self._excess = [True] * engines, excess
+        self._loads, self._sums = [[0] * engines for _ in range(penstocks)], [0] * penstocks
+
+    def choose(self, turn: Turn, now: float) -> int:
+        loads, total = self._loads[turn.penstock], self._sums[turn.penstock]
+        bound = max(self.FEW, self._excess * (total + 1) / len(loads))
+        ranks = (int(engine) for engine in self._ranking.of(_facts(turn)))
+        chosen = next(number for number in ranks if self._alive[number] and loads[number] < bound)
+        loads[chosen] += 1
+        self._sums[turn.penstock] += 1
+        return chosen
+
+    def ended(self, turn: Turn, engine: int) -> None:
+        self._loads[turn.penstock][engine] -= 1
+        self._sums[turn.penstock] -= 1
+
+    def alive(self, engine: int, *, is_alive: bool) -> None:
+        self._alive[engine] = is_alive
+
+
+class RoundRobin(Policy):
+    """Each penstock takes one engine after the other."""
+
+    name = "round robin"
+
+    def __init__(self, engines: int, penstocks: int) -> None:
+        self._alive = [True] * engines
+        self._next = [Random(number).randrange(engines) for number in range(penstocks)]
+
+    def choose(self, turn: Turn, now: float) -> int:
+        while True:
+            number = self._next[turn.penstock] = (self._next[turn.penstock] + 1) % len(self._alive)
+            if self._alive[number]:
+                return number
+
+    def alive(self, engine: int, *, is_alive: bool) -> None:
+        self._alive[engine] = is_alive
+
+
+class LeastLoad(Policy):
+    """Each penstock takes the engine with the fewest of its own turns, and of those any one."""
+
+    name = "least load"
+
+    def __init__(self, engines: int, penstocks: int) -> None:
+        self._random = Random(1)
+        self._alive = [True] * engines
+        self._loads = [[0] * engines for _ in range(penstocks)]
+        self._heaps = [[(0, self._random.random(), number) for number in range(engines)] for _ in range(penstocks)]
+
+    def choose(self, turn: Turn, now: float) -> int:
+        loads, heap = self._loads[turn.penstock], self._heaps[turn.penstock]
+        while True:
+            load, _, number = heap[0]
+            if load == loads[number] and self._alive[number]:
+                loads[number] += 1
+                heapq.heapreplace(heap, (loads[number], self._random.random(), number))
+                return number
+            heapq.heappop(heap)
+
+    def ended(self, turn: Turn, engine: int) -> None:
+        loads = self._loads[turn.penstock]
+        loads[engine] -= 1
+        heapq.heappush(self._heaps[turn.penstock], (loads[engine], self._random.random(), engine))
+
+    def alive(self, engine: int, *, is_alive: bool) -> None:
+        self._alive[engine] = is_alive
+        for loads, heap in zip(self._loads, self._heaps, strict=True):
+            heapq.heappush(heap, (loads[engine], self._random.random(), engine))
+
+
+class Events(Policy):
+    """An index of the blocks that each engine holds, from events that arrive late, and loads that are polled.
+
+    The engine with the least work is chosen: the tokens that it would have to read, and a price for each turn that it
+    has.  The candidates are the holders of the history, some holders of the opening, and the least loaded of some.
+    """
+
+    PRICE = 0.05
+    """Seconds of prefill that a turn more is worth."""
+    SOME = 8
+
+    def __init__(self, engines: Sequence[Engine], penstocks: int, speed: Speed, delay: float, most: int) -> None:
+        self.name = f"KV events, {delay:g} s late"
+        self._engines, self._speed, self._delay, self._most = engines, speed, delay, most
+        for engine in engines:
+            engine.tell()
+        self._random = Random(1)
+        self._late = deque[tuple[float, str, int, int]]()
+        self._holders = dict[str, dict[int, int]]()
+        self._blocks = 0
+        self._polled, self._loads = 0.0, [0] * len(engines)
+        self._sent = [Counter[int]() for _ in range(penstocks)]
+
+    def choose(self, turn: Turn, now: float) -> int:
+        self._listen(now)
+        talk, sent = turn.talk, self._sent[turn.penstock]
+        histories, openings = self._holders.get(talk.chain, {}), self._holders.get(talk.opening, {})
+        candidates = {*histories, *islice(reversed(openings), self.SOME), *self._some()}
+        whole = blocks(talk.opening_tokens)
+
+        def work(number: int) -> float:
+            cached = openings.get(number, 0)
+            cached = whole + histories.get(number, 0) if cached >= whole else cached
+            load = self._loads[number] + sent[number]
+            return max(0, turn.prompt - cached) / self._speed.prefill + self.PRICE * load
+
+        alive = [number for number in candidates if self._engines[number].is_alive]
+        while not alive:
+            alive = [number for number in self._some() if self._engines[number].is_alive]
+        chosen = min(alive, key=work)
+        sent[chosen] += 1
+        return chosen
+
+    def heard(self, engine: Engine, now: float) -> None:
+        self._late.extend((now + self._delay, name, engine.number, tokens) for name, tokens in engine.events or ())
+        if engine.events:
+            engine.events.clear()
+
+    def size(self) -> tuple[int, int]:
+        """Return the bytes of the index: a hash of eight bytes and an engine of four for each block."""
+        return self._blocks * 12, self._blocks * 12
+
+    def _some(self) -> Sequence[int]:
+        every = range(len(self._engines))
+        return every if len(every) <= self.SOME else self._random.choices(every, k=self.SOME)
+
+    def _listen(self, now: float) -> None:
+        """Take in the events that have arrived, and poll the loads when it is time."""
+        while self._late and self._late[0][0] <= now:
+            _, name, number, tokens = self._late.popleft()
+            held = self._holders.pop(name, None) or {}
+            self._blocks += (tokens - held.pop(number, 0)) // BLOCK
+            if tokens:
+                held[number] = tokens
+            if held:
+                self._holders[name] = held
+        while self._blocks > self._most:
+            name = next(iter(self._holders))
+            self._blocks -= sum(self._holders.pop(name).values()) // BLOCK
+        if now >= self._polled + self._delay:
+            self._polled, self._loads = now, [engine.load for engine in self._engines]
+            for sent in self._sent:
+                sent.clear()

@@ -1,0 +1,152 @@
+"""The simulated engines and conversations are what they stand for, and a run counts what it should."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench.fleet.__main__ import TABLES, WAYS, simulate
+from tests.bench.fleet.engine import BLOCK, SPEED, Engine, Prefixes, blocks
+from tests.bench.fleet.fleet import Fleet, Plan
+from tests.bench.fleet.traffic import AGENT, CHAT, KINDS, PROGRAM, Draw, Traffic, lognormal
+
+SMALL = Plan(4, penstocks=2, talks=20, hot=0.5, warm_up=60.0, seconds=120.0)
+
+
+class Blocks:
+    """The blocks of a cache one by one, as vLLM frees them: those of a chain from its end."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._used = size // BLOCK, OrderedDict[tuple[str, int], None]()
+
+    def use(self, name: str, tokens: int) -> None:
+        for number in reversed(range(max(tokens // BLOCK, self.tokens(name) // BLOCK))):
+            self._used[name, number] = None
+            self._used.move_to_end((name, number))
+        while len(self._used) > self._size:
+            self._used.popitem(last=False)
+
+    def tokens(self, name: str) -> int:
+        number = 0
+        while (name, number) in self._used:
+            number += 1
+        return number * BLOCK
+
+
+uses = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 12 * BLOCK)), max_size=40)
+
+
+@given(st.integers(12, 40), uses)
+def test_chains_are_freed_as_their_blocks_are(size: int, used: list[tuple[str, int]]) -> None:
+    chains, one_by_one = Prefixes(size * BLOCK), Blocks(size * BLOCK)
+    for name, tokens in used:
+        chains.hold(name, tokens)
+        chains.release(name)
+        one_by_one.use(name, tokens)
+        assert all(chains.cached("", 0, each) == one_by_one.tokens(each) for each in "abcdef")
+        assert len(chains) <= size * BLOCK
+
+
+@given(uses)
+def test_prefix_counts_only_behind_its_whole_opening(used: list[tuple[str, int]]) -> None:
+    prefixes = Prefixes(8 * BLOCK)
+    for name, tokens in used:
+        prefixes.hold(name, tokens)
+        prefixes.release(name)
+        known = prefixes.cached("", 0, "a")
+        assert prefixes.cached("a", 4 * BLOCK, "b") == (
+            known if known < 4 * BLOCK else 4 * BLOCK + prefixes.cached("", 0, "b")
+        )
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 300)), min_size=1, max_size=20))
+def test_engine_generates_every_token_at_its_rate(given_: list[tuple[float, int]]) -> None:
+    """A generation alone takes its length at the rate of a stream, and all share the rate of the engine."""
+    traffic, engine = Traffic(1), Engine(0, SPEED, Prefixes(SPEED.cache))
+    asked = sorted(given_)
+    now, ended, begun = 0.0, list[float](), 0
+    while len(ended) < len(asked):
+        due = engine.next_at
+        if begun < len(asked) and (due is None or asked[begun][0] <= due):
+            now = asked[begun][0]
+            turn = traffic.talk(CHAT).turn(1)
+            turn.answer = asked[begun][1]
+            engine.waiting.append(turn)
+            begun += 1
+        elif due is not None:
+            now = due
+            if engine.reading and engine.read_at <= now:
+                engine.write(now)
+            else:
+                engine.end(now)
+                ended.append(now)
+        engine.read_next(now)
+    assert engine.load == 0
+    assert max(ended) >= max(start + tokens / SPEED.stream for start, tokens in asked)
+    assert len(engine.prefixes) > 0
+
+
+def test_distributions_have_their_median_and_their_share() -> None:
+    values = lognormal(100, 0.9, 1_000, 5_000)
+    assert sum(value < 100 for value in values) / len(values) == pytest.approx(0.5, abs=0.01)
+    assert sum(value < 1_000 for value in values) / len(values) == pytest.approx(0.9, abs=0.01)
+    assert max(values) == 5_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "turns", "fresh", "answer"), [(CHAT, 3.5, 300, 441), (AGENT, 82, 1_204, 523), (PROGRAM, 1, 3_600, 182)]
+)
+def test_conversations_are_as_long_as_those_of_their_source(
+    kind: object, turns: float, fresh: int, answer: int
+) -> None:
+    of_kind = next(each for each in KINDS if each is kind)
+    draws = [Draw(number) for number in range(4_000)]
+    steps = mean(draw.of(of_kind.steps) for draw in draws) * mean(draw.of(of_kind.requests) for draw in draws)
+    assert steps == pytest.approx(turns, rel=0.25)
+    assert mean(draw.of(of_kind.fresh) for draw in draws) == pytest.approx(fresh, rel=0.15)
+    assert mean(draw.of(of_kind.answer) for draw in draws) == pytest.approx(answer, rel=0.15)
+
+
+def test_conversations_are_the_same_for_every_choice() -> None:
+    drawn = [[talk.turn(3).prompt for talk in Traffic(10).open(50)] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 25
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_turn_gets_an_engine_and_comes_to_an_end(way: str) -> None:
+    fleet = Fleet(SMALL, WAYS[way])
+    counts = fleet.run()
+    assert counts.turns > 100
+    assert 0 < counts.cached < counts.prompts
+    assert counts.turns == len(counts.waits)
+    assert max(counts.waits) < SMALL.seconds
+    assert sum(len(engine.prefixes) for engine in fleet.engines) > 0
+    assert all(len(engine.prefixes) <= SPEED.cache + blocks(2 * AGENT.context) for engine in fleet.engines)
+
+
+def test_affinity_caches_more_than_the_least_load() -> None:
+    shares = {way: simulate((way, SMALL)).counts.share for way in ("penstock", "least", "events")}
+    assert shares["penstock"] > shares["least"] + 0.1
+    assert shares["penstock"] > shares["events"] - 0.1
+
+
+def test_death_moves_the_turns_of_an_engine_and_they_are_read_again() -> None:
+    fleet = simulate(("penstock", Plan(4, 2, 20, 0.0, 60.0, 120.0, dies_at=40.0, is_back_after=40.0)))
+    assert fleet.dead == 1
+    minute = [fleet.buckets[number] for number in range(-3, 3)]
+    before, after = sum(each.again for each in minute[:3]), sum(each.again for each in minute[3:])
+    assert after > before
+    assert sum(each.turns for each in minute[3:]) > 50
+
+
+def test_tables_name_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(0, 2, 10, 0.5, 20.0, 60.0)
+    for table in TABLES.values():
+        head, line, *rows = table(lambda planned: map(simulate, planned), plan, [3])
+        assert rows
+        assert {row.count("|") for row in rows} == {head.count("|")} == {line.count("|")}
