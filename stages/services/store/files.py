@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 
@@ -63,17 +63,15 @@ _CHUNK = "select start, data from file_chunks where file_id = $1 and start <= $2
 
 _DELETE = f"delete from files where {_FOUND} and id = $3"
 
-_END = "select max(start) from file_chunks where file_id = $1"
-
 _ABANDONED = f"server_id is not null and server_id <> $1 and {of_dead_server('files')}"
 
-_FIND_ABANDONED = f"select id from files where {_ABANDONED} limit {BATCH}"
+_FIND_ABANDONED = f"select id, bytes from files where {_ABANDONED} limit {BATCH}"
 
 _FIND_EXPIRED = f"select id from files where expires_at <= $1 limit {BATCH}"
 
 _WITHOUT_ROW = f"""
-    select distinct file_id from file_chunks
-    where not exists (select 1 from files where files.id = file_id) limit {BATCH}
+    select file_id, max(start) from file_chunks
+    where not exists (select 1 from files where files.id = file_id) group by file_id limit {BATCH}
 """
 
 
@@ -154,12 +152,13 @@ class StoredFiles:
             yield upload
         finally:
             if not upload.is_finished:
-                self._withdraw(upload.id)
+                self._withdraw(upload)
 
-    def _withdraw(self, file_id: str) -> None:
-        """Delete a file, also if the outcome of its last commit is unknown, without a wait for the store."""
+    def _withdraw(self, upload: Upload) -> None:
+        """Delete an upload, also if the outcome of its last commit is unknown, without a wait for the store."""
         with suppress(StoreFailed):  # a sweep deletes it
-            self._begin_clearing(file_id, self.context.writer.queue([Statement(FORGET_FILE, (file_id,))], file_id))
+            forgotten = self.context.writer.queue([Statement(FORGET_FILE, (upload.id,))], upload.id)
+            self._begin_clearing(upload.id, upload.received, forgotten)
 
     async def get(self, file_id: str, owner: str) -> StoredFile | None:
         """Return the file; None if there is none."""
@@ -201,23 +200,30 @@ class StoredFiles:
 
     async def delete(self, file_id: str, owner: str) -> bool:
         """Delete a file durably, also from all vector stores; False if there is none."""
-        if not rows.can_exist(file_id):
+        if (file := await self.get(file_id, owner)) is None:
             return False
         deleted = Statement(_DELETE, (owner, time.time(), file_id))
-        counts = await self.context.writer.carry_out([deleted, Statement(LEAVE_ALL, (file_id,))], file_id)
-        if counts[0]:
-            self._begin_clearing(file_id)
-        return counts[0] > 0
+        return await self._forget([deleted, Statement(LEAVE_ALL, (file_id,))], {file_id: file.bytes}) > 0
 
     async def withdraw_abandoned(self) -> None:
         """Delete the unfinished uploads of dead servers; raises `StoreFailed`."""
         dead = (self.context.server_id, self.context.stale)
-        while ids := [name for (name,) in await self.context.read(_FIND_ABANDONED, *dead)]:
-            named = f"delete from files where {_ABANDONED} and id in ({placeholders(len(ids), 3)})"
-            if not (await self.context.writer.carry_out([Statement(named, (*dead, *ids))]))[0]:
+        while found := await self.context.read(_FIND_ABANDONED, *dead):
+            sizes = {str(file_id): int(size) for file_id, size in found}
+            named = f"delete from files where {_ABANDONED} and id in ({placeholders(len(sizes), 3)})"
+            if not await self._forget([Statement(named, (*dead, *sizes))], sizes):
                 break
-            for name in ids:
-                await self._clear(name)
+
+    async def _forget(self, statements: Sequence[Statement], sizes: Mapping[str, int]) -> int:
+        """Delete the rows of files of these sizes, and then their chunks; return the number of rows.
+
+        The chunks go also if the outcome of the commit is unknown: they stay while there is a row.
+        """
+        try:
+            return (await self.context.writer.carry_out(statements, *sizes))[0]
+        finally:
+            for file_id, size in sizes.items():
+                self._begin_clearing(file_id, size)
 
     async def sweep(self) -> None:
         """Delete expired files, the unfinished uploads of dead servers, and chunks without a file."""
@@ -227,31 +233,30 @@ class StoredFiles:
             named = f"delete from files where expires_at <= $1 and id in ({placeholders(len(ids), 2)})"
             if not (await self.context.writer.carry_out([Statement(named, (now, *ids))]))[0]:
                 break
-        while ids := [name for (name,) in await self.context.read(_WITHOUT_ROW)]:
-            for name in ids:
-                await self._clear(name)
-            if len(ids) < BATCH:
+        while left := await self.context.read(_WITHOUT_ROW):
+            for name, last in left:
+                await self._clear(name, last)
+            if len(left) < BATCH:
                 break
 
-    def _begin_clearing(self, file_id: str, forgotten: asyncio.Future[None] | None = None) -> None:
-        task = asyncio.create_task(self._cleared(file_id, forgotten))
+    def _begin_clearing(self, file_id: str, size: int, forgotten: asyncio.Future[None] | None = None) -> None:
+        task = asyncio.create_task(self._cleared(file_id, size, forgotten))
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
 
-    async def _cleared(self, file_id: str, forgotten: asyncio.Future[None] | None) -> None:
+    async def _cleared(self, file_id: str, size: int, forgotten: asyncio.Future[None] | None) -> None:
         with suppress(StoreFailed):  # a sweep deletes the rest
             if forgotten is not None:
                 await asyncio.shield(forgotten)
-            await self._clear(file_id)
+            await self._clear(file_id, size)
 
-    async def _clear(self, file_id: str) -> None:
-        """Delete the chunks of a file that has no row any more.
+    async def _clear(self, file_id: str, size: int) -> None:
+        """Delete the chunks of a file that has no row any more, of which none begins behind its size.
 
         An outage, such as that of a full disk, delays the deletion, and does not leave it to the next sweep.
         """
-        for (last,) in await self.context.read(_END, file_id):
-            for start in range(0, (last or 0) + 1, _STEP):
-                await asyncio.shield(self.context.writer.queue([Statement(CLEAR_FILE, (file_id, start + _STEP))]))
+        for start in range(0, size + 1, _STEP):
+            await asyncio.shield(self.context.writer.queue([Statement(CLEAR_FILE, (file_id, start + _STEP))]))
 
 
 def _file(row: Row) -> StoredFile:
