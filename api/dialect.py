@@ -22,6 +22,7 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Reading, Wire
+from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import FORWARDED, Peers
 from penstock.api.runs.scheduler import Scheduler, let_go_of
@@ -29,12 +30,11 @@ from penstock.api.woven import woven
 from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import Prompt, ResolvedRequest, TokenIds
-from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.pieces import in_pieces
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.tasks import LARGE, in_thread, let_go
+from penstock.pipeline.tasks import in_thread, let_go
 from penstock.stages.services import tracing
 from penstock.stages.services.engines.affinity import SESSION_HEADER
 from penstock.stages.services.runs.run import Mode
@@ -222,7 +222,7 @@ class Edge:
         wire = prepared.wire
         async with self._begun(request, prepared) as delivery:
             release(request)
-            is_long = _is_long(request, prepared)
+            is_long = may_be_long(prepared.resolved, request.content_length or 0)
             async with wire.translated(delivery.events()) as events:
                 return await self._written(request, events, wire, streams=prepared.streams, is_long=is_long)
 
@@ -231,7 +231,7 @@ class Edge:
     ) -> web.StreamResponse:
         """Send rewritten events, or one body; raise `ServerStopping` if a stopping server has cut that off."""
         if streams and is_long and wire.outgoing is None:
-            async with aclosing(_in_pieces(events)) as written:
+            async with aclosing(events_in_pieces(events)) as written:
                 return await send(request, written, wire, self.keep_alive)
         if streams:
             return await send(request, events, wire, self.keep_alive)
@@ -251,7 +251,7 @@ class Edge:
         async with woven([partial(self._strand, request, each) for each in prepared]) as strands:
             release(request)
             async with aclosing(wire.weave(strands)) as events:
-                is_long = _is_long(request, prepared[0])
+                is_long = may_be_long(prepared[0].resolved, request.content_length or 0)
                 return await self._written(request, events, wire, streams=streams, is_long=is_long)
 
     async def _strand(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Any, None]:
@@ -293,17 +293,6 @@ def placing(place: Callable[[str], str]) -> Iterator[None]:
         if error.param is not None:
             error.param = place(error.param)
         raise
-
-
-def _is_long(request: web.Request, prepared: Prepared) -> bool:
-    """Return True for an answer that may repeat long parameters, or has log probabilities."""
-    return (request.content_length or 0) > LARGE or prepared.resolved.facts.sampling.logprobs is not None
-
-
-async def _in_pieces(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
-    """Write the long lists of all events but deltas in a thread."""
-    async for event in events:
-        yield event if type(event) in DELTAS else await in_thread(in_pieces, event)
 
 
 def _note(request: web.Request, delivery: Delivery) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -27,6 +27,7 @@ from penstock.api.http.request_body import off_loop
 from penstock.api.http.sse import LONG_FRAME
 from penstock.api.http.trace import trace_exchange
 from penstock.api.http.wire import Reading, Wire
+from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import Latest
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
@@ -272,7 +273,7 @@ class Connection:
                     for held in (create, *(steer.id for steer in steers)):
                         self._release(held)
                 del request, reading
-                run = await self._stream(lane, wire, resolved, started)
+                run = await self._stream(lane, wire, resolved, started, sent)
         except ConnectionResetError:
             raise
         except RunReleased:  # the response goes on at another server
@@ -297,8 +298,8 @@ class Connection:
             raise InvalidRequest("A response over a WebSocket cannot run in the background.", param="background")
         return self.edge.enveloped(self.request, replace(reading, generates=create.event.generates))
 
-    async def _stream(self, lane: str | None, wire: Wire, resolved: ResolvedRequest, started: float) -> Run:
-        """Send the events of a response to its end, and return its run.
+    async def _stream(self, lane: str | None, wire: Wire, resolved: ResolvedRequest, started: float, sent: int) -> Run:
+        """Send the events of a response to a request of ``sent`` bytes to its end, and return its run.
 
         Only errors that keep the response from beginning are raised.
         """
@@ -312,13 +313,20 @@ class Connection:
                     raise RuntimeError("a response that has begun is among the live ones")
                 self._steers.begin(lane, run, resolved.facts)
                 async with wire.translated(delivery.events()) as events:
-                    async for event in events:
-                        await self._write(with_lane(wire.json(event), lane))
+                    if wire.outgoing is None and may_be_long(resolved, sent):
+                        async with aclosing(events_in_pieces(events)) as written:
+                            await self._send(lane, wire, written)
+                    else:
+                        await self._send(lane, wire, events)
         if not delivery.has_ended:
             raise RuntimeError("the stream ended without a terminal event")
         return run
 
     # Sending
+
+    async def _send(self, lane: str | None, wire: Wire, events: AsyncIterator[Any]) -> None:
+        async for event in events:
+            await self._write(with_lane(wire.json(event), lane))
 
     async def _write(self, frame: bytes) -> None:
         """Write a frame, waiting if the client reads slowly."""

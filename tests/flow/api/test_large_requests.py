@@ -13,6 +13,7 @@ from aiohttp.http_writer import StreamWriter
 
 from penstock.api.http import errors
 from penstock.pipeline.frames import TokenLogprob
+from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.params.request import LOGPROBS
 from penstock.pipeline.protocol.pieces import in_pieces
 from penstock.pipeline.tasks import LARGE
@@ -217,6 +218,31 @@ async def test_answer_with_many_log_probabilities_never_holds_the_loop(
         longest, _ = await longest_turn(served, path, body)
     assert longest < 3 * MOST_INSTRUCTIONS
     assert in_pieces(written[-1]) is written[-1]  # nothing long was left to the event loop
+
+
+@pytest.mark.parametrize("over", ["stream", "socket"])
+async def test_events_with_many_log_probabilities_are_written_apart(
+    tmp_path: Path, over: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, encode_into = list[Any](), msgspec.json.Encoder().encode_into
+
+    def encode(event: Any, buffer: bytearray) -> None:
+        written.append(event)
+        encode_into(event, buffer)
+
+    monkeypatch.setattr(events, "_encode_into", encode)
+    engine = ScriptedEngine(script(COUNT_ALOUD, logprobs=(TokenLogprob(-1.0, ((1_000, -1.0),)),)))
+    body: Json = {"input": "Hi", "include": [LOGPROBS], "top_logprobs": 1}
+    async with running_server(engine, tmp_path) as served:
+        if over == "stream":
+            await served.stream(body)
+        else:
+            async with connected(served) as client:
+                await client.send(**body)
+                while (await client.frame())["type"] != "response.completed":
+                    pass
+    assert isinstance(written[-1], events.ResponseCompleted)
+    assert all(in_pieces(event) is event for event in written)
 
 
 async def test_many_references_never_hold_the_loop(served: Server[ScriptedEngine]) -> None:
