@@ -105,4 +105,31 @@ async def test_mistyped_path_loses_nothing(tmp_path: Path) -> None:
     assert not nowhere.exists()
     assert not backup.exists()
     assert "unable" not in await run_shell(SQLITE[0], str(store), backup)
+    before = store.read_bytes()
+    await run_shell(SQLITE[1], str(store), backup)
+    assert (tmp_path / f"{store.name}.old").read_bytes() == before
+
+
+async def test_damaged_backup_replaces_no_store(tmp_path: Path) -> None:
+    store, backup, cut, other = (tmp_path / name for name in ("store.sqlite3", "backup", "cut", "other"))
+    async with running_process(str(store), tmp_path):
+        await run_shell(SQLITE[0], str(store), backup)
+    before = store.read_bytes()
+    whole = backup.read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    other.write_text("sk-of-somebody name=bob\n")
+    for wrong in (cut, other):
+        await run_shell(SQLITE[1], str(store), wrong, status=1)
+        assert store.read_bytes() == before
+    assert not (tmp_path / "store.sqlite3.new").exists()
+    assert not (tmp_path / "store.sqlite3.old").exists()
+
+
+async def test_backup_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    store, backup = tmp_path / "store.sqlite3", tmp_path / "backup"
+    async with running_process(str(store), tmp_path):
+        (tmp_path / "backup.part").write_bytes(b"of a backup that was interrupted")
+        await run_shell(SQLITE[0], str(store), backup)
+        assert "exists" in await run_shell(SQLITE[0], str(store), backup, status=1)
+    assert not (tmp_path / "backup.part").exists()
     await run_shell(SQLITE[1], str(store), backup)
