@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services.engines.affinity import SESSION_HEADER, session_id
 from penstock.stages.services.engines.engine import PARAMETERS
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
-from penstock.stages.services.engines.http_scores import prompt_logprobs
+from penstock.stages.services.engines.http_scores import apart, prompt_logprobs
 from penstock.stages.services.engines.replicas import Replica, Replicas
 from penstock.stages.services.foreign import Unreadable, read_whole
 
@@ -157,14 +157,13 @@ class HttpGeneration:
             body = await read_whole(response.content.iter_any())
             if self.end is not None:
                 return None
-            chunk = await asyncio.to_thread(self._answer.read, body)
-            scores = await asyncio.to_thread(prompt_logprobs, body, top)
+            scores = await asyncio.to_thread(apart, body)
+            chunk = await asyncio.to_thread(self._answer.read, scores.rest)
+            found = await asyncio.to_thread(prompt_logprobs, scores, top)
         except (Unreadable, *NO_JSON) as error:
             raise self._failed("sent an answer that cannot be read", error) from error
         self._answer.is_complete = self._has_tokens = chunk is not None
-        return chunk and msgspec.structs.replace(
-            chunk, prompt_logprobs=scores, cached_tokens=self._answer.cached_tokens
-        )
+        return chunk and msgspec.structs.replace(chunk, prompt_logprobs=found, cached_tokens=self._answer.cached_tokens)
 
     def _has_end(self) -> bool:
         """Return True if the generation ended normally.
