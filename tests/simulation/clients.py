@@ -232,7 +232,7 @@ class Client:
                         raise Violation(f"{path} was answered with {answer.status} {await answer.text()}")
             except (aiohttp.ClientError, TimeoutError):
                 pass
-            if reading.has_ended:
+            if reading.has_ended or (reading.is_whole and not reading.frames):  # event ``after`` was the end
                 return
             after = reading.last
             await asyncio.sleep(PAUSE)

@@ -139,6 +139,8 @@ def check_log(known: Known, answer: Json, log: list[bytes]) -> None:
 
 def check_reading(known: Known, reading: Reading, log: list[bytes], *, is_interrupted: bool, may_differ: bool) -> None:
     """Check that a reader got the events of the log; those that a killed server did not store may differ."""
+    if reading.is_whole and not reading.frames and reading.after != len(log) - 1:
+        raise Violation(f"a reader after {reading.after} got nothing of {len(log)} events")
     last = reading.frames[-1] if reading.frames else b""
     if last and is_terminal(last) and number_of(last) <= reading.after:
         expected = reading.after + 1 if is_interrupted else len(log) - 1
