@@ -49,3 +49,25 @@ def read_events(stream: str) -> Events:
         if "event" in fields:
             events.append((fields["event"], json.loads(fields["data"])))
     return events
+
+
+def bearer(key: str = KEY) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def watched(server: Server[Any], body: dict[str, Any]) -> Events:
+    """Create a response, and read its stream to the end."""
+    async with server.client.post(f"{server.url}/live/watch", json=body, headers=bearer()) as answer:
+        text = await answer.text()
+        assert answer.status == 200, text
+        return read_events(text)
+
+
+def of(events: Events, *kinds: str) -> list[Any]:
+    """Return the data of the events of these names, and those with frames of these kinds."""
+    return [data for name, data in events if data.get("type") in kinds or name in kinds]
+
+
+def tokens(events: Events) -> list[int]:
+    """Return the ids of all tokens."""
+    return [token for chunk in of(events, "TokenChunk") for token in chunk["token_ids"]]

@@ -19,7 +19,7 @@ from penstock.pipeline.frames import GenerationFinished, TokenChunk
 from penstock.pipeline.recordings.format import FORMAT, Header, line
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from tests.support.live_server import CLIENT, KEY, Events, live_server, read_events
+from tests.support.live_server import CLIENT, KEY, Events, bearer, live_server, of, read_events, tokens, watched
 from tests.support.server import (
     CALL,
     HELLO,
@@ -30,25 +30,6 @@ from tests.support.server import (
     running_server,
     script,
 )
-
-
-def bearer(key: str = KEY) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-async def watched(server: Server[Any], body: dict[str, Any]) -> Events:
-    async with server.client.post(f"{server.url}/live/watch", json=body, headers=bearer()) as answer:
-        text = await answer.text()
-        assert answer.status == 200, text
-        return read_events(text)
-
-
-def of(events: Events, *kinds: str) -> list[Any]:
-    return [data for name, data in events if data.get("type") in kinds or name in kinds]
-
-
-def tokens(events: Events) -> list[int]:
-    return [token for chunk in of(events, "TokenChunk") for token in chunk["token_ids"]]
 
 
 def texts(events: Events) -> dict[str, Any]:
