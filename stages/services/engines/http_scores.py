@@ -37,7 +37,10 @@ _decode_position = msgspec.json.Decoder(dict[int, _Score]).decode
 _SCORES = b'"prompt_logprobs":'
 
 _BORDER = re.compile(rb'\}\},(?=\s*\{"\d+":)')
-"""The end of a position, and the comma before the next one.  A text cannot contain it: there the quote is escaped, or it ends the text."""
+"""The end of a position, and the comma before the next one.
+
+A text cannot contain it: there the quote is escaped, or it ends the text.
+"""
 
 _WINDOW, _SIGHT = 1 << 18, 64
 """Bytes that are searched at once, and those behind them in which a border may end."""
