@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from statistics import mean
 
-from tests.bench.fleet.fleet import BUCKET, Counts, Fleet, Plan
+from tests.bench.fleet.fleet import Counts, Fleet, Plan
 from tests.bench.fleet.policies import Affinity, Bounded, Events, LeastLoad, Policy, RoundRobin
 
 WAYS: dict[str, Callable[[Fleet], Policy]] = {
@@ -89,30 +89,21 @@ def penstocks(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
 
 def deaths(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
     """Let engines die, and return after two minutes with an empty cache."""
-    more_of = "read again in a minute, for a conversation of the dead"
-    yield from header(
-        "engines", "die", "choice", more_of, "cached before", "in 10 s after", "within a point again after"
-    )
+    yield from header("engines", "die", "choice", "lost conversations that went on", "read again of each", *AROUND)
+    third = plan.seconds / 3
     rows = [
-        (way, fitted(replace(plan, engines=number, dies_at=plan.seconds / 3, is_back_after=plan.seconds / 3)))
+        (way, fitted(replace(plan, engines=number, dies_at=third, is_back_after=third)))
         for number in engines
         if number <= MANY
         for way in ("penstock", "least", "events")
     ]
     for fleet in run(rows):
-        before = sum_of(fleet.buckets[-number] for number in range(1, 7))
-        first, minute = fleet.buckets[0], sum_of(fleet.buckets[number] for number in range(6))
-        more = minute.again - before.again * minute.turns / max(1, before.turns)
-        lost = fleet.dead * plan.talks
-        healed = (
-            number
-            for number in range(int(plan.seconds // BUCKET))
-            if sum_of(fleet.buckets[number + each] for each in range(3)).share > before.share - 0.01
-        )
-        after = next((f"{number * BUCKET:.0f} s" for number in healed), "not yet")
+        before, after = (sum_of(fleet.buckets[each] for each in minute) for minute in (range(-6, 0), range(6)))
+        lost = fleet.lost
         yield (
-            f"| {fleet.plan.engines:,} | {fleet.dead} | {fleet.name} | {max(0, more) / lost:,.0f} tokens"
-            f" | {before.share:.1%} | {first.share:.1%} | {after} |"
+            f"| {fleet.plan.engines:,} | {fleet.dead} | {fleet.name} | {lost.turns}"
+            f" | {lost.again / max(1, lost.turns):,.0f} tokens | {before.share:.1%} | {after.share:.1%}"
+            f" | {before.wait(0.99):.1f} s | {after.wait(0.99):.1f} s |"
         )
 
 
@@ -135,6 +126,7 @@ def state(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
 TABLES = {"ways": ways, "penstocks": penstocks, "deaths": deaths, "state": state}
 
 
+AROUND = ("cached, minute before", "minute after", "wait, p99, before", "after")
 FIGURES = ("cached", "read again of a turn", "highest load / mean", "p99 of engines / mean", "wait, p50", "wait, p99")
 
 
@@ -162,6 +154,7 @@ def sum_of(parts: Iterable[Counts]) -> Counts:
         total.prompts += part.prompts
         total.cached += part.cached
         total.again += part.again
+        total.waits += part.waits
     return total
 
 

@@ -50,6 +50,11 @@ class Prefixes:
         """Return the number of tokens."""
         return self._total
 
+    @property
+    def chains(self) -> set[str]:
+        """The names of the chains that it has blocks of."""
+        return {*self._free, *self._held}
+
     def cached(self, opening: str, opening_tokens: int, chain: str) -> int:
         """Return the tokens at the beginning of a prompt that need not be read."""
         whole = blocks(opening_tokens)

@@ -88,6 +88,9 @@ class Fleet:
         self.engines = [Engine(number, plan.speed, Prefixes(plan.speed.cache)) for number in range(plan.engines)]
         self.policy = made(self)
         self.name, self.dead = self.policy.name, 0
+        self.lost = Counts()
+        """The first turns of conversations, within a minute, after an engine died that had their blocks."""
+        self._lost = set[str]()
         self.size = self.size_of_talks = 0
         """Bytes that a penstock keeps to choose, and those of them that grow with the conversations."""
         self.counts = Counts()
@@ -153,6 +156,7 @@ class Fleet:
 
     def _die(self, engine: Engine) -> None:
         self.dead += 1
+        self._lost |= engine.prefixes.chains
         self.policy.alive(engine.number, is_alive=False)
         self._versions[engine.number] += 1
         for turn in engine.die():
@@ -172,6 +176,9 @@ class Fleet:
         if self.plan.dies_at is not None:
             bucket = int((time - self.plan.dies_at) // BUCKET)
             self.buckets[bucket].add(turn, self._now)
+            if turn.talk.history and turn.talk.chain in self._lost:
+                self._lost.remove(turn.talk.chain)
+                self.lost.add(turn, self._now)
 
     def _sample(self, _: None) -> None:
         loads = sorted(engine.load for engine in self.engines)

@@ -138,10 +138,9 @@ def test_affinity_caches_more_than_the_least_load() -> None:
 def test_death_moves_the_turns_of_an_engine_and_they_are_read_again() -> None:
     fleet = simulate(("penstock", Plan(4, 2, 20, 0.0, 60.0, 120.0, dies_at=40.0, is_back_after=40.0)))
     assert fleet.dead == 1
-    minute = [fleet.buckets[number] for number in range(-3, 3)]
-    before, after = sum(each.again for each in minute[:3]), sum(each.again for each in minute[3:])
-    assert after > before
-    assert sum(each.turns for each in minute[3:]) > 50
+    assert fleet.lost.turns > 5
+    assert fleet.lost.again / fleet.lost.turns > 2 * fleet.counts.again / fleet.counts.turns
+    assert sum(fleet.buckets[number].turns for number in range(6)) > 50
 
 
 def test_tables_name_every_row(capsys: pytest.CaptureFixture[str]) -> None:
