@@ -47,6 +47,7 @@ class _KeyStore(Protocol):
 
     async def taken(self) -> Sequence[ApiKey]:
         """Return the keys whose names a new one cannot have; unlike `all`, the place may be new."""
+        ...
 
     async def add(self, key: ApiKey) -> None: ...
 

@@ -153,7 +153,7 @@ def _expected(key: str, error: ErrorDetails) -> str:
         return message.removeprefix("Value error, ")
     given = error["input"]
     if error["type"] in ("too_short", "string_too_short") and isinstance(given, str | SecretStr):
-        return f"expected at least {error['ctx']['min_length']} characters"
+        return f"expected at least {error.get('ctx', {}).get('min_length')} characters"
     if key not in UNSHOWN and isinstance(given, str | int | float):
         message += f", not {shortened(str(given))!r}"
     if error["type"] == "literal_error":  # the message lists all values
