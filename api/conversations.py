@@ -7,7 +7,7 @@ not change: a request to add or delete items is answered with status 409 and can
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -36,7 +36,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.pipeline.tasks import in_thread
-from penstock.stages.normalize.input_items import InputReader, files_of, id_prefix, new_items, references
+from penstock.stages.normalize.input_items import InputReader, PlacedFile, files_of, id_prefix, new_items, references
 from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
 from penstock.stages.normalize.toolset import ToolsetBuilder
@@ -164,15 +164,23 @@ class Conversations:
         linked = [ItemReference(id=item.id) if item.id in stored else item for item in input_items]
         # images are read too, because any model may continue the conversation
         reader = InputReader("items", self.draw(), stored, ToolsetBuilder(frozenset(HOSTED)), sees_images=True)
-        items = await in_thread(reader.read, linked, present.values())
+        items, files = await in_thread(_read_items, reader, linked, present.values())
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None
             await in_thread(check_pairs, past.items if past else (), items, "items")
-        owned, paths = OwnedFiles(self.store.files, owner), {item.id: f"items[{at}]" for at, item in enumerate(items)}
-        for _, part, path in files_of(items, paths, "items"):
+        owned = OwnedFiles(self.store.files, owner)
+        for _, part, path in files:
             if isinstance(part.file_id, str):
                 await owned.find(part.file_id, path)
         return new_items(present.values(), items)
+
+
+def _read_items(
+    reader: InputReader, given: Sequence[InputItem], present: Iterable[Item]
+) -> tuple[Sequence[Item], Sequence[PlacedFile]]:
+    """Read items, which may have many parts, and find their files."""
+    items = reader.read(given, present)
+    return items, files_of(items, {item.id: f"items[{at}]" for at, item in enumerate(items)}, "items")
 
 
 def _check_ids(input_items: Sequence[InputItem], present: Container[str]) -> None:

@@ -17,6 +17,9 @@ _TAIL = 4096
 _MOST = 500
 """Items at the beginning of a conversation that distinguish it from others."""
 
+_MOST_PARTS = 16
+"""Parts of a message that distinguish it from others: half of them at its beginning, and half at its end."""
+
 
 class History(msgspec.Struct, frozen=True):
     """Items in order, with the token ids that the engine generated and the tool call results, both by item id.
@@ -59,6 +62,9 @@ def _content(item: Item) -> str:
         return item.encrypted_content
     if not isinstance(item, Message):
         return ""
+    if len(item.content) > _MOST_PARTS:
+        half = _MOST_PARTS // 2
+        item = msgspec.structs.replace(item, content=(*item.content[:half], *item.content[-half:]))
     images = [str(part.url or part.file_id)[-_TAIL:] for part in item.content if isinstance(part, InputImage)]
     files = [
         str(part.file_data or part.file_url or part.file_id)[-_TAIL:]

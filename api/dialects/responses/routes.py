@@ -28,6 +28,7 @@ from penstock.api.http.query import Flag, Number
 from penstock.api.http.request_body import receive
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Wire
+from penstock.api.long_answers import events_in_pieces
 from penstock.api.peers import FORWARDED, PeerLost, SseRelay
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import errors, metrics
@@ -149,6 +150,9 @@ class Responses:
             async with aclosing(self._relayed(request, found, after, wire)) as frames:
                 return await send(request, frames, replace(wire, encode=bytes, fault=None), self.edge.keep_alive)
         async with wire.translated(await self._events_after(found, after)) as events:
+            if wire.outgoing is None and (found.response.top_logprobs or is_long(found.response)):
+                async with aclosing(events_in_pieces(events)) as written:
+                    return await send(request, written, wire, self.edge.keep_alive)
             return await send(request, events, wire, self.edge.keep_alive)
 
     @operation(Operation(DeletedResponse, refusals=_FIND_REFUSALS))

@@ -235,9 +235,8 @@ class StoredConversations:
             added = await self._read(_ITEMS, conversation_id, 0, length)
         if added or known.end < length:
             read = await rows.decoded(added, lambda row: (_stored_item(row), size_of(row)))
-            size = known.size + sum(size for _, size in read)
-            known = _Known(length, (*known.items, *(item for item, _ in read)), size)
-            self._known.put(conversation_id, known, size)
+            known = await apart(len(read) > MANY, _grown, known, read, length)
+            self._known.put(conversation_id, known, known.size)
         return known
 
     async def add_items(self, conversation_id: str, owner: str, items: Sequence[Item]) -> bool:
@@ -331,6 +330,11 @@ def _history(kept: Sequence[_StoredItem], end: int) -> History:
         {each.item.id: each.result for each in kept if each.result is not None},
         end,
     )
+
+
+def _grown(known: _Known, read: Sequence[tuple[_StoredItem, int]], length: int) -> _Known:
+    items = (*known.items, *(item for item, _ in read))
+    return _Known(length, items, known.size + sum(size for _, size in read))
 
 
 def _position(stored: _StoredItem) -> int:

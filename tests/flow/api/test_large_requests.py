@@ -95,6 +95,7 @@ def message_calls() -> list[Json]:
 RESPONSES, CHAT, MESSAGES_API, COMPLETIONS = "/v1/responses", "/v1/chat/completions", "/v1/messages", "/v1/completions"
 FUNCTIONS = [function(number) for number in range(COUNT)]
 PARTS = [{"type": "text", "text": "Hi"}] * COUNT
+PARTS_OF_RESPONSES = [{"type": "input_text", "text": "Hi"}] * COUNT
 SCHEMA = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(COUNT)}}
 MESSAGE = {"model": "tiny", "max_tokens": 9}
 
@@ -107,7 +108,7 @@ DOORS: dict[str, tuple[str, Json]] = {
         RESPONSES,
         {"input": MESSAGES, "context_management": [{"type": "compaction", "compact_threshold": 1_000_000}]},
     ),
-    "parts": (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}] * COUNT}]}),
+    "parts": (RESPONSES, {"input": [{"role": "user", "content": PARTS_OF_RESPONSES}]}),
     "calls": (RESPONSES, {"input": calls()}),
     "approvals": (RESPONSES, {"input": approvals()}),
     "tools": (RESPONSES, {"input": "Hi", "tools": [{"type": "function", **each} for each in FUNCTIONS]}),
@@ -151,6 +152,12 @@ async def test_large_request_never_holds_the_loop(served: Server[ScriptedEngine]
     assert longest < MOST_INSTRUCTIONS
 
 
+async def test_many_parts_of_a_conversation_never_hold_the_loop(served: Server[ScriptedEngine]) -> None:
+    body = {"items": [{"role": "user", "content": PARTS_OF_RESPONSES}]}
+    longest, _ = await longest_turn(served, "/v1/conversations", body)
+    assert longest < MOST_INSTRUCTIONS
+
+
 REFUSED: dict[str, tuple[str, Json]] = {
     "items": (RESPONSES, {"input": [{}] * COUNT}),
     "unanswered calls": (RESPONSES, {"input": calls()[: COUNT // 2]}),
@@ -180,6 +187,7 @@ async def test_large_event_over_a_socket_never_holds_the_loop(served: Server[Scr
         await client.create(input="Hi")
         with counting_turns() as turns:
             await client.create(input=MESSAGES, truncation="auto")
+            await client.create(input=[{"role": "user", "content": PARTS_OF_RESPONSES}])
     assert turns.longest < 3 * MOST_INSTRUCTIONS  # the first 500 items make the digest of the conversation
 
 
@@ -220,7 +228,7 @@ async def test_answer_with_many_log_probabilities_never_holds_the_loop(
     assert in_pieces(written[-1]) is written[-1]  # nothing long was left to the event loop
 
 
-@pytest.mark.parametrize("over", ["stream", "socket"])
+@pytest.mark.parametrize("over", ["stream", "resume", "socket"])
 async def test_events_with_many_log_probabilities_are_written_apart(
     tmp_path: Path, over: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +244,9 @@ async def test_events_with_many_log_probabilities_are_written_apart(
     async with running_server(engine, tmp_path) as served:
         if over == "stream":
             await served.stream(body)
+        elif over == "resume":
+            _, answer = await served.post(body)
+            await served.replay(answer["id"])
         else:
             async with connected(served) as client:
                 await client.send(**body)
