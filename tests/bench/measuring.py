@@ -196,7 +196,7 @@ class Run:
         self.found.comparisons[REQUEST] = await first_tokens(await self._all(), self._less(8, 3), self._less(4, 2))
 
     async def stalls(self) -> None:
-        least = await stalls(self._less(2, 1))
+        least = await stalls()
         self.found.tables["stalls"] = stall_table(least)
         self._goal(Goal("P8", "longest stall of the loop by any one request", "ms", max(least.values()), 20))
 
