@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.api.cli.replayer import Replay
@@ -24,16 +24,25 @@ async def stage_behind(replay: Replay, junction: str, is_recorded: IsRecorded) -
     """Return the operator's stage after which a replay leaves its recording at ``junction``; "" if none is found.
 
     What each of these stages took goes once more through the server's own stages after it.  If that gives the
-    recorded frames, the stages before it are right.  No stage of the operator's runs again.
+    recorded frames, the stages before it are right.  No stage of the operator's runs again.  That finds none if the
+    recording was made with a stage that has changed: then it is the only one before the junction, if it has an effect.
     """
-    found = ""
+    found, own = "", dict[str, Crossed]()
     for at, step in enumerate(replay.ran.steps):
         taken = replay.trace.junctions[at]
-        if step.guard and not taken.raised and is_recorded(await _given(replay, taken, at, junction)):
-            found = step.name
+        if step.guard and not taken.raised:
+            own[step.name] = given = await _given(replay, taken, at, junction)
+            found = step.name if is_recorded(given) else found
         if step.name == junction:
             break
-    return found
+    return found or _only_one_with_effect(replay, junction, own)
+
+
+def _only_one_with_effect(replay: Replay, junction: str, without: Mapping[str, Crossed]) -> str:
+    """Return the operator's stage before a junction if it is the only one, and changes what crosses it."""
+    crossed = next((each for each in replay.trace.junctions if each.stage == junction), replay.trace.junctions[-1])
+    (name, given), *others = without.items() or [("", crossed)]
+    return "" if others or given.frames == crossed.frames else name
 
 
 async def _given(replay: Replay, taken: Crossed, at: int, junction: str) -> Crossed:

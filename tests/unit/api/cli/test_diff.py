@@ -185,6 +185,20 @@ def test_what_comes_out_last_is_compared(penstock: RunCommand, tmp_path: Path, p
     assert penstock("diff", RECORDING, recorded).status == 1
 
 
+def test_stage_that_has_changed_since_the_recording_is_named(penstock: RunCommand, tmp_path: Path) -> None:
+    whispering = SHOUT.replace("PLACE", "emit").replace("[Frame", "[EmittedFrame").replace("upper()", "title()")
+    (tmp_path / "before.py").write_text(whispering)
+    (tmp_path / "now.py").write_text(whispering.replace("title()", "upper()"))
+    recorded = shutil.copytree(RECORDING, tmp_path / "recorded")
+    sent = penstock("replay", RECORDING, "--with", f"{tmp_path / 'before.py'}:install", "--json").out
+    (recorded / "sent.jsonl").write_bytes(sent)
+    found = penstock("diff", recorded, "--with", f"{tmp_path / 'now.py'}:install")
+    assert b"(recorded != replayed, after shout, from tokens.jsonl:" in found.out
+    (tmp_path / "idle.py").write_text(whispering.replace(".title()", ""))
+    found = penstock("diff", recorded, "--with", f"{tmp_path / 'idle.py'}:install")
+    assert b"(recorded != replayed, from tokens.jsonl:" in found.out  # it changes nothing
+
+
 def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> None:
     frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))
     write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
