@@ -201,7 +201,7 @@ async def test_answer_of_many_items_never_holds_the_loop(tmp_path: Path) -> None
         longest, answer = await longest_turn(served, RESPONSES, {"input": "Hi"})
         stored = await longest_turn(served, f"{RESPONSES}/{answer['id']}", None)
     assert len(answer["output"]) == len(stored[1]["output"]) > 500
-    assert max(longest, stored[0]) < 3 * MOST_INSTRUCTIONS  # some hundreds of events make a block of the log
+    assert max(longest, stored[0]) < 10 * MOST_INSTRUCTIONS  # a thousand events make a block of the log
 
 
 @pytest.mark.parametrize("path", [RESPONSES, CHAT, COMPLETIONS])
