@@ -169,11 +169,16 @@ class Run:
                 await asyncio.wait([self._commit], timeout=COMMIT_WAIT)
 
     def start(self) -> None:
-        """Mark a queued response as in progress, unless it has ended in the queue."""
+        """Mark a queued response as in progress, unless it has ended in the queue.
+
+        Its next event waits for the commit: a server that found it queued would run it again.
+        """
         if self.ended:
             return
         self.response = replace(self.response, status="in_progress")
-        self._registry.store.start(self.response)
+        store = self._registry.store
+        is_awaited, commit = not store.is_degraded, store.start(self.response)
+        self._commit = commit if is_awaited else None
 
     def release(self) -> None:
         """Leave the response to another server unless it has ended.  Its readers here get `RunReleased`."""
@@ -304,7 +309,7 @@ class RunRegistry:
         return self._add(replace(stored, input=()), log)
 
     def begin(self, started: ResponseStarted) -> Run:
-        """Return the run of a response that begins, new or from the queue.  The store is updated without waiting."""
+        """Return the run of a response that begins, new or from the queue, without waiting for the store."""
         facts = started.facts
         run = self._runs.get(facts.response_id)
         if run is not None:

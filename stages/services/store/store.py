@@ -190,10 +190,10 @@ class Store:
             self._queue(stored, [Statement(sql, (stored.response.id, self.server_id)) for sql in run_sql.WITHDRAWAL])
             raise
 
-    def start(self, response: Response) -> None:
-        """Record that a queued response is running."""
+    def start(self, response: Response) -> asyncio.Future[None]:
+        """Record that a queued response is running; the future is done when that is durable."""
         started = (response.id, response.status, rows.to_json(response), self.server_id)
-        self.writer.queue((Statement(run_sql.START, started),), response.id)
+        return self.writer.queue((Statement(run_sql.START, started),), response.id)
 
     def append(self, response_id: str, block: Block) -> None:
         self.writer.queue((self._appended(response_id, block),), response_id)

@@ -254,6 +254,21 @@ async def test_end_waits_for_its_commit(uneasy: RunRegistry, faulty: FaultyDatab
     assert await stored_events(uneasy.store) == EVENTS
 
 
+async def test_begin_of_a_queued_response_waits_for_its_commit(
+    uneasy: RunRegistry, faulty: FaultyDatabase, clock: Clock
+) -> None:
+    """A server that finds it queued would run it again."""
+    queued = StoredResponse(replace(beginning().facts.response, status="queued"), frames.INPUT)
+    run = uneasy.queue(queued)
+    faulty.stalls.clear()
+    assert uneasy.begin(beginning()) is run
+    waiting = asyncio.create_task(run.committed())
+    await clock.move(COMMIT_WAIT * 0.9)
+    assert not waiting.done()
+    faulty.stalls.set()
+    await waiting
+
+
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
 async def test_end_waits_for_the_store_for_a_bounded_time(
     uneasy: RunRegistry, faulty: FaultyDatabase, fault: str, clock: Clock
