@@ -224,7 +224,7 @@ async def test_answer_with_many_log_probabilities_never_holds_the_loop(
     }[path]
     async with running_server(engine, tmp_path) as served:
         longest, _ = await longest_turn(served, path, body)
-    assert longest < 3 * MOST_INSTRUCTIONS
+    assert longest < 5 * MOST_INSTRUCTIONS  # other tasks may have their turn as well
     assert in_pieces(written[-1]) is written[-1]  # nothing long was left to the event loop
 
 
