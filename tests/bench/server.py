@@ -28,7 +28,7 @@ MODEL = ".cache/tiny_gpt_oss"
 NAME = "gpt-oss"
 OPTIONS = (
     "--served-model-name", NAME, "--dtype", "bfloat16", "--max-model-len", "131072", "--max-num-seqs", "4096",
-    "--max-num-batched-tokens", "8192",
+    "--max-num-batched-tokens", "8192", "--kv-cache-memory-bytes", "67108864",  # no core uses it
     "--disable-log-stats",
 )  # fmt: skip
 
