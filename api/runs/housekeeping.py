@@ -32,7 +32,7 @@ take milliseconds.  The last one takes a third of a second beside a request with
 a moment without requests (see `collect_if_due`).
 """
 
-DUE, OVERDUE = 500, 10_000
+DUE, OVERDUE = 50, 400
 """Collections of the middle generation before one of all objects while no request runs, and in any case."""
 
 
