@@ -177,9 +177,8 @@ class Keys:
 
     def operator(self, authorization: str) -> str:
         """Return the operator as an owner, for an ``Authorization`` header; raise `Unauthorized` for another key."""
-        _, _, key = authorization.partition(" ")
-        is_right = compare_digest(digest_of(key.strip()), self._operator)  # of digests: no secret length
-        if not self._operator or not is_right or not authorization.lower().startswith("bearer "):
+        is_right = compare_digest(digest_of(_bearer(authorization)), self._operator)  # of digests: no secret length
+        if not self._operator or not is_right:
             raise Unauthorized(variable="PENSTOCK_OPERATOR_KEY", is_set=bool(self._operator))
         return self._operator
 
@@ -187,7 +186,9 @@ class Keys:
         """Return the owner for an ``Authorization`` header; raise `Unauthorized` if its key is not valid."""
         if not self.are_needed:
             return ""
-        owner = digest_of(_bearer(authorization))
+        if not (key := _bearer(authorization)):
+            raise Unauthorized
+        owner = digest_of(key)
         self.check(owner)
         return owner
 
@@ -199,11 +200,9 @@ class Keys:
 
 
 def _bearer(authorization: str) -> str:
-    """Return the key in an ``Authorization`` header; raise `Unauthorized` if it has none."""
+    """Return the key in an ``Authorization`` header; empty if it has none."""
     scheme, _, key = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not (key := key.strip()):
-        raise Unauthorized
-    return key
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _authorization(request: web.Request) -> str:

@@ -69,7 +69,7 @@ async def keep_tidying(admission: Admission, in_flight: InFlight) -> None:
 
 
 def collect_if_due(running: int) -> None:
-    """Collect all garbage if that is due while so many requests run.
+    """Collect all garbage if that is due while ``running`` requests run.
 
     Only plug-ins and libraries leave garbage that outlives the younger generations.
     """
@@ -78,7 +78,7 @@ def collect_if_due(running: int) -> None:
 
 
 def forget_generators() -> None:
-    """Let the event loop keep no weak reference to each async generator, which takes 200 bytes and two microseconds.
+    """Let the event loop keep no weak reference to each async generator, which takes 200 bytes.
 
     The loop would only close those that are still open when it ends.  The server ends all responses before, and every
     stage is closed with its response.

@@ -111,9 +111,9 @@ async def chat(talk: Talk) -> AsyncIterator[tuple[int, int]]:
         result = {"role": "tool", "tool_call_id": talk.call, "content": text}
         messages.append(result if talk.call else {"role": "user", "content": text})
         answer = await talk.post("/v1/chat/completions", {"messages": messages, **rest})
-        said = {name: value for name, value in answer["choices"][0]["message"].items() if value}
-        messages.append(said)
-        talk.call = said["tool_calls"][0]["id"] if said.get("tool_calls") else ""
+        message = {name: value for name, value in answer["choices"][0]["message"].items() if value}
+        messages.append(message)
+        talk.call = message["tool_calls"][0]["id"] if message.get("tool_calls") else ""
         yield answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]
 
 

@@ -242,6 +242,14 @@ CONVERSATION_ITEMS: list[Json] = [
 """One item of each kind that a conversation takes."""
 
 
+async def completed_response(server: Server[Any], **body: Any) -> Json:
+    """Create a response, which completes, and return it."""
+    status, answer = await server.post(body)
+    assert status == 200
+    assert answer["status"] == "completed"
+    return dict(answer)
+
+
 def script(text: str = HELLO, **options: Any) -> Script:
     """A script of ``text``, which may hold markers."""
     return Script(load_encoding().encode_markup(text), **options)

@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services.engines.affinity import SESSION_HEADER, session_id
 from penstock.stages.services.engines.engine import PARAMETERS
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
-from penstock.stages.services.engines.http_scores import apart, prompt_logprobs
+from penstock.stages.services.engines.http_scores import prompt_logprobs, separated
 from penstock.stages.services.engines.replicas import Replica, Replicas
 from penstock.stages.services.foreign import Unreadable, read_whole
 
@@ -157,7 +157,7 @@ class HttpGeneration:
             body = await read_whole(response.content.iter_any())
             if self.end is not None:
                 return None
-            scores = await asyncio.to_thread(apart, body)
+            scores = await asyncio.to_thread(separated, body)
             chunk = await asyncio.to_thread(self._answer.read, scores.rest)
             found = await asyncio.to_thread(prompt_logprobs, scores, top)
         except (Unreadable, *NO_JSON) as error:

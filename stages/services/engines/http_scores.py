@@ -57,7 +57,7 @@ class Scores(NamedTuple):
     between: list[memoryview]
 
 
-def apart(body: bytes) -> Scores:
+def separated(body: bytes) -> Scores:
     """Take the scores out of an answer; raise `ValueError` if too much is left.
 
     They may be many megabytes, and other threads wait while a decoder passes over them.

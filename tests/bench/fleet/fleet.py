@@ -17,7 +17,7 @@ from tests.bench.fleet.traffic import Talk, Traffic, Turn
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens to a fleet."""
+    """The plan of a run: its fleet, its load and its faults."""
 
     engines: int
     penstocks: int = 1
@@ -36,7 +36,7 @@ class Plan:
 
 @dataclass
 class Counts:
-    """What is counted in a run."""
+    """The counts of a run."""
 
     turns: int = 0
     prompts: int = 0

@@ -65,7 +65,7 @@ class Kind:
     opening: int
     """Tokens of such an opening."""
     requests: Quantiles
-    """What a person asks in a conversation."""
+    """The requests of a conversation, as one kind of client makes them."""
     steps: Quantiles
     """Turns for a request: one, and one for the result of each call."""
     fresh: Quantiles
@@ -158,7 +158,7 @@ class Talk:
     steps: int = 1
     compactions: int = 0
     known: object = None
-    """What the penstocks make of it; one fact for all its turns."""
+    """The facts of its requests, as penstock reads them; one for all its turns."""
 
     @property
     def chain(self) -> str:

@@ -18,7 +18,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.api_clients import JSON, Json, StreamReader, wait_until
 from tests.support.fake_vllm import FakeVllm, running_fakes
-from tests.support.server import HELLO, Server, running_server
+from tests.support.server import HELLO, Server, completed_response, running_server
 from tests.support.tool_servers import web_server
 
 BLOCK = 16
@@ -125,13 +125,6 @@ async def served_through(
                 yield server, gateway
         finally:
             await engine.close()
-
-
-async def completed_response(server: Server[VllmHttpEngine], **body: Any) -> Json:
-    status, answer = await server.post(body)
-    assert status == 200
-    assert answer["status"] == "completed"
-    return dict(answer)
 
 
 async def test_gateway_gets_token_ids_a_model_and_a_salt_but_no_text(tmp_path: Path) -> None:

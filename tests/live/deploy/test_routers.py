@@ -6,17 +6,16 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.affinity import SESSION_HEADER
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
-from tests.support.api_clients import Json, wait_until
+from tests.support.api_clients import wait_until
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.routers import running_router
-from tests.support.server import HELLO, Server, running_server
+from tests.support.server import HELLO, Server, completed_response, running_server
 
 CONVERSATIONS, TURNS = 12, 2
 POLICIES = ("sticky_least_loaded", "consistent_hash")
@@ -37,13 +36,6 @@ async def served_through(folder: Path, policy: str, *engines: FakeVllm) -> Async
                 yield server
         finally:
             await engine.close()
-
-
-async def completed_response(server: Server[VllmHttpEngine], **body: Any) -> Json:
-    status, answer = await server.post(body)
-    assert status == 200
-    assert answer["status"] == "completed"
-    return dict(answer)
 
 
 def sessions(engine: FakeVllm) -> list[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.frames import TokenLogprob
 from penstock.stages.services.engines import http_scores
-from penstock.stages.services.engines.http_scores import apart, prompt_logprobs
+from penstock.stages.services.engines.http_scores import prompt_logprobs, separated
 from tests.support.examples import examples
 
 TEXTS = st.text('{}[]",:\\1a\n', max_size=12) | st.sampled_from(['}},{"1":', "}},{", '"prompt_logprobs":', "}}],"])
@@ -42,7 +42,7 @@ def test_scores_are_those_of_the_whole_answer(
     body = json.dumps(whole, separators=separators, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http_scores, "_WINDOW", window)
-        scores = apart(body)
+        scores = separated(body)
     assert prompt_logprobs(scores, 2) == tuple(map(expected, positions))
     rest = msgspec.json.decode(scores.rest)
     assert rest | {"prompt_logprobs": 0, "choices": 0} == json.loads(body) | {"prompt_logprobs": 0, "choices": 0}
@@ -54,4 +54,4 @@ def test_answer_with_too_much_beside_its_scores_cannot_be_read(monkeypatch: pyte
     monkeypatch.setattr(http_scores, "LARGEST_REST", 100)
     body = json.dumps(answer([{1: {"logprob": -1.0}}], "x" * 100, in_choice=True)).encode()
     with pytest.raises(ValueError, match="beside its scores"):
-        apart(body)
+        separated(body)
