@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import pytest
@@ -78,8 +79,11 @@ def served(folder: Path, engine: PacedEngine, **options: Any) -> Iterator[Runnin
         await context.__aexit__(None, None, None)
 
     try:
-        yield Running(loop, run(opened()))
-        run(closed())
+        running = Running(loop, run(opened()))
+        try:
+            yield running
+        finally:
+            run(closed())
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(PATIENCE)
@@ -134,6 +138,14 @@ def accessible(page: Page) -> None:
     page.evaluate(AXE.read_text("utf-8"))
     found = page.evaluate("axe.run().then(found => found.violations)")
     assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found] == []
+
+
+def wait_until_recorded(folder: Path) -> None:
+    """Wait until a recording has its end: a server writes a little later than it answers."""
+    deadline = monotonic() + PATIENCE
+    while not any(folder.glob("*/response.json")):
+        assert monotonic() < deadline
+        sleep(0.05)
 
 
 def place(page: Page) -> int:
@@ -380,6 +392,7 @@ def test_recordings_are_read_and_go_on(tmp_path: Path, pages: Pages) -> None:
         say(page)
         expect(page.locator("#state")).to_have_text("completed")
         total = place(page)
+        wait_until_recorded(tmp_path / "recordings")
         page.locator("#recordings > summary").click()
         page.locator("#recorded button").click()
         expect(page.locator("#state")).to_have_text("completed")
