@@ -48,6 +48,10 @@ class Pool:
         self.arriving.pop(body, None)
 
 
+def _do_nothing() -> None:
+    pass
+
+
 @dataclass(eq=False)
 class HeldBody:
     """The bytes of one body that have arrived, which are in the pool of ``small`` ones until they are too many.
@@ -81,14 +85,15 @@ class HeldBody:
         self._pool.arriving.pop(self, None)
 
     def release(self) -> None:
-        """Stop counting: the body is needed no longer."""
+        """Stop counting, and forget ``on_drop``: the body is needed no longer."""
         self._pool.give(self, self.size)
-        self.size = 0
+        self.size, self.on_drop = 0, _do_nothing
 
     def drop(self) -> None:
         """Make room for others."""
+        on_drop = self.on_drop
         self.release()
-        self.on_drop()
+        on_drop()
 
     @property
     def _pool(self) -> Pool:

@@ -82,7 +82,7 @@ class Sessions:
     """The open sessions of one response; a call may take ``seconds``, and its result ``longest`` characters.
 
     ``cited`` are the namespaces of the tools that the conversation has used before, if their pages can be cited.
-    ``tools`` returns the tools of the next turn.
+    ``tools`` are those of the next turn.
     """
 
     def __init__(
@@ -93,7 +93,6 @@ class Sessions:
         longest: int,
         *,
         cited: Collection[str],
-        tools: Callable[[], Toolset],
     ) -> None:
         self._toolbox = toolbox
         self._request = request
@@ -101,7 +100,7 @@ class Sessions:
         self._longest = longest
         self._servers = {server.label: server for server in request.facts.tools.servers}
         self._cited = cited
-        self._tools = tools
+        self.tools: Toolset = request.facts.tools
         self._open: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
 
@@ -211,7 +210,7 @@ class Sessions:
                 own = self._toolbox.own_host(server)
                 self._open[namespace] = OwnSession(own, self._request) if own else self._toolbox.mcp.session(server)
             elif namespace == SEARCH_NAMESPACE:
-                self._open[namespace] = ToolSearch(self._tools)
+                self._open[namespace] = ToolSearch(lambda: self.tools)
             elif host := self._toolbox.hosts.get(namespace):
                 self._open[namespace] = host.session(self._request)
         return self._open.get(namespace)

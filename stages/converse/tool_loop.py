@@ -26,7 +26,7 @@ from penstock.pipeline.protocol.items import (
     of_type,
 )
 from penstock.pipeline.protocol.superseded import would_supersede
-from penstock.pipeline.protocol.tools import McpTool
+from penstock.pipeline.protocol.tools import McpTool, Toolset
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
 from penstock.stages.converse.sessions import Sessions, Step
 from penstock.stages.converse.transcript import Transcript
@@ -90,7 +90,6 @@ class ToolLoop:
             limits.call_seconds,
             limits.result_characters,
             cited={_CITED[type(item)] for item in items if type(item) in _CITED},
-            tools=lambda: self.request.facts.tools,
         )
         self._known = known_tools(items)
         makes_calls = request.facts.generates and not self._compacts_only
@@ -110,8 +109,7 @@ class ToolLoop:
         self.has_begun = True
         self._transcript.feed(frame)
         if isinstance(frame, frames.CallFinished) and isinstance(frame.data, frames.LoadedTools):
-            tools = self.request.facts.tools.loading(frame.data.tools)
-            self.request = frames.with_facts(self.request, tools=tools)
+            self._offer(self.request.facts.tools.loading(frame.data.tools))
         return frame
 
     @property
@@ -142,7 +140,7 @@ class ToolLoop:
         request, known = self.request, self._known
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
         if not unlisted and not self._approved:
-            self.request = frames.with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
+            self._offer(with_mcp_tools(request.facts.tools, known))
             return
         started = self._clock()
         yield frames.ResponseStarted(request.facts)
@@ -155,10 +153,15 @@ class ToolLoop:
             yield frames.ItemClosed(complete=True)
             listed = task.result().data
             known[server.label] = listed.tools if isinstance(listed, frames.ListedTools) else ()
-        self.request = frames.with_facts(request, tools=with_mcp_tools(request.facts.tools, known))
+        self._offer(with_mcp_tools(request.facts.tools, known))
         for approval in self._approved:
             yield from self._approved_call(approval)
         self._seconds_before = self._clock() - started
+
+    def _offer(self, tools: Toolset) -> None:
+        """Give the model, and the search for tools, other tools from now on."""
+        self.request = frames.with_facts(self.request, tools=tools)
+        self._sessions.tools = tools
 
     def _approved_call(self, approval: McpApprovalRequest) -> Iterator[Step]:
         self._calls += 1
@@ -343,7 +346,7 @@ class ToolLoop:
         if turn.calls or turn.has_async_call:
             self._goes_on = turn.may_go_on
             if self.request.facts.tools.choice == "required":  # met now; else every turn would have to call
-                self.request = frames.with_facts(self.request, tools=replace(self.request.facts.tools, choice="auto"))
+                self._offer(replace(self.request.facts.tools, choice="auto"))
         elif turn.ends_refused and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
 

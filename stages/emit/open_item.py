@@ -34,7 +34,7 @@ class OpenItem:
         self._index = output_index
         self._lifecycle = draft.lifecycle  # that of `draft` may change when it is settled
         self._state: ItemState | None = None
-        self.delta: DeltaWriter = self._hold
+        self.delta: DeltaWriter = _holding(draft)
         """Take more text, and return its event, or None if the item has no deltas or is not added yet."""
 
     def opened(self) -> Iterator[ResponseEvent]:
@@ -105,14 +105,11 @@ class OpenItem:
         elif lifecycle.delta:
             yield from self._due("opened")
             self.delta = self._delta_writer(self._state, lifecycle.delta)
+        else:
+            self.delta = _refuse
         for text in held:
             if (written := self.delta(ItemDelta(text))) is not None:
                 yield written
-
-    def _hold(self, frame: ItemDelta) -> None:
-        if self._state is not None:
-            raise RuntimeError("text came in an item that has none")
-        self.draft.texts.append(frame.text)
 
     def _delta_writer(
         self, state: ItemState, kind: Callable[..., ResponseEvent]
@@ -141,3 +138,16 @@ class OpenItem:
         if kind is OutputTextDelta:
             return text_delta
         return part_delta if state.part else delta
+
+
+def _holding(draft: Draft) -> DeltaWriter:
+    """Return the function that keeps the texts of an item that is not added yet."""
+
+    def hold(frame: ItemDelta) -> None:
+        draft.texts.append(frame.text)
+
+    return hold
+
+
+def _refuse(frame: ItemDelta) -> None:
+    raise RuntimeError("text came in an item that has none")
