@@ -108,6 +108,7 @@ class ToolLoop:
         """Record a frame that is about to be yielded, and return it."""
         self.has_begun = True
         self._transcript.feed(frame)
+        self.take_text = self._transcript.take_text
         if isinstance(frame, frames.CallFinished) and isinstance(frame.data, frames.LoadedTools):
             self._offer(self.request.facts.tools.loading(frame.data.tools))
         return frame

@@ -6,6 +6,9 @@ Calls for the client need no item here, because the response ends with them, exc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from io import StringIO
+
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -21,8 +24,7 @@ class Transcript:
     def __init__(self, facts: frames.RequestFacts) -> None:
         self._drafts = Drafts(facts, is_shown=False)
         self._draft: Draft | None = None
-        self._texts: list[str] = []
-        self.take_text = self._texts.append
+        self.take_text: Callable[[str], object] = StringIO().write
         """Take more text of the open item: as `feed` does with a delta, without a call of Python."""
         self.items: list[Item] = []
         self._tokens: dict[str, frames.TokenIds] = {}
@@ -32,7 +34,7 @@ class Transcript:
         """Take the next frame."""
         match frame:
             case frames.ItemDelta(text):
-                self._texts.append(text)
+                self.take_text(text)
             case frames.CallStarted():
                 self._open.started = frame
             case frames.CallFinished():
@@ -44,9 +46,8 @@ class Transcript:
             ):
                 pass
             case _:
-                self._texts.clear()
                 self._draft = self._drafts.begin(frame)
-                self._draft.texts = self._texts
+                self.take_text = self._draft.written.write
 
     def continued(self, conversation: frames.ResolvedRequest) -> frames.ResolvedRequest:
         """Return the conversation with the items added since the last call of this method."""

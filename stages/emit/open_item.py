@@ -34,7 +34,8 @@ class OpenItem:
         self._index = output_index
         self._lifecycle = draft.lifecycle  # that of `draft` may change when it is settled
         self._state: ItemState | None = None
-        self.delta: DeltaWriter = _holding(draft)
+        self._held: list[str] = []
+        self.delta: DeltaWriter = _holding(self._held, draft.written.write)
         """Take more text, and return its event, or None if the item has no deltas or is not added yet."""
 
     def opened(self) -> Iterator[ResponseEvent]:
@@ -93,7 +94,8 @@ class OpenItem:
 
     def _add(self) -> Iterator[ResponseEvent]:
         lifecycle = self.draft.lifecycle
-        held = self.draft.take_texts() if lifecycle.delta or lifecycle.parts else ()
+        if lifecycle.delta or lifecycle.parts:  # its text comes again, in deltas
+            self.draft.forget_text()
         item = self.draft.item("in_progress")
         yield OutputItemAdded(next(self._numbers), self._index, item)
         self._state = ItemState(item, self._index)
@@ -107,7 +109,8 @@ class OpenItem:
             self.delta = self._delta_writer(self._state, lifecycle.delta)
         else:
             self.delta = _refuse
-        for text in held:
+            return
+        for text in self._held:
             if (written := self.delta(ItemDelta(text))) is not None:
                 yield written
 
@@ -115,24 +118,24 @@ class OpenItem:
         self, state: ItemState, kind: Callable[..., ResponseEvent]
     ) -> Callable[[ItemDelta], ResponseEvent]:
         """Return the function that makes the deltas: a closure, because it runs at every token."""
-        append, logprobs, numbers = self.draft.texts.append, self.draft.logprobs, self._numbers
+        write, logprobs, numbers = self.draft.written.write, self.draft.logprobs, self._numbers
         item_id, index = state.item.id, self._index
 
         def text_delta(frame: ItemDelta) -> ResponseEvent:
             text = frame.text
-            append(text)
+            write(text)
             if frame.logprobs:
                 logprobs.extend(frame.logprobs)
             return OutputTextDelta(next(numbers), item_id, index, 0, text, frame.logprobs)
 
         def part_delta(frame: ItemDelta) -> ResponseEvent:
             text = frame.text
-            append(text)
+            write(text)
             return kind(next(numbers), item_id, index, 0, text)
 
         def delta(frame: ItemDelta) -> ResponseEvent:
             text = frame.text
-            append(text)
+            write(text)
             return kind(next(numbers), item_id, index, text)
 
         if kind is OutputTextDelta:
@@ -140,11 +143,12 @@ class OpenItem:
         return part_delta if state.part else delta
 
 
-def _holding(draft: Draft) -> DeltaWriter:
+def _holding(held: list[str], write: Callable[[str], object]) -> DeltaWriter:
     """Return the function that keeps the texts of an item that is not added yet."""
 
     def hold(frame: ItemDelta) -> None:
-        draft.texts.append(frame.text)
+        held.append(frame.text)
+        write(frame.text)
 
     return hold
 

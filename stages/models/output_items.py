@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from io import StringIO
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -41,7 +42,8 @@ class Draft:
     """True if the client sees the item; False if it is only for the model, which reads the result of a call instead."""
     is_summarised: bool = False
     """True if reasoning is shown as a summary."""
-    texts: list[str] = field(default_factory=list)
+    written: StringIO = field(default_factory=StringIO)
+    """The text so far: a list of pieces would take ten times as much memory."""
     logprobs: list[Logprob] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     encrypted_content: str | UnsetType = UNSET
@@ -54,14 +56,13 @@ class Draft:
     @property
     def text(self) -> str:
         """The text so far, joined only once: several closing events hold it, and can then share one string."""
-        if self._joined[0] != len(self.texts):
-            self._joined = len(self.texts), "".join(self.texts)
+        if self._joined[0] != self.written.tell():
+            self._joined = self.written.tell(), self.written.getvalue()
         return self._joined[1]
 
-    def take_texts(self) -> list[str]:
-        """Return the pieces of the text, and begin anew without them."""
-        texts, self.texts, self._joined = self.texts, [], (0, "")
-        return texts
+    def forget_text(self) -> None:
+        """Begin the text anew."""
+        self.written, self._joined = StringIO(), (0, "")
 
     @property
     def part(self) -> Part | None:
