@@ -43,7 +43,7 @@ class Draft:
     is_summarised: bool = False
     """True if reasoning is shown as a summary."""
     written: StringIO = field(default_factory=StringIO)
-    """The text so far.  A list of its pieces would take nine times as much memory, as Python up to 3.11 does here too."""
+    """The text so far.  Python keeps a list of its pieces in it up to 3.11, which takes nine times as much memory."""
     logprobs: list[Logprob] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     encrypted_content: str | UnsetType = UNSET
