@@ -13,6 +13,7 @@ import aiohttp
 
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.response import Response
+from tests.support.api_clients import PATIENCE
 from tests.support.event_streams import checked, event_of_json, final
 
 Lane = str | None
@@ -32,7 +33,7 @@ class SocketClient:
     async def frame(self, lane: Lane = None) -> dict[str, Any]:
         """Return the next frame of a lane, without the name of the lane."""
         while not self._kept[lane]:
-            frame: dict[str, Any] = await self.socket.receive_json(timeout=15)
+            frame: dict[str, Any] = await self.socket.receive_json(timeout=PATIENCE)
             self._kept[frame.pop("stream_id", None)].append(frame)
         return self._kept[lane].pop(0)
 

@@ -147,7 +147,7 @@ class PostgresServer:
             self._process = None
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        state, deadline = self._folder / "data/postmaster.pid", time.monotonic() + 30
+        state, deadline = self._folder / "data/postmaster.pid", time.monotonic() + 120
         while not (state.exists() and b"ready" in state.read_bytes()):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(self._log.read_text())

@@ -19,6 +19,7 @@ from penstock.pipeline.frames import GenerationFinished, TokenChunk
 from penstock.pipeline.recordings.format import FORMAT, Header, line
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from tests.support.api_clients import wait_until
 from tests.support.live_server import CLIENT, KEY, Events, bearer, live_server, of, read_events, tokens, watched
 from tests.support.server import (
     CALL,
@@ -238,9 +239,7 @@ async def test_recording_is_read_in_the_order_of_its_frames(tmp_path: Path) -> N
     async with live_server(ScriptedEngine(script(CALL)), tmp_path, record=True) as server:
         live = await watched(server, {"input": "Hi", "store": False, "tools": [WEATHER]})
         recorded = tmp_path / "recordings"
-        async with asyncio.timeout(20):
-            while not (recorded.exists() and any(recorded.glob("*/response.json"))):
-                await asyncio.sleep(0.05)
+        await wait_until(lambda: any(recorded.glob("*/response.json")))
         async with server.client.get(f"{server.url}/live/recordings", headers=bearer()) as answer:
             (listed,) = (await answer.json())["data"]
         async with server.client.get(f"{server.url}/live/recordings/{listed['id']}", headers=bearer()) as answer:

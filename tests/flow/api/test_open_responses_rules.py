@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.protocol.events import TERMINAL_TYPES
+from tests.support.api_clients import PATIENCE
 from tests.support.event_streams import checked, event_of_json
 from tests.support.openapi import in_responses_names
 from tests.support.server import PacedServer, script
@@ -32,7 +33,7 @@ class Turns:
         """Return the response of the next turn, whose events are checked, or the one frame of its error."""
         frames: list[Json] = []
         while not frames or frames[-1]["type"] not in (*TERMINAL_TYPES, "error"):
-            text = await self.socket.receive_str(timeout=15)
+            text = await self.socket.receive_str(timeout=PATIENCE)
             frames.append(json.loads(in_responses_names(text.encode()) if self.is_renamed else text))
         if frames[0]["type"] == "error":
             return frames[0]

@@ -22,7 +22,7 @@ from penstock.api.http.held_bytes import SMALL
 from penstock.api.socket import incoming as incoming_module
 from penstock.api.socket.connection import MOST_WAITING
 from penstock.stages.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import wait_until
+from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.event_streams import final
 from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.server_process import running_process
@@ -102,7 +102,7 @@ async def arriving(served: ScriptedServer, sent: bytes, **headers: str) -> Async
 
 async def closed_with(reader: asyncio.StreamReader) -> int:
     """Return the code with which the server closes a connection."""
-    head, _, code = struct.unpack(">BBH", await asyncio.wait_for(reader.readexactly(4), 15))
+    head, _, code = struct.unpack(">BBH", await asyncio.wait_for(reader.readexactly(4), PATIENCE))
     assert head == 0x88
     return int(code)
 
@@ -284,7 +284,7 @@ async def test_process_that_ends_leaves_no_response_without_an_end(
                 await client.send(lane=lane, **CREATE)
             names = [(await client.frame(lane))["response"]["id"] for lane in ("a", "b")]
             await server.kill(number)
-            while (await client.socket.receive(timeout=15)).type not in CLOSED:
+            while (await client.socket.receive(timeout=PATIENCE)).type not in CLOSED:
                 pass
         await server.start()
         for name in names:

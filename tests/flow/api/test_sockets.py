@@ -23,7 +23,7 @@ from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.lru_cache import LruCache
-from tests.support.api_clients import wait_until
+from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import (
     CALL,
@@ -334,7 +334,7 @@ async def test_client_that_leaves_cancels_what_runs_and_what_waits(served: Paced
 
 async def test_large_frame_is_refused_as_a_large_body_is(served: PacedServer, client: SocketClient) -> None:
     await client.socket.send_str(json.dumps({"type": "response.create", "input": "x" * 100_001}))
-    message = await client.socket.receive(timeout=15)
+    message = await client.socket.receive(timeout=PATIENCE)
     assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.MESSAGE_TOO_BIG)
 
 
@@ -376,7 +376,7 @@ async def test_silent_connection_is_pinged(tmp_path: Path) -> None:
         connected(served, autoping=False) as client,
     ):
         for _ in range(2):
-            assert (await client.socket.receive(timeout=15)).type == aiohttp.WSMsgType.PING
+            assert (await client.socket.receive(timeout=PATIENCE)).type == aiohttp.WSMsgType.PING
 
 
 async def test_client_that_answers_no_ping_is_closed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -385,7 +385,7 @@ async def test_client_that_answers_no_ping_is_closed(tmp_path: Path, caplog: pyt
         running_server(ScriptedEngine(script()), tmp_path, keep_alive=0.05) as served,
         connected(served, autoping=False) as client,
     ):
-        messages = [await client.socket.receive(timeout=15) for _ in range(3)]
+        messages = [await client.socket.receive(timeout=PATIENCE) for _ in range(3)]
         assert [message.type for message in messages] == [aiohttp.WSMsgType.PING] * 2 + [aiohttp.WSMsgType.CLOSE]
         assert messages[-1][1:] == (aiohttp.WSCloseCode.POLICY_VIOLATION, "Two pings were not answered.")
         await wait_until(lambda: not served.api.sockets.connections)
@@ -399,7 +399,7 @@ async def test_client_from_which_anything_comes_is_not_closed(tmp_path: Path, an
         connected(served, autoping=False) as client,
     ):
         for _ in range(8):
-            while (await client.socket.receive(timeout=15)).type is not aiohttp.WSMsgType.PING:
+            while (await client.socket.receive(timeout=PATIENCE)).type is not aiohttp.WSMsgType.PING:
                 pass
             transport: Any = client.socket._response.connection
             transport.transport.write(answer)
@@ -457,7 +457,7 @@ async def test_old_connection_takes_no_requests_and_closes_once_it_is_idle(
         assert final(await client.stream()).status == "completed"
         error = await client.error()
         assert error["error"]["code"] == "websocket_connection_limit_reached"
-        assert (await client.socket.receive(timeout=15)).type == aiohttp.WSMsgType.CLOSE
+        assert (await client.socket.receive(timeout=PATIENCE)).type == aiohttp.WSMsgType.CLOSE
 
 
 async def test_stopping_server_lets_responses_end_and_closes_connections(served: PacedServer) -> None:
@@ -476,7 +476,7 @@ async def test_stopping_server_lets_responses_end_and_closes_connections(served:
         assert frame["response"]["status"] == "completed"
         await draining
         await served.api.sockets.close(None)  # type: ignore[arg-type]
-        message = await idle.socket.receive(timeout=15)
+        message = await idle.socket.receive(timeout=PATIENCE)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, aiohttp.WSCloseCode.GOING_AWAY)
 
 

@@ -134,7 +134,7 @@ async def test_stream_of_another_server_ends_where_the_response_is_restarted(sto
             await reader.upto(b"output_text.delta")
             await one.scheduler.drain(0.1)
         with pytest.raises(aiohttp.ClientPayloadError):
-            await asyncio.wait_for(reader.rest(), 20)
+            await asyncio.wait_for(reader.rest(), api_clients.PATIENCE)
         answer.close()
         assert (await other.wait_for_end(response_id))["status"] == "completed"
         assert final(read_sse(await other.replay(response_id))).status == "completed"

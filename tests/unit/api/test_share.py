@@ -31,7 +31,7 @@ async def test_frontend_may_use_what_the_others_do_not_need() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     for _ in range(3):
-        await asyncio.wait_for(other.acquire("b"), 1)  # its part is not taken away
+        await asyncio.wait_for(other.acquire("b"), 120)  # its part is not taken away
     one.release("a")
     await asyncio.sleep(0)
     assert not waiting.done()  # nine are in use, of six
@@ -50,7 +50,7 @@ async def test_waiting_frontend_learns_of_slots_that_others_give_back() -> None:
     assert not waiting.done()
     for _ in range(3):
         one.release("a")
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 120)
 
 
 @given(

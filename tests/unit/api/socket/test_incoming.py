@@ -68,7 +68,7 @@ async def read_of(pieces: Iterable[bytes]) -> tuple[list[WSMessage], BaseExcepti
         reader.receive(piece)
         await asyncio.sleep(0)
     reader.feed_eof()
-    return await asyncio.wait_for(reading, 15)
+    return await asyncio.wait_for(reading, 120)
 
 
 # Agreement with aiohttp

@@ -22,6 +22,7 @@ from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.recordings.format import Failure, UnreadableRecording
 from penstock.pipeline.recordings.sampling import Condition
 from penstock.pipeline.recordings.wire import AnswerBegun, WireBody, WireEvent
+from tests.support.api_clients import PATIENCE
 from tests.support.examples import examples
 from tests.support.wiretaps import (
     CHAT_PATH,
@@ -115,7 +116,7 @@ async def test_piece_passes_at_once_and_leaving_client_ends_the_request(tmp_path
     ):
         async with client.post(url + CHAT_PATH, json=REQUEST) as answer:
             assert await answer.content.readany() == b"data: 1\n\n"
-        await asyncio.wait_for(raw.left.wait(), 10)
+        await asyncio.wait_for(raw.left.wait(), PATIENCE)
     (recording,) = wire_recordings(tmp_path)
     assert (recording.end.abandoned, recording.end.failure) == (True, None)
     assert recording.frames[1:] == (WireEvent(data=1),)
@@ -275,7 +276,7 @@ async def test_whole_answer_is_recorded(tmp_path: Path) -> None:
 async def test_proxy_serves_one_upstream_over_http(tmp_path: Path, sent: bytes, status: int, line: str) -> None:
     sent = sent.replace(b"Host", b"Connection: close\r\nHost") if status == 400 else sent
     async with raw_server(CHUNKED, chunk(b"")) as raw, recorded_server(raw.url, tmp_path) as url:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
             writer.write(sent)
             head = await reader.readuntil(b"\r\n\r\n")

@@ -113,7 +113,7 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 async def left(store: Store, count: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await store.webhooks.count() != count:
             await asyncio.sleep(0.01)
 

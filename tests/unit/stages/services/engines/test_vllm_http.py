@@ -453,8 +453,7 @@ async def test_cancelled_response_ends_after_received_tokens(reads_on: bool) -> 
     async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
         frames = [await anext(aiter(stream))]
         reading = asyncio.create_task(_rest(stream)) if reads_on else None
-        await wait_until(lambda: fake.generated > 10)
-        await asyncio.sleep(0.1)  # time for more tokens to arrive
+        await wait_until(lambda: fake.generated > 50)  # so that more than ten have arrived
         assert not await engine.cancel("resp_2")
         assert await engine.cancel("resp_1")
         frames += await (reading or _rest(stream))
@@ -655,7 +654,7 @@ async def test_unresponsive_server_loses_its_streams() -> None:
 @pytest.mark.parametrize("after", [0, 2])
 async def test_lost_stream_moves_before_its_first_token_and_fails_after_it(after: int) -> None:
     async with hanging(after) as (server, engine, _, rest):
-        await asyncio.sleep(0.1)
+        await wait_until(lambda: server.running == 1)
         (generation,) = next(replica for replica in engine.replicas.all if replica.running).running
         generation.lose()
         if after:

@@ -50,7 +50,7 @@ def test_worker_ends_with_its_server(marks: bool, method: str, monkeypatch: pyte
     assert gets_signals_of_the_terminal is not marks
     server.kill()
     server.join()
-    _, left = psutil.wait_procs([worker], timeout=30 if marks else 1)
+    _, left = psutil.wait_procs([worker], timeout=120 if marks else 1)
     assert bool(left) is not marks
     for process in left:
         process.kill()

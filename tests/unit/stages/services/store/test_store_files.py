@@ -42,7 +42,7 @@ async def rows(store: Store) -> tuple[int, int]:
 
 async def wait_for_rows(store: Store, files_left: int = 0, chunks_left: int = 0) -> None:
     """Wait until a deletion in the background is done."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await rows(store) != (files_left, chunks_left):
             await asyncio.sleep(0)
 
