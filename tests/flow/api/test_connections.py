@@ -109,8 +109,9 @@ async def test_burst_of_connections_waits_to_be_accepted() -> None:
 
 
 async def test_one_address_cannot_take_all_connections(
-    limited: ScriptedServer, caplog: pytest.LogCaptureFixture
+    limited: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 600)
     held = [await connect(limited) for _ in range(3)]
     assert [await answer_of(limited, b"") for _ in range(2)] == [b""] * 2
     assert warnings(caplog) == [

@@ -395,7 +395,7 @@ async def test_client_that_answers_no_ping_is_closed(tmp_path: Path, caplog: pyt
 @pytest.mark.parametrize("answer", [b"\x8a\x80abcd", b"\x89\x80abcd"], ids=["a pong", "a ping"])
 async def test_client_from_which_anything_comes_is_not_closed(tmp_path: Path, answer: bytes) -> None:
     async with (
-        running_server(ScriptedEngine(script()), tmp_path, keep_alive=0.05) as served,
+        running_server(ScriptedEngine(script()), tmp_path, keep_alive=0.2) as served,
         connected(served, autoping=False) as client,
     ):
         for _ in range(8):
@@ -446,11 +446,13 @@ async def test_connection_that_is_used_is_not_pinged(served: PacedServer) -> Non
 async def test_old_connection_takes_no_requests_and_closes_once_it_is_idle(
     served: PacedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "LIFETIME", 0.2)
+    monkeypatch.setattr(connection_module, "LIFETIME", 1.0)
     served.engine.hold()
     async with connected(served) as client:
         await client.send(input="Hi")
-        await asyncio.sleep(0.3)
+        connection: Any
+        (connection,) = served.api.sockets.connections
+        await wait_until(lambda: connection._is_expired)
         await client.send(lane="a", input="Hi")
         assert (await client.error("a"))["error"]["code"] == "websocket_connection_limit_reached"
         served.engine.say_all()

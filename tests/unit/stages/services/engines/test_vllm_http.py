@@ -483,7 +483,7 @@ async def test_stopping_ends_running_streams() -> None:
         await wait_until(lambda: running.running + waiting.running)
         waiting.is_silent = running.is_silent = True
         tasks += [asyncio.create_task(generate(engine, prompt_for_fakes(id=f"resp_{number}"))) for number in (2, 3)]
-        await asyncio.sleep(0.1)
+        await wait_until(lambda: running.generated + waiting.generated > 10)
         await engine.stop()
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
         assert [type(end) for end in ends] == [EngineFailed, ServerStopping, ServerStopping]

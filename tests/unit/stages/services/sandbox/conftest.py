@@ -40,7 +40,7 @@ async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
     """A session that has started, so that tests can give their cells little time."""
     host = code_host(python_sandbox)
     session = host.session(NO_CONVERSATION)
-    await session.run("python", "None", 20)
+    await session.run("python", "None", 120)
     yield session
     await session.close()
     await host.close()
@@ -77,7 +77,7 @@ async def container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSessio
 def run(python: PythonSession) -> RunCell:
     """Run a cell that ends by itself, and return the result that the model reads."""
 
-    async def cell(code: str, seconds: float = 20) -> str:
+    async def cell(code: str, seconds: float = 120) -> str:
         outcome = await python.run("python", code, seconds)
         assert outcome.error is None, outcome
         return outcome.result

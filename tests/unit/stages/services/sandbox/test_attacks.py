@@ -195,7 +195,7 @@ async def test_raw_system_calls_are_refused(run: RunCell) -> None:
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="only the kernel of x86-64 has the calls of x32")
 async def test_foreign_architecture_call_kills(python: PythonSession) -> None:
-    outcome = await python.run("python", "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 41, 2, 1, 0)", 20)
+    outcome = await python.run("python", "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 41, 2, 1, 0)", 120)
     assert "has ended" in (outcome.error or "")
 
 
@@ -237,10 +237,10 @@ async def test_small_threads_are_limited_too(run: RunCell) -> None:
 
 
 async def test_file_sizes_are_limited(small: PythonSession) -> None:
-    one = await small.run("python", "open('a', 'wb').write(bytes(8 << 20))", 20)
+    one = await small.run("python", "open('a', 'wb').write(bytes(8 << 20))", 120)
     assert last(one.result).startswith("OSError")
     code = "import time\nfor n in range(60):\n    open(str(n), 'wb').write(bytes(1 << 20))\n    time.sleep(0.02)"
-    many = await small.run("python", code, 20)
+    many = await small.run("python", code, 120)
     assert "No space left" in many.result or "MB of files" in (many.error or "")
 
 
@@ -253,11 +253,11 @@ async def test_number_of_files_is_limited(python: PythonSession) -> None:
 async def test_threads_are_stopped_between_calls(python: PythonSession) -> None:
     """Else an idle container would use the processor without a slot."""
     code = "import threading\nthreading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()"
-    assert (await python.run("python", code, 20)).error is None
+    assert (await python.run("python", code, 120)).error is None
     async with asyncio.timeout(60):
         while state_of(program_of(python)) != "T":  # the signal is sent, and may not have arrived
             await asyncio.sleep(0.01)
-    assert (await python.run("python", "threading.active_count()", 20)).result == "2\n"
+    assert (await python.run("python", "threading.active_count()", 120)).result == "2\n"
 
 
 def program_of(session: PythonSession) -> int:
@@ -305,9 +305,9 @@ async def test_limits_cannot_be_raised(run: RunCell) -> None:
 
 
 async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> None:
-    outcome = await python.run("python", "import os\nos.closerange(3, 100)", 20)
+    outcome = await python.run("python", "import os\nos.closerange(3, 100)", 120)
     assert "All variables are lost" in (outcome.error or "")
-    assert (await python.run("python", "1", 20)).result == "1\n"
+    assert (await python.run("python", "1", 120)).result == "1\n"
 
 
 @pytest.mark.parametrize(
@@ -319,16 +319,16 @@ async def test_malformed_line_in_the_channel_ends_the_sandbox(python: PythonSess
     code = (
         f"import os\ntext = memoryview({line} + b'\\n')\nwhile text: text = text[os.write(3, text):]\nwhile True: pass"
     )
-    outcome = await python.run("python", code, 20)
+    outcome = await python.run("python", code, 120)
     assert "has ended" in (outcome.error or "")
 
 
 @pytest.mark.parametrize("line", ["{}", '{"number": 1}', '{"number": 99}'])
 async def test_forged_answer_ends_the_sandbox(python: PythonSession, line: str) -> None:
     """An answer that came too early would be that of the next question."""
-    outcome = await python.run("python", f"import os, time\nos.write(3, b'{line}\\n')\ntime.sleep(60)", 20)
+    outcome = await python.run("python", f"import os, time\nos.write(3, b'{line}\\n')\ntime.sleep(60)", 120)
     assert "broke the channel" in (outcome.error or "")
-    assert (await python.run("python", "1", 20)).result == "1\n"
+    assert (await python.run("python", "1", 120)).result == "1\n"
 
 
 def alive(pids: set[int]) -> set[int]:
@@ -354,7 +354,7 @@ def others() -> set[int]:
 async def test_container_leaves_nothing(others: set[int], python: PythonSession) -> None:
     before = descendants(os.getpid()) - others
     containers = python._lease._containers
-    await python.run("python", "open('a', 'w').close()", 20)
+    await python.run("python", "open('a', 'w').close()", 120)
     folder = process_of(python)._folder.path
     assert before
     assert (folder / "a").exists()
@@ -370,7 +370,7 @@ async def test_sandboxes_are_killed_first_if_memory_is_short(others: set[int], p
 
 
 async def test_deep_tree_is_removed(python: PythonSession) -> None:
-    await python.run("python", "import os\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')", 20)
+    await python.run("python", "import os\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')", 120)
     folder = process_of(python)._folder.path
     assert (folder / "d").exists()
     await python._lease._containers.close()

@@ -34,7 +34,7 @@ def outputs_of(outcome: ToolResult) -> tuple[dict[str, Any], ...]:
     return outcome.data.outputs
 
 
-async def shell(container: ContainerSession, script: str, seconds: float = 20, **more: object) -> ToolResult:
+async def shell(container: ContainerSession, script: str, seconds: float = 120, **more: object) -> ToolResult:
     arguments = {"cmd": ["bash", "-lc", script], **more}
     return await container.run(EXEC, json.dumps(arguments), seconds)
 
@@ -67,20 +67,22 @@ async def test_files_stay_between_calls(container: ContainerSession) -> None:
 
 
 async def test_commands_run_in_sequence(container: ContainerSession) -> None:
-    outcome = await container.run(EXEC, json.dumps({"commands": ["exit 1", "seq 3 | wc -l", "echo $HOME | wc -c"]}), 20)
+    outcome = await container.run(
+        EXEC, json.dumps({"commands": ["exit 1", "seq 3 | wc -l", "echo $HOME | wc -c"]}), 120
+    )
     assert [output["outcome"]["exit_code"] for output in outputs_of(outcome)] == [1, 0, 0]
     assert outputs_of(outcome)[1]["stdout"] == "3\n"
 
 
 async def test_variables_and_words_are_passed_unchanged(container: ContainerSession) -> None:
-    outcome = await container.run(EXEC, json.dumps({"cmd": ["printenv", "A"], "env": {"A": "$B *"}}), 20)
+    outcome = await container.run(EXEC, json.dumps({"cmd": ["printenv", "A"], "env": {"A": "$B *"}}), 120)
     assert outcome.result == "$B *"
-    assert "No such file" in (await container.run(EXEC, '{"cmd": ["nowhere"]}', 20)).result
+    assert "No such file" in (await container.run(EXEC, '{"cmd": ["nowhere"]}', 120)).result
     assert "No such file" in (await shell(container, "true", workdir="/nowhere")).result
 
 
 async def test_wrong_arguments_are_explained_to_the_model(container: ContainerSession) -> None:
-    outcome = await container.run(EXEC, '{"cmd": 1}', 20)
+    outcome = await container.run(EXEC, '{"cmd": 1}', 120)
     assert (outcome.error or "").startswith("The arguments do not have the form that the tool takes")
     assert container.action(EXEC, '{"cmd": ["bash", "-lc", "ls"]}') == {"commands": ["ls"]}
 

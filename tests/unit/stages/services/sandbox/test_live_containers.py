@@ -49,7 +49,7 @@ def request(response_id: str, use: ContainerUse | None = None, owner: str = "") 
 
 
 async def code(
-    containers: OpenContainers, text: str, asking: frames.ResolvedRequest, seconds: float = 20
+    containers: OpenContainers, text: str, asking: frames.ResolvedRequest, seconds: float = 120
 ) -> ToolResult:
     session = PythonHost(containers).session(asking)
     try:
@@ -61,7 +61,7 @@ async def code(
 async def shell(containers: OpenContainers, script: str, asking: frames.ResolvedRequest) -> str:
     session = ContainerHost(containers).session(asking)
     try:
-        return (await session.run("exec", json.dumps({"cmd": ["bash", "-lc", script]}), 20)).result
+        return (await session.run("exec", json.dumps({"cmd": ["bash", "-lc", script]}), 120)).result
     finally:
         await session.close()
 

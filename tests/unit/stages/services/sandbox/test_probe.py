@@ -112,8 +112,8 @@ async def test_packages_can_be_given(mode: Mode, packages: Path) -> None:
     host = code_host(await available("python", (mode,), packages=packages))
     session = host.session(NO_CONVERSATION)
     try:
-        assert (await session.run("python", "import given; given.value", 20)).result == "42\n"
-        received = (await session.run("python", "open(given.__file__, 'w')", 20)).result
+        assert (await session.run("python", "import given; given.value", 120)).result == "42\n"
+        received = (await session.run("python", "open(given.__file__, 'w')", 120)).result
         assert received.splitlines()[-1].startswith(("PermissionError", "OSError: [Errno 30]"))
     finally:
         await host.close()
@@ -137,10 +137,10 @@ def test_sandboxes_work_on_the_servers_event_loop(mode: Mode) -> None:
         python, container = await available("python", (mode,)), await available("container", (mode,))
         hosts = code_host(python), shell_host(container)
         code, shell = (host.session(NO_CONVERSATION) for host in hosts)
-        assert (await code.run("python", "1 + 1", 20)).result == "2\n"
+        assert (await code.run("python", "1 + 1", 120)).result == "2\n"
         late = await code.run("python", "while True: pass", 0.2)
         assert late.error is not None
-        assert (await shell.run("exec", '{"cmd": ["echo", "a"]}', 20)).result == "a"
+        assert (await shell.run("exec", '{"cmd": ["echo", "a"]}', 120)).result == "a"
         await asyncio.gather(*(host.close() for host in hosts))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -56,10 +56,10 @@ async def test_input_is_empty(run: RunCell) -> None:
 
 
 async def test_outcome_has_the_logs(python: PythonSession) -> None:
-    outcome = await python.run("python", "print('é')", 20)
+    outcome = await python.run("python", "print('é')", 120)
     assert outcome.data == CodeOutputs(({"type": "logs", "logs": "é\n"},))
     assert outcome.result == "é\n"
-    assert (await python.run("python", "x = 1", 20)).data is None
+    assert (await python.run("python", "x = 1", 120)).data is None
 
 
 async def test_closed_standard_output_is_reopened(run: RunCell) -> None:
@@ -76,10 +76,10 @@ async def test_long_output_is_cut_in_the_middle(run: RunCell) -> None:
 
 
 async def test_endless_output_ends_the_sandbox(small: PythonSession) -> None:
-    outcome = await small.run("python", "x = 1\nwhile True: print('a' * 100_000)", 20)
+    outcome = await small.run("python", "x = 1\nwhile True: print('a' * 100_000)", 120)
     assert outcome.error == ("The sandbox has ended (it wrote more than 4 MB of output). All variables are lost.")
     assert outcome.result.startswith("aaaa")
-    assert "NameError" in (await small.run("python", "x", 20)).result
+    assert "NameError" in (await small.run("python", "x", 120)).result
 
 
 async def test_endless_loop_is_interrupted_and_variables_stay(python: PythonSession) -> None:
@@ -87,7 +87,7 @@ async def test_endless_loop_is_interrupted_and_variables_stay(python: PythonSess
     assert outcome.error == "The code ran longer than 1 seconds and was interrupted. Variables and files are kept."
     assert outcome.result.endswith("KeyboardInterrupt\n")
     assert (await python.run("python", "import time; time.sleep(60)", 0.2)).result.endswith("KeyboardInterrupt\n")
-    assert (await python.run("python", "x", 20)).result == "5\n"
+    assert (await python.run("python", "x", 120)).result == "5\n"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_code_that_ignores_the_interrupt_is_killed(python: PythonSession, 
     async with asyncio.timeout(120):
         outcome = await python.run("python", f"y = 1\n{code}", 0.2)
     assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables are lost."
-    assert "NameError" in (await python.run("python", "y", 20)).result
+    assert "NameError" in (await python.run("python", "y", 120)).result
 
 
 async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
@@ -117,10 +117,10 @@ async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
     host = code_host(python_sandbox)
     one, other = host.session(NO_CONVERSATION), host.session(another_conversation())
     try:
-        first = await one.run("python", "x = 1\nopen('here', 'w').write('a')\nimport os; os.getcwd()", 20)
+        first = await one.run("python", "x = 1\nopen('here', 'w').write('a')\nimport os; os.getcwd()", 120)
         place = first.result.strip()
         code = f"import os\nprint('x' in globals(), os.path.exists('here'))\nprint(open({place} + '/here').read())"
-        second = (await other.run("python", code, 20)).result
+        second = (await other.run("python", code, 120)).result
         assert second.startswith("False False\n")
         assert second.splitlines()[-1].startswith(("PermissionError", "FileNotFoundError"))
     finally:
@@ -129,20 +129,20 @@ async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
 
 async def test_calls_of_one_response_run_in_sequence(python: PythonSession) -> None:
     codes = [f"import time; time.sleep(0.05); print({number})" for number in range(4)]
-    outcomes = await asyncio.gather(*(python.run("python", code, 20) for code in codes))
+    outcomes = await asyncio.gather(*(python.run("python", code, 120) for code in codes))
     assert [outcome.result for outcome in outcomes] == ["0\n", "1\n", "2\n", "3\n"]
 
 
 async def test_calls_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
     host = code_host(python_sandbox, Slots(1))
     one, other = host.session(NO_CONVERSATION), host.session(another_conversation())
-    assert (await one.run("python", "1", 20)).result == "1\n"
-    assert (await other.run("python", "1", 20)).result == "1\n"  # an idle container holds no slot
+    assert (await one.run("python", "1", 120)).result == "1\n"
+    assert (await other.run("python", "1", 120)).result == "1\n"  # an idle container holds no slot
     running = asyncio.create_task(one.run("python", "import time; time.sleep(60)", 600))
     await asyncio.sleep(0.1)
     outcome = await other.run("python", "2", 0.05)
     assert "no sandbox was free in time" in (outcome.error or "")
-    waiting = asyncio.create_task(other.run("python", "2", 20))
+    waiting = asyncio.create_task(other.run("python", "2", 120))
     await asyncio.sleep(0)
     await one.close()
     assert "has ended" in ((await running).error or "")

@@ -116,7 +116,7 @@ async def test_late_sandbox_is_offered_and_tried_again(
         assert "python" in tools.kinds
         await tools.close()
         host = code_host(found)
-        failed = await host.session(NO_CONVERSATION).run("python", "1", 20)
+        failed = await host.session(NO_CONVERSATION).run("python", "1", 120)
         assert "did not start in time" in (failed.error or "")
         await host.close()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
