@@ -184,7 +184,8 @@ async def test_finished_run_is_released(served: ScriptedServer, fault: dict[str,
     await api_clients.wait_until(lambda: len(served.scheduler.runs) == 0)
     await served.wait_until_idle()
     background = served.scheduler.background
-    assert (background.slots._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
+    await api_clients.wait_until(lambda: not background._tasks)
+    assert (background.slots._waiting, served.scheduler._interrupts) == ({}, {})
 
 
 # Detached
