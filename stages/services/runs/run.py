@@ -138,7 +138,8 @@ class Run:
             return
         self.log.append(event)
         try:
-            self._end(self.log.seal())
+            block = self.log.seal() if self.response.store else None  # readers take the events as they are
+            self._end(block, event.response)
             await self.committed()
         finally:
             self._close()
@@ -158,7 +159,8 @@ class Run:
         if self.ended:
             return
         try:
-            self._end(self.log.end_early(error, self._tally.usage()))
+            block = self.log.end_early(error, self._tally.usage())
+            self._end(block, self.log.response)
         finally:
             self._close()
 
@@ -231,8 +233,8 @@ class Run:
         if block is not None and self.response.store:
             self._registry.store.append(self.response.id, block)
 
-    def _end(self, block: Block | None) -> None:
-        self.response = self.log.response
+    def _end(self, block: Block | None, response: Response) -> None:
+        self.response = response
         self._stop()
         self._commit = self._registry.end(self, block)
 

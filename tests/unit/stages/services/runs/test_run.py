@@ -229,6 +229,17 @@ async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
     assert await runs.store.get("resp_1", "") is None
 
 
+@pytest.mark.parametrize("sealed", [0, 3])
+async def test_end_of_a_log_that_is_not_stored_is_read_without_being_encoded(runs: RunRegistry, sealed: int) -> None:
+    events = frames.written_events((frames.started(store=False), *TURN[1:]))
+    run = begun(runs, events[:sealed], store=False)
+    run.log.seal()
+    await end_with(run, events)
+    assert run.log.last_sealed == sealed - 1
+    assert run.response == final(events)
+    assert await events_after(run) == events
+
+
 async def test_run_belongs_to_its_owner(runs: RunRegistry) -> None:
     run = runs.begin(with_facts(beginning(), origin=Origin("ann")))
     assert runs.get("resp_1", "ann") is run
