@@ -200,8 +200,6 @@ def test_tools_that_the_client_finds_can_be_called(client: openai.OpenAI) -> Non
 def test_required_calls_of_the_client_have_an_action(client: openai.OpenAI, kind: str) -> None:
     body = request_body("List the files in this folder.", [{"type": kind}], tool_choice="required")
     response = client.responses.create(**body, max_output_tokens=400)
-    if response.status == "completed":
-        (call,) = did(response)
-        assert call.type == f"{kind}_call"
-    else:  # a text that the tiny model does not end is no call
-        assert not did(response)
+    calls = did(response)
+    assert calls or response.status == "incomplete"  # a text that the tiny model does not end is no call
+    assert {call.type for call in calls} <= {f"{kind}_call"}
