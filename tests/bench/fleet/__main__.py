@@ -16,6 +16,7 @@ from statistics import mean
 
 from tests.bench.fleet.fleet import Counts, Fleet, Plan
 from tests.bench.fleet.policies import Affinity, Bounded, Events, LeastLoad, Policy, RoundRobin
+from tests.bench.fleet.traffic import KINDS, OTHERS
 
 WAYS: dict[str, Callable[[Fleet], Policy]] = {
     "penstock": lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks),
@@ -123,7 +124,22 @@ def state(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
         )
 
 
-TABLES = {"ways": ways, "penstocks": penstocks, "deaths": deaths, "state": state}
+def others(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Compare the ways with conversations and mixtures that no constant of them was tuned with."""
+    yield from header("engines", "conversations", "choice", *FIGURES)
+    number = engines[min(1, len(engines) - 1)]
+    mixtures = {"others of all kinds": KINDS, **OTHERS}
+    rows = [
+        (way, replace(plan, engines=number, kinds=kinds, first=10**6))
+        for kinds in mixtures.values()
+        for way in ("penstock", "bounded", "events")
+    ]
+    names = [name for name in mixtures for _ in range(len(rows) // len(mixtures))]
+    for name, fleet in zip(names, run(rows), strict=True):
+        yield f"| {number} | {name} | {fleet.name} | {figures(fleet.counts)} |"
+
+
+TABLES = {"ways": ways, "others": others, "penstocks": penstocks, "deaths": deaths, "state": state}
 
 
 AROUND = ("cached, minute before", "minute after", "wait, p99, before", "after")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.bench.fleet.engine import SPEED, Engine, Prefixes, Speed, blocks
 from tests.bench.fleet.policies import Policy
-from tests.bench.fleet.traffic import Talk, Traffic, Turn
+from tests.bench.fleet.traffic import KINDS, Kind, Talk, Traffic, Turn
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Plan:
     """When one engine in a hundred dies, at least one; in seconds."""
     is_back_after: float = 120.0
     speed: Speed = SPEED
+    kinds: tuple[Kind, ...] = KINDS
+    first: int = 0
+    """The number before that of the first conversation: another one draws other conversations."""
 
 
 @dataclass
@@ -96,7 +99,7 @@ class Fleet:
         self.counts = Counts()
         self.buckets = defaultdict[int, Counts](Counts)
         """The counts of each `BUCKET`, beginning when engines die."""
-        self._traffic = Traffic(plan.engines, plan.hot)
+        self._traffic = Traffic(plan.engines, plan.hot, plan.kinds, plan.first)
         self._order, self._versions, self._now = count(), [0] * plan.engines, 0.0
         self._due: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
 

@@ -6,8 +6,8 @@ A conversation is drawn from its number alone, so that every way to choose an en
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -127,6 +127,13 @@ PROGRAM = Kind(
 )
 KINDS = (CHAT, AGENT, PROGRAM)
 
+OTHERS: Mapping[str, tuple[Kind, ...]] = {
+    "people": (replace(CHAT, share=0.95), replace(AGENT, share=0.05)),
+    "agents": (replace(AGENT, share=0.6),),
+    "programs": (replace(CHAT, share=0.3), replace(PROGRAM, share=0.4, openings=5)),
+}
+"""Other mixtures, by name, with which no constant of a choice was tuned; a load like that of all kinds."""
+
 
 @dataclass(eq=False, slots=True)
 class Turn:
@@ -213,6 +220,6 @@ class Traffic:
     def _opening(self, kind: Kind, draw: Draw) -> str:
         """Return an opening; a few of them have most of the conversations (Zipf's law)."""
         choices, number = kind.openings or self.engines, draw.number() / 2**31
-        if kind is PROGRAM and draw.number() / 2**31 < self.hot:
+        if kind.name == PROGRAM.name and draw.number() / 2**31 < self.hot:
             return HOT
         return f"{kind.name} {int((choices + 1) ** number)}"
