@@ -82,7 +82,6 @@ class Sessions:
     """The open sessions of one response; a call may take ``seconds``, and its result ``longest`` characters.
 
     ``cited`` are the namespaces of the tools that the conversation has used before, if their pages can be cited.
-    ``tools`` are those of the next turn.
     """
 
     def __init__(
@@ -101,6 +100,7 @@ class Sessions:
         self._servers = {server.label: server for server in request.facts.tools.servers}
         self._cited = cited
         self.tools: Toolset = request.facts.tools
+        """The tools of the next turn, which a search looks through."""
         self._open: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
 

@@ -82,7 +82,7 @@ def running_process(
             list(map(str, command)), stdout=output, stderr=output, env={**os.environ, **(environment or {})}
         )
     try:
-        _wait_for(health, process, log)
+        _wait_until_healthy(health, process, log)
         yield process
     finally:
         process.terminate()
@@ -92,7 +92,15 @@ def running_process(
             process.kill()
 
 
-def _wait_for(health: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds, in a test without an event loop."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _wait_until_healthy(health: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < deadline:
         with suppress(OSError), urllib.request.urlopen(health, timeout=10):

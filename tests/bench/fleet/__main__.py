@@ -16,7 +16,7 @@ from statistics import mean
 
 from tests.bench.fleet.fleet import Counts, Fleet, Plan
 from tests.bench.fleet.policies import Affinity, Bounded, Events, LeastLoad, Policy, RoundRobin
-from tests.bench.fleet.traffic import KINDS, OTHERS
+from tests.bench.fleet.traffic import OTHERS
 
 WAYS: dict[str, Callable[[Fleet], Policy]] = {
     "penstock": lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks),
@@ -128,14 +128,12 @@ def others(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
     """Compare the ways with conversations and mixtures that no constant of them was tuned with."""
     yield from header("engines", "conversations", "choice", *FIGURES)
     number = engines[min(1, len(engines) - 1)]
-    mixtures = {"others of all kinds": KINDS, **OTHERS}
-    rows = [
-        (way, replace(plan, engines=number, kinds=kinds, first=10**6))
-        for kinds in mixtures.values()
+    rows = {
+        (name, way): (way, replace(plan, engines=number, kinds=kinds, first=10**6))
+        for name, kinds in OTHERS.items()
         for way in ("penstock", "bounded", "events")
-    ]
-    names = [name for name in mixtures for _ in range(len(rows) // len(mixtures))]
-    for name, fleet in zip(names, run(rows), strict=True):
+    }
+    for (name, _), fleet in zip(rows, run(rows.values()), strict=True):
         yield f"| {number} | {name} | {fleet.name} | {figures(fleet.counts)} |"
 
 

@@ -128,11 +128,12 @@ PROGRAM = Kind(
 KINDS = (CHAT, AGENT, PROGRAM)
 
 OTHERS: Mapping[str, tuple[Kind, ...]] = {
+    "others of all kinds": KINDS,
     "people": (replace(CHAT, share=0.95), replace(AGENT, share=0.05)),
     "agents": (replace(AGENT, share=0.6),),
     "programs": (replace(CHAT, share=0.3), replace(PROGRAM, share=0.4, openings=5)),
 }
-"""Other mixtures, by name, with which no constant of a choice was tuned; a load like that of all kinds."""
+"""Mixtures, by name, whose conversations no constant of a choice was tuned with, if they have other numbers."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""What a request leaves in memory: its objects are freed as it ends, without the garbage collector."""
+"""A request leaves nothing in memory: its objects are freed as it ends, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import Json
 from tests.support.chat_families import load_model
 from tests.support.mcp_servers import stdio_server
+from tests.support.paths import ROOT
 from tests.support.server import (
     CALL,
     WEATHER,
@@ -43,6 +44,9 @@ AnyServer = TypeVar("AnyServer", bound=ScriptedServer)
 Visit: TypeAlias = Callable[[AnyServer], Awaitable[object]]
 
 VISITS = 3
+
+FOLDERS = tuple(f"{ROOT / name}/" for name in ("api", "pipeline", "stages"))
+"""The folders with the code of the product."""
 
 RESPONSES, CHAT, MESSAGES, COMPLETIONS = "/v1/responses", "/v1/chat/completions", "/v1/messages", "/v1/completions"
 SAID = [{"role": "user", "content": "Hi"}]
@@ -87,7 +91,7 @@ def uncollected() -> Iterator[Counter[str]]:
 def _own_name(value: object) -> str | None:
     """Return the name of an object of this project, or of a function or frame of its code; None for all others."""
     for code in (getattr(value, name, None) for name in ("__code__", "f_code", "gi_code", "ag_code", "cr_code")):
-        if code is not None and "/penstock/" in code.co_filename:
+        if code is not None and code.co_filename.startswith(FOLDERS):
             return str(code.co_qualname)
     kind = type(value)
     return kind.__qualname__ if kind.__module__.startswith("penstock.") else None
@@ -186,18 +190,18 @@ CHAT_TURNS = {
     "thought": "<think>\nA greeting.\n</think>\n\nHello!",
     "call": '<think>\n\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
 }
-"""What a model with a chat template says, by kind."""
+"""The turns of a model with a chat template, by kind."""
 
 
 @pytest.mark.parametrize("kind", CHAT_TURNS)
 async def test_chat_model_leaves_nothing_to_the_collector(tmp_path: Path, kind: str) -> None:
     model = load_model()
-    said = Script((*model.vocabulary.encode(CHAT_TURNS[kind]), model.vocabulary.marks["<|im_end|>"]))
+    turn = Script((*model.vocabulary.encode(CHAT_TURNS[kind]), model.vocabulary.marks["<|im_end|>"]))
 
     async def visit(served: ScriptedServer) -> None:
         await served.stream({"input": "Hi", "tools": [WEATHER]})
 
-    async with running_server(ScriptedEngine(said), tmp_path, model=model) as served:
+    async with running_server(ScriptedEngine(turn), tmp_path, model=model) as served:
         assert await left_by(served, visit) == {}
 
 

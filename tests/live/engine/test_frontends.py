@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
@@ -19,7 +19,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.processes import PATIENCE
+from tests.support.processes import wait_for
 from tests.support.serve_command import Command, running
 
 SERVES = re.compile(r"frontend (\d+) of \d+ serves, as process (\d+)")
@@ -42,13 +42,6 @@ def frontends(server: Command) -> dict[int, int]:
 
 def log_of(server: Command) -> str:
     return server.store.with_name("serve.log").read_text()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def scraped(server: Command, name: str) -> float:

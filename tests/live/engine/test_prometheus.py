@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ import openai
 import pytest
 
 from tests.support import boards
-from tests.support.processes import PATIENCE
+from tests.support.processes import wait_for
 from tests.support.prometheus import Prometheus, Series, program, running_prometheus
 from tests.support.serve_command import WEATHER, Command
 
@@ -61,13 +60,6 @@ def wait_for_scrapes(prometheus: Prometheus, number: int) -> None:
 def scraped(prometheus: Prometheus) -> int:
     counted = prometheus.query('count_over_time(up{job="penstock"}[1h])')
     return int(counted[0]["value"][1]) if counted else 0
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def values(series: Series) -> list[float]:

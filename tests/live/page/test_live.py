@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import pytest
@@ -21,7 +20,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.services.engines.scripted import Script
 from tests.support.live_server import KEY, live_server
 from tests.support.paths import BROWSER
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, wait_for
 from tests.support.server import CALL, COUNT, HELLO, PacedEngine, Server, script
 
 AXE = BROWSER.parent / "axe-core" / "axe.min.js"
@@ -138,14 +137,6 @@ def accessible(page: Page) -> None:
     page.evaluate(AXE.read_text("utf-8"))
     found = page.evaluate("axe.run().then(found => found.violations)")
     assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found] == []
-
-
-def wait_until_recorded(folder: Path) -> None:
-    """Wait until a recording has its end: a server writes a little later than it answers."""
-    deadline = monotonic() + PATIENCE
-    while not any(folder.glob("*/response.json")):
-        assert monotonic() < deadline
-        sleep(0.05)
 
 
 def place(page: Page) -> int:
@@ -392,7 +383,7 @@ def test_recordings_are_read_and_go_on(tmp_path: Path, pages: Pages) -> None:
         say(page)
         expect(page.locator("#state")).to_have_text("completed")
         total = place(page)
-        wait_until_recorded(tmp_path / "recordings")
+        wait_for(lambda: any((tmp_path / "recordings").glob("*/response.json")))  # it is written a little later
         page.locator("#recordings > summary").click()
         page.locator("#recorded button").click()
         expect(page.locator("#state")).to_have_text("completed")
