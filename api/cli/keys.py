@@ -45,11 +45,9 @@ class _KeyStore(Protocol):
 
     async def all(self) -> Sequence[ApiKey]: ...
 
-    async def taken(self) -> Sequence[ApiKey]:
-        """Return the keys whose names a new one cannot have; unlike `all`, the place may be new."""
+    async def add(self, key: ApiKey) -> None:
+        """Add a key; raise `CannotRun` if another has its name, also one that is added at the same time."""
         ...
-
-    async def add(self, key: ApiKey) -> None: ...
 
     async def revoke(self, digest: str) -> None: ...
 
@@ -64,11 +62,9 @@ class _KeyFile:
     async def all(self) -> Sequence[ApiKey]:
         return api_keys(self.path, None, own=None, may_be_none=True)
 
-    async def taken(self) -> Sequence[ApiKey]:
-        return await self.all() if self.path.exists() else ()
-
     async def add(self, key: ApiKey) -> None:
         with self._changed() as lines:
+            _refuse_name(key, await self.all() if lines else ())
             if lines and not lines[-1].endswith("\n"):
                 lines[-1] += "\n"
             lines.append(f"{HASHED}{key.digest} {key.words}\n")
@@ -120,14 +116,22 @@ class _StoredKeys:
     async def all(self) -> Sequence[ApiKey]:
         return [key_of(f"{HASHED}{digest} {words}", own=None) for digest, words in await self.stored.all()]
 
-    async def taken(self) -> Sequence[ApiKey]:
-        return await self.all()
-
     async def add(self, key: ApiKey) -> None:
+        _refuse_name(key, await self.all())
         await self.stored.add(key.digest, key.words)
+        try:
+            _refuse_name(key, await self.all())
+        except CannotRun:
+            await self.stored.revoke(key.digest)
+            raise
 
     async def revoke(self, digest: str) -> None:
         await self.stored.revoke(digest)
+
+
+def _refuse_name(key: ApiKey, others: Sequence[ApiKey]) -> None:
+    if any(other.name == key.name and other.digest != key.digest for other in others):
+        raise CannotRun(f"there is a key {key.name} already: revoke it, or choose another name")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -195,8 +199,6 @@ async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
         key = key_of(" ".join((plain, *words)), own=None)
     except ValueError as error:
         raise ValueError(f"the key {error}") from None
-    if any(other.name == key.name for other in await place.taken()):
-        raise CannotRun(f"there is a key {key.name} already: revoke it, or choose another name")
     warning = _limits_warning(key)
     await place.add(key)
     print(plain)

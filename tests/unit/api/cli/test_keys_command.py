@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -19,6 +21,8 @@ from tests.support.stores import open_store
 pytestmark = pytest.mark.io
 
 ALICE = "sk-alice-0123456789"
+MAKERS = 4
+"""Commands that make a key at once."""
 
 
 @pytest.fixture
@@ -181,6 +185,24 @@ def test_mistakes_change_nothing(
     with pytest.raises(CannotRun, match=message):
         keys_command(*arguments, *place)
     assert keys_command("list", *place) == before
+
+
+def test_commands_at_once_do_not_take_one_name(place: Place, keys_command: Callable[..., str]) -> None:
+    keys_command("make", "bob", *place)
+    together = Barrier(MAKERS)
+
+    def is_made(_: int) -> bool:
+        together.wait()
+        try:
+            main(["make", "alice", *place])
+        except CannotRun:
+            return False
+        return True
+
+    with ThreadPoolExecutor(MAKERS) as pool:
+        made = sum(pool.map(is_made, range(MAKERS)))
+    assert keys_command("list", *place).count("name=alice") == made
+    assert made in ((0, 1) if place[0] == "--store" else (1,))  # of two in a store, both may give way
 
 
 @pytest.mark.parametrize("is_like", [False, True], ids=["limits", "like"])
