@@ -7,8 +7,10 @@ import logging
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from socket import socket
-from typing import NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from penstock.api.assembly import check_keys
 from penstock.api.http.connections import Runner, serving
@@ -71,26 +73,45 @@ def _read_again(settings: Settings, server: Running) -> None:
     A wrong file leaves in effect what was read before.  So do keys that do not fit the limits, in both files.
     """
     keys, admission, prompts = server.keys, server.scheduler.admission, server.prompts
-    prompts.templates = _read("prompts", prompts.read, prompts.templates)
-    own, tables = _read("API keys", keys.read, keys.own), _read("limits", admission.read, admission.tables)
+    if not (settings.api_key_file or settings.limits or settings.prompts):
+        logger.info("SIGHUP: there is no file of API keys, limits or prompts to read again")
+    templates = _read("prompts", settings.prompts, prompts.read, prompts.templates)
+    own = _read("API keys", settings.api_key_file, keys.read, keys.own)
+    tables = _read("limits", settings.limits, admission.read, admission.tables)
+    prompts.templates = templates.taken()
     try:
-        check_keys(own, settings, tables)
+        check_keys(own.value, settings, tables.value)
     except UnusableKeys as error:
         logger.error("SIGHUP: the API keys and the limits stay as they were: %s", error)  # noqa: TRY400
     else:
-        admission.tables = tables
-        keys.take(own)
+        admission.tables = tables.taken()
+        keys.take(own.taken())
 
 
-def _read(name: str, read: Callable[[], Value], known: Value) -> Value:
-    """Return what a file has now, or what is ``known`` of it if it is wrong."""
+@dataclass(frozen=True)
+class _Read(Generic[Value]):
+    """The value that a file has now, or had before if it is wrong."""
+
+    value: Value
+    line: str = ""
+    """The line of the log once the value holds; empty for one that does not come from the file."""
+
+    def taken(self) -> Value:
+        """Log that the value holds from now on, and return it."""
+        if self.line:
+            logger.info("SIGHUP: %s", self.line)
+        return self.value
+
+
+def _read(name: str, file: Path | None, read: Callable[[], Value], known: Value) -> _Read[Value]:
+    if file is None:
+        return _Read(known)
     try:
         value = read()
     except CannotStart as error:
         logger.error("SIGHUP: the %s stay as they were: %s", name, error)  # noqa: TRY400 - the error says all
-        return known
-    logger.info("SIGHUP: the %s were read again", name)
-    return value
+        return _Read(known)
+    return _Read(value, f"the {name} were read again{', and have not changed' if value == known else ''}")
 
 
 def _switch_level_at_sigusr1() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from pathlib import Path
@@ -82,14 +83,15 @@ class Keys:
         self._rows: tuple[tuple[str, str], ...] = ()
         self.refused: frozenset[str] = frozenset()
         """The keys of the store that this server refuses, each with the reason."""
+        self._shared: frozenset[str] = frozenset()
         self.take(api_keys(file, given, own_tools))
 
-    def read(self) -> list[ApiKey]:
+    def read(self) -> Collection[ApiKey]:
         """Read the keys of the settings again, for `take`; raises `UnusableKeys`.
 
         Unlike at the start, a file may have no key by now: the last one may have been revoked.
         """
-        return api_keys(self._file, self._given, self._own_tools, may_be_none=True)
+        return tuple(api_keys(self._file, self._given, self._own_tools, may_be_none=True))
 
     def take(self, keys: Iterable[ApiKey]) -> None:
         """Know these keys of the settings, and those of the store that this server can serve now."""
@@ -109,6 +111,10 @@ class Keys:
             logger.error("The key %s", each)
         self.refused = frozenset(refused)
         self._known = {key.digest: key for key in (*stored, *self.own)}
+        shared = frozenset(_shared_names(self._known.values()))
+        for each in sorted(shared - self._shared):
+            logger.warning("Several API keys have the %s: the log and the metrics do not tell them apart", each)
+        self._shared = shared
 
     async def read_store(self, stored: StoredKeys) -> None:
         """Read the keys of the store, again, if this server reads them.
@@ -197,6 +203,17 @@ class Keys:
         key = self.of(owner)  # the time that this takes reveals at most a digest
         if self.are_needed and (key is None or key.is_expired):
             raise Unauthorized(has_key=True)
+
+
+def _shared_names(keys: Iterable[ApiKey]) -> Iterator[str]:
+    """Yield each name that several valid keys have, with the starts of their digests."""
+    by_name = defaultdict[str, list[str]](list)
+    for key in keys:
+        if key.name and not key.is_expired:
+            by_name[key.name].append(key.digest[:8])
+    for name, digests in by_name.items():
+        if len(digests) > 1:
+            yield f"name {name} ({', '.join(sorted(digests))})"
 
 
 def _bearer(authorization: str) -> str:

@@ -33,6 +33,7 @@ from tests.support.stores import FaultyDatabase, open_store
 
 ALICE = "sk-alice-0123456789"
 BOB = "sk-bob-0123456789ab"
+CAROL = "sk-carol-0123456789"
 STRANGERS = ["", "Bearer", f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", f"Basic {ALICE}", ALICE, "Bearer \xe9" * 9]
 
 
@@ -160,6 +161,20 @@ def test_unreadable_key_file_is_refused(key_file: Path) -> None:
     key_file.write_bytes(b"\xff" * 20)
     with pytest.raises(UnusableKeys):
         Keys(key_file, None)
+
+
+def test_keys_of_one_name_are_named_once(key_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = f"{CAROL} name=alice expires=2020-01-31"
+    write(key_file, f"{ALICE} name=alice\n{BOB} name=bob\n{old}\n")
+    keys = Keys(key_file)
+    assert not caplog.messages
+    write(key_file, f"{ALICE} name=alice\n{BOB} name=alice\n{old}\n")
+    keys.take(keys.read())
+    keys.take(keys.read())
+    digests = ", ".join(sorted(digest_of(key)[:8] for key in (ALICE, BOB)))
+    shared = f"Several API keys have the name alice ({digests}): the log and the metrics do not tell them apart"
+    assert caplog.messages == [shared]
+    assert_valid(keys, alice=True, bob=True)
 
 
 def write(file: Path, text: str) -> None:
@@ -298,6 +313,14 @@ async def test_sighup_reads_the_key_file_again(key_file: Path, tmp_path: Path) -
     assert "Traceback" not in server.log.read_text()
 
 
+async def test_sighup_without_a_file_says_so(tmp_path: Path) -> None:
+    async with running_process("none", tmp_path, "quick") as server:
+        os.kill(server.pid, signal.SIGHUP)
+        line = "SIGHUP: there is no file of API keys, limits or prompts to read again"
+        await wait_until(lambda: line in server.log.read_text())
+    assert "were read again" not in server.log.read_text()
+
+
 async def test_sighup_compares_keys_with_limits_as_the_start_does(key_file: Path, tmp_path: Path) -> None:
     limits = tmp_path / "limits.toml"
     write(key_file, f"{ALICE} name=alice limits=gold\n")
@@ -321,8 +344,11 @@ async def test_sighup_compares_keys_with_limits_as_the_start_does(key_file: Path
         write(limits, "[silver]\nresponses = 9\n")
         await read_again(stay.format("alice") + unknown.format("gold"))
         write(key_file, f"{BOB} name=bob limits=silver\n")
-        await read_again("SIGHUP: the limits were read again")
+        assert "were read again" not in server.log.read_text()
+        await read_again("SIGHUP: the API keys were read again\n")
+        assert "SIGHUP: the limits were read again\n" in server.log.read_text()
         await answers_with(server, BOB, 200)
+        await read_again("SIGHUP: the limits were read again, and have not changed")
         write(limits, "[gold\n")
         write(key_file, f"{ALICE}\n")
         await read_again("SIGHUP: the limits stay as they were: --limits")
@@ -427,7 +453,7 @@ def test_seal_keys_come_from_the_file_first(key_file: Path) -> None:
 
 def test_unusable_seal_keys_are_refused(key_file: Path) -> None:
     write(key_file, "short\n")
-    with pytest.raises(UnusableKeys, match=r"--seal-key-file .*/keys: key 1 has fewer than 16 characters"):
+    with pytest.raises(UnusableKeys, match=r"--seal-key-file .*/keys: the key in line \d has fewer than 16 characters"):
         seal_keys(key_file, None)
     with pytest.raises(UnusableKeys, match=r"PENSTOCK_SEAL_KEYS, or seal-keys in penstock.toml: there is no key"):
         seal_keys(None, "")
