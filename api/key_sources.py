@@ -10,21 +10,33 @@ from typing import TypeVar
 
 from penstock.api.api_key import ApiKey, key_of, plain_key
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.logs import counted
 
 T = TypeVar("T")
+
+SHOWN = 5
+"""The most mistakes of one source that an error names."""
 
 
 class UnusableKeys(CannotStart):
     """The configured keys are missing, too short to protect the server, or impossible to send in a header."""
 
 
-def lines(file: Path, source: str) -> Iterator[str]:
-    """Yield the lines of a file without ``#`` comments, leaving out empty ones."""
+MAKING = {"api-key": "penstock keys make NAME --file {}", "seal-key": "openssl rand -hex 32 > {}"}
+"""Commands that make a file of keys, by its option."""
+
+
+def _lines(file: Path, source: str, making: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each line of a file that has more than a ``#`` comment."""
     try:
         text = text_of(file)
+    except FileNotFoundError as error:
+        raise UnusableKeys(f"{source}: {error.strerror}; to make it: {making.format(file)}") from error
     except OSError as error:
         raise UnusableKeys(f"{source}: {error.strerror}") from error
-    yield from filter(None, map(without_comment, text.splitlines()))
+    for number, line in enumerate(text.splitlines(), start=1):
+        if key := without_comment(line):
+            yield f"the key in line {number}", key
 
 
 def text_of(file: Path) -> str:
@@ -67,21 +79,25 @@ def _keys(
     keys: list[T] = []
     if file is not None:
         source = f"--{option}-file {file}"
-        keys += _usable(lines(file, source), source, kind, read)
+        keys += _usable(_lines(file, source, MAKING[option]), source, kind, read)
     if given is not None:
         source = f"PENSTOCK_{option.upper().replace('-', '_')}S, or {option}s in penstock.toml"
         separate = re.findall(r"[^,\s]+", given) if isinstance(given, str) else given
-        keys += _usable(separate, source, kind, read)
+        keys += _usable(((f"key {at}", key) for at, key in enumerate(separate, start=1)), source, kind, read)
     return keys
 
 
-def _usable(given: Iterable[str], source: str, kind: str, read: Callable[[str], T]) -> Iterator[T]:
-    """Read each key; raise `UnusableKeys` for an unusable one, without showing it in the message."""
-    number = 0
-    for number, key in enumerate(given, start=1):
+def _usable(given: Iterable[tuple[str, str]], source: str, kind: str, read: Callable[[str], T]) -> list[T]:
+    """Read each key at its place; raise `UnusableKeys` for unusable ones, without showing them in the message."""
+    keys, mistakes = list[T](), list[str]()
+    for place, key in given:
         try:
-            yield read(key)
+            keys.append(read(key))
         except ValueError as error:
-            raise UnusableKeys(f"{source}: key {number} {error}") from None
-    if kind and not number:
+            mistakes.append(f"{place} {error}")
+    if mistakes:
+        more = f"; {counted(len(mistakes) - SHOWN, 'more mistake')}" if len(mistakes) > SHOWN else ""
+        raise UnusableKeys(f"{source}: {'; '.join(mistakes[:SHOWN])}{more}")
+    if kind and not keys:
         raise UnusableKeys(f"{source}: there is no {kind}")
+    return keys

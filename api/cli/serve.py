@@ -27,7 +27,7 @@ from penstock.api.metrics.scrape import bound_for_metrics
 from penstock.api.running import UNSTARTABLE, preloaded, running
 from penstock.api.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
 from penstock.api.settings import Settings
-from penstock.pipeline.errors import EngineDead
+from penstock.pipeline.errors import CannotRun, EngineDead
 from penstock.pipeline.logs import log_to_stderr
 from penstock.stages.recordings.converse import recorded_example
 from penstock.stages.services.engines.scripted import ScriptedEngine
@@ -104,13 +104,21 @@ def greeting(settings: Settings, port: int, models: Sequence[str], example: tupl
     return f"Serving {models[0]} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n"
 
 
+def _check(settings: Settings, arguments: Sequence[str]) -> None:
+    """Raise `CannotRun` for a mistake in what the settings name: the start is not tried again, as it stays."""
+    try:
+        preloaded(settings)
+    except UNSTARTABLE as error:
+        raise CannotRun(explained(error, arguments)) from error
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run ``penstock serve`` with the ``arguments`` that follow it."""
     try:
         settings = read_settings(arguments)
         log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
         with signals_raised():
-            preloaded(settings)
+            _check(settings, arguments)
             if settings.print_pipeline:
                 print(uvloop.run(drawn(settings)))
             elif settings.frontends > 1:

@@ -16,7 +16,7 @@ from penstock.api.cli.check import Checks, all_pass
 from penstock.api.cli.serve import main, serve
 from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
-from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.errors import CannotRun, CannotStart
 from tests.support.mcp_servers import stdio_config
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
@@ -220,7 +220,7 @@ async def test_a_server_does_not_start_its_engine_with_a_mistake(
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("option", [("--mcp-config", "none.json"), ("--api-key-file", "keys")])
 def test_the_pipeline_is_not_drawn_with_a_mistake(option: tuple[str, str], capfd: Any) -> None:
-    with pytest.raises(SystemExit, match=f"{option[0]} {option[1]}: No such file"):
+    with pytest.raises(CannotRun, match=f"{option[0]} {option[1]}: No such file"):
         main([*option, "--engine", SETTINGS["engine"][0], "--print-pipeline"])
     assert capfd.readouterr().out == ""
 

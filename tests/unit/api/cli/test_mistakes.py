@@ -334,9 +334,7 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
 
 def test_later_failure_names_the_place_of_its_option(folder: Path) -> None:
     (folder / "penstock.toml").write_text('engine = "replay:nowhere"\nwith = "nope.py:install"')
-    with pytest.raises(
-        SystemExit, match=r"^penstock: with \(penstock.toml, line 2\) nope.py:install: there is no file"
-    ):
+    with pytest.raises(CannotRun, match=r"^with \(penstock.toml, line 2\) nope.py:install: there is no file"):
         main(["--store", "none"])
 
 
@@ -347,6 +345,45 @@ def test_wrong_settings_of_a_stage_end_the_start(folder: Path) -> None:
     )
     (folder / "penstock.toml").write_text('engine = "replay:."\nwith = "guard.py:install"\n[stages.guard]\nwrods = []')
     problem = "wrods: there is no such setting (did you mean words?)"
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(CannotRun) as ended:
         main(["--store", "none"])
-    assert str(ended.value) == f"penstock: with (penstock.toml, line 2) guard.py:install: [stages.guard]: {problem}"
+    assert str(ended.value) == f"with (penstock.toml, line 2) guard.py:install: [stages.guard]: {problem}"
+
+
+KEYS = "# ours\n\nsk-alice-0123456789 name=alice\nshort\nsk-bob-0123456789 names=bob\n"
+NO_WORD = "is not one word, or has a word after it that is none of name, limits, tools, webhook, expires"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--api-key-file", "none"),
+            "--api-key-file none: No such file or directory; to make it: penstock keys make NAME --file none",
+        ),
+        (
+            ("--seal-key-file", "none"),
+            "--seal-key-file none: No such file or directory; to make it: openssl rand -hex 32 > none",
+        ),
+        (("--limits", "none"), "--limits none: No such file or directory"),
+        (("--prompts", "none"), "--prompts none: No such file or directory"),
+        (
+            ("--api-key-file", "keys"),
+            f"--api-key-file keys: the key in line 4 has fewer than 16 characters; the key in line 5 {NO_WORD}",
+        ),
+        (("--limits", "keys"), "--limits keys: Expected '=' after a key in a key/value pair (at line 3, column 21)"),
+    ],
+)
+def test_wrong_file_ends_the_start_as_a_wrong_option_does(folder: Path, options: tuple[str, str], message: str) -> None:
+    """The command exits with status 2, for which systemd does not start it again."""
+    (folder / "keys").write_text(KEYS)
+    (folder / "keys").chmod(0o600)
+    with pytest.raises(CannotRun) as ended:
+        main([*ELSEWHERE, *options])
+    assert str(ended.value) == message
+
+
+def test_first_mistakes_of_a_long_file_are_named(folder: Path) -> None:
+    (folder / "keys").write_text("short\n" * 9)
+    with pytest.raises(CannotRun, match=r"line 5 has fewer than 16 characters; 4 more mistakes$"):
+        main([*ELSEWHERE, "--api-key-file", "keys"])
