@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pwd
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -16,7 +20,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
+from penstock.api.assembly import database, keys_of, mcp_servers, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
@@ -27,7 +31,7 @@ from penstock.api.http.connections import bind
 from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.running import UNSTARTABLE
-from penstock.api.runs.store_settings import without_password
+from penstock.api.runs.store_settings import is_file, is_missing, without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
@@ -38,6 +42,7 @@ from penstock.stages.models.vllm_private import TESTED, installed_vllm
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.sandbox.probe import probe
+from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import ServerUnavailable
 from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_address
 
@@ -53,9 +58,27 @@ Check: TypeAlias = Callable[[], Awaitable[str]]
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of the settings."""
+    """The checks of the settings, which open the store once, for the length of a block."""
 
     settings: Settings
+
+    async def __aenter__(self) -> Checks:
+        """Begin; the store is opened when a check needs it."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the store."""
+        if "_opened" in vars(self):
+            with suppress(*UNSTARTABLE):  # the checks have shown it
+                await (await self._opened).close()
+
+    @cached_property
+    def _opened(self) -> asyncio.Future[Store]:
+        return asyncio.ensure_future(_open(self.settings.store))
+
+    @cached_property
+    def _keys(self) -> asyncio.Future[Keys]:
+        return asyncio.ensure_future(self._read_keys())
 
     @property
     def all(self) -> dict[str, Check]:
@@ -63,6 +86,7 @@ class Checks:
         return {
             check.__name__: check
             for check in (
+                self.user,
                 self.keys,
                 self.address,
                 self.store,
@@ -80,20 +104,26 @@ class Checks:
             )
         }
 
+    async def user(self) -> str:
+        """Compare the user of this process with the owner of the store, who serves."""
+        name, owner = _name(os.geteuid()), _owner(self.settings.store)
+        if owner in ("", name):
+            return name
+        return f"{name}; the store belongs to {owner}: run this as {owner} to find what that user cannot read"
+
     async def keys(self) -> str:
         """Read the keys, and the limits of keys."""
         settings = self.settings
         seal_keys(settings.seal_key_file, settings.seal_keys)
-        keys = await self._keys()
+        keys = await self._keys
         if keys.refused:
             raise UnusableKeys("; ".join(f"the key {each}" for each in sorted(keys.refused)))
         return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
 
-    async def _keys(self) -> Keys:
+    async def _read_keys(self) -> Keys:
         keys = keys_of(self.settings, Admission(self.settings.limits))
         if self.settings.store_keys:
-            async with open_store(self.settings.store) as store:
-                await keys.read_store(store.keys)
+            await keys.read_store((await self._opened).keys)
         return keys
 
     async def address(self) -> str:
@@ -103,15 +133,15 @@ class Checks:
 
     async def store(self) -> str:
         """Open the store, which creates or upgrades it."""
-        async with open_store(self.settings.store):
-            return without_password(self.settings.store)
+        await self._opened
+        return without_password(self.settings.store)
 
     async def clock(self) -> str:
         """Compare the clock of this machine with that of the store."""
-        async with open_store(self.settings.store) as store:
-            before = time.time()
-            now = await store.clock()
-            after = time.time()
+        store = await self._opened
+        before = time.time()
+        now = await store.clock()
+        after = time.time()
         apart = max(before - now, now - after, 0.0) if now is not None else 0.0
         if apart > APART:
             raise CannotStart(f"the clock of this machine and that of the database are {apart:.0f} s apart")
@@ -145,7 +175,7 @@ class Checks:
 
     async def webhooks(self) -> str:
         """Look for the addresses of the receivers of webhooks, which have to be public or allowed."""
-        urls = {*(await self._keys()).webhooks, *filter(None, [self.settings.webhook])}
+        urls = {*(await self._keys).webhooks, *filter(None, [self.settings.webhook])}
         allowed = AllowedNetworks.parse(self.settings.allow_address)
         hosts = sorted({urlsplit(url).hostname or "" for url in urls})
         for host in hosts:
@@ -191,6 +221,41 @@ class Checks:
         return await drawn(self.settings)
 
 
+async def _open(place: str) -> Store:
+    """Open a store; raise `CannotStart` if root would make one that the owner of its folder could not open."""
+    owner = _owner(place)
+    if os.geteuid() == 0 and owner not in ("", _name(0)) and is_missing(place):
+        raise CannotStart(f"{place}: there is no such store, and the folder belongs to {owner}: run this as {owner}")
+    store = Store(database(place))
+    try:
+        await store.open()
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+def _owner(place: str) -> str:
+    """Return the owner of a store that is a file, or else of the folder in which it would be; "" if none is known."""
+    if not is_file(place):
+        return ""
+    for path in (Path(place).absolute(), *Path(place).absolute().parents):
+        try:
+            return _name(path.stat().st_uid)
+        except FileNotFoundError:
+            continue
+        except OSError:  # a folder that this user cannot read: opening the store says which
+            break
+    return ""
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
 def _weights(model: str, *, needed: bool) -> str:
     folder = Path(model)
     if not folder.is_dir():
@@ -214,6 +279,12 @@ def _in_cache(model: str) -> Path | None:
         return Path(snapshot_download(model, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
+
+
+async def passes(settings: Settings, arguments: Sequence[str]) -> bool:
+    """Check the settings, print what was found, and return False if there is a mistake."""
+    async with Checks(settings) as checks:
+        return await all_pass(checks.all, arguments)
 
 
 async def all_pass(checks: Mapping[str, Check], arguments: Sequence[str]) -> bool:
@@ -258,4 +329,4 @@ def main(arguments: Sequence[str]) -> None:
     """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
     settings = read_settings(arguments, "check")
     log_to_stderr(settings.log_level)
-    sys.exit(not uvloop.run(all_pass(Checks(settings).all, arguments)))
+    sys.exit(not uvloop.run(passes(settings, arguments)))

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
@@ -78,8 +79,16 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
         yield f"{location(opened_by, arguments)}: other machines can use this server without a key; {needed}"
     files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & locations(FILE).keys() else None]
     for file in filter(None, files):
-        if file.exists() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        if _is_open(file):
             yield f"{file} holds keys, and other users of this machine can read it; chmod 600 {file} prevents that"
+
+
+def _is_open(file: Path) -> bool:
+    """True if other users can read a file; False if it cannot be found, which is an error elsewhere."""
+    try:
+        return bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except OSError:
+        return False
 
 
 def _named(argument: str) -> str:

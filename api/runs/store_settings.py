@@ -29,9 +29,14 @@ def store_place(store: str) -> str:
     return store if separator else os.path.expanduser(store)  # noqa: PTH111 (a path would lose the dot of ./)
 
 
+def is_file(place: str) -> bool:
+    """True if a store is a file, which need not exist."""
+    return place != NO_STORE and "://" not in place and not names_code(place)
+
+
 def is_missing(place: str) -> bool:
     """True if a store is a file that does not exist."""
-    return place != NO_STORE and "://" not in place and not names_code(place) and not Path(place).exists()
+    return is_file(place) and not Path(place).exists()
 
 
 def without_password(store: str) -> str:

@@ -164,11 +164,21 @@ def read_recordings(folder: Path) -> Recordings:
         except UnreadableRecording as error:
             broken.append(error)
     if not read:
-        missing = "there is no recording here" if folder.is_dir() else "there is no such folder"
-        raise broken[0] if broken else UnreadableRecording(folder, None, missing)
+        raise broken[0] if broken else UnreadableRecording(folder, None, _lacking(folder))
     for problem in broken:
         logger.warning("A recording is left out: %s", problem)
     return Recordings(folder, tuple(read))
+
+
+def _lacking(folder: Path) -> str:
+    """Return why a folder gives no recording."""
+    try:
+        next(folder.iterdir(), None)
+    except (FileNotFoundError, NotADirectoryError):
+        return "there is no such folder"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return "there is no recording here"
 
 
 def _name(folder: Path, among: Path) -> str:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pwd
 import re
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.api.cli.check import Checks, all_pass
+from penstock.api.assembly import database
+from penstock.api.cli import check
+from penstock.api.cli.check import Checks, passes
+from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.serve import main, serve
 from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
-from penstock.pipeline.errors import CannotRun, CannotStart
+from penstock.pipeline.errors import CannotRun, CannotStart, StoreFailed
+from penstock.pipeline.recordings.format import UnreadableRecording
+from penstock.stages.recordings.recordings import read_recordings
+from penstock.stages.services.store.database import Database
 from tests.support.mcp_servers import stdio_config
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
+from tests.support.stores import NOBODY
 
 SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store": "none", "sandbox": False}
 
@@ -27,15 +38,16 @@ SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store
 def checked(capfd: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     """Run all checks; return if they pass, and the line of each."""
     chosen = Settings.model_validate(SETTINGS | {"port": free_port()} | settings)
-    passes = asyncio.run(all_pass(Checks(chosen).all, ()))
+    all_pass = asyncio.run(passes(chosen, ()))
     lines = [line.split(maxsplit=2) for line in capfd.readouterr().out.splitlines()]
-    return passes, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
+    return all_pass, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
 
 
 def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
-    passes, lines = checked(capfd, store=str(tmp_path / "store.sqlite3"), record=tmp_path / "recorded")
-    assert passes
+    all_pass, lines = checked(capfd, store=str(tmp_path / "store.sqlite3"), record=tmp_path / "recorded")
+    assert all_pass
     assert set(lines) == {
+        "user",
         "keys",
         "address",
         "store",
@@ -136,8 +148,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("check", "settings", "message"), [*MISTAKES, *MISTAKES_ELSEWHERE])
 def test_each_mistake_is_found_by_its_check(check: str, settings: dict[str, Any], message: str, capfd: Any) -> None:
-    passes, lines = checked(capfd, **settings)
-    assert not passes
+    all_pass, lines = checked(capfd, **settings)
+    assert not all_pass
     wrong = [name for name, line in lines.items() if line.startswith("wrong")]
     assert wrong == check.split()
     assert message in lines[wrong[0]]
@@ -175,12 +187,87 @@ async def test_vllm_of_this_process_is_named_beside_those_that_are_tested() -> N
 
 @pytest.mark.parametrize("store_at", ["postgres"], indirect=True)
 async def test_clock_is_that_of_the_database(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await checks_of().clock()).endswith(" UTC")
-    assert (await checks_of(store=store_at).clock()).endswith(" UTC")
+    for store in ("none", store_at):
+        async with checks_of(store=store) as checks:
+            assert (await checks.clock()).endswith(" UTC")
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 100)
-    with pytest.raises(CannotStart, match="are 100 s apart"):
-        await checks_of(store=store_at).clock()
+    async with checks_of(store=store_at) as checks:
+        with pytest.raises(CannotStart, match="are 100 s apart"):
+            await checks.clock()
+
+
+async def test_store_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def counted(place: str) -> Database:
+        opened.append(place)
+        return database(place)
+
+    monkeypatch.setattr(check, "database", counted)
+    store = str(tmp_path / "store.sqlite3")
+    settings = Settings.model_validate(SETTINGS | {"port": free_port(), "store": store, "store_keys": True})
+    assert await passes(settings, ())
+    assert opened == [store]
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Let the modes of files hold for the length of a block, which they do not for root."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.fixture
+def private(folder: Path) -> Iterator[str]:
+    """A folder, with keys in it, that this user cannot read."""
+    private = folder / "private"
+    private.mkdir()
+    (private / "keys").write_text("sk-alice-0123456789\n")
+    private.chmod(0)
+    folder.chmod(0o755)
+    with as_another_user():
+        yield private.name
+    private.chmod(0o700)
+
+
+async def test_unreadable_files_are_named(private: str) -> None:
+    """The user is not that of the service, to whom the files belong."""
+    options = ["--store", f"{private}/store", "--api-key-file", f"{private}/keys", "--prompts", f"{private}/prompts"]
+    async with Checks(read_settings([*options, "--engine", "http://a:1"], "check")) as checks:
+        for name, named in (
+            ("keys", "--api-key-file private/keys: Permission denied"),
+            ("store", "private/store cannot be opened: .*Permission denied"),
+            ("prompts", "--prompts private/prompts: Permission denied"),
+        ):
+            with pytest.raises((CannotStart, StoreFailed), match=named):
+                await checks.all[name]()
+    with pytest.raises(UnreadableRecording, match="private: it cannot be read: Permission denied"):
+        read_recordings(Path(private))
+
+
+async def test_user_is_named_beside_the_owner_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = str(tmp_path / "folder" / "store.sqlite3")
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert await checks_of(store=store).user() == await checks_of().user() == user
+    monkeypatch.setattr(check, "_owner", lambda _: "penstock")
+    found = await checks_of(store=store).user()
+    assert found == f"{user}; the store belongs to penstock: run this as penstock to find what that user cannot read"
+
+
+async def test_root_makes_no_store_for_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_owner", lambda _: "penstock")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    store = tmp_path / "store.sqlite3"
+    async with checks_of(store=str(store)) as checks:
+        with pytest.raises(CannotStart, match="the folder belongs to penstock: run this as penstock"):
+            await checks.store()
+    assert not store.exists()
 
 
 async def test_sandboxes_are_described() -> None:
