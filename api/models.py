@@ -13,9 +13,8 @@ from penstock.api.http.bodies import Model, Models
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.pipeline.errors import ModelNotFound
-from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import Backend, known_length
-from penstock.stages.services.model_names import is_name, served_name
+from penstock.stages.services.model_names import is_name, served_instead, served_name
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class ModelList:
         """Retrieve a model by its name or an alias, if it is served here."""
         name = request.match_info["model"]
         if served_name(name, self.engine.models, self.aliases) is None:
-            raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
+            instead = served_instead(name, self.engine.models, self.aliases)
+            raise ModelNotFound(f"This server serves {instead}.", param="model")
         return as_json(self._model(name))
 
     def _model(self, name: str) -> Model:

@@ -33,7 +33,7 @@ from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.services.engines.engine import Engine, TextBackend
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.files.file_reader import FileReader
-from penstock.stages.services.model_names import in_words
+from penstock.stages.services.model_names import served_instead
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
@@ -107,8 +107,8 @@ def aliasing(
     normalize = pipeline.stage("normalize")
     for pattern, model in aliases.items():
         if model not in normalize.models:
-            served = in_words(normalize.models)
-            raise CannotStart(f"--model-alias {pattern}={model}: this server serves {served}, not {model!r}")
+            instead = served_instead(model, normalize.models)
+            raise CannotStart(f"--model-alias {pattern}={model}: this server serves {instead}")
     return pipeline.replace("normalize", replace(normalize, aliases=aliases))
 
 

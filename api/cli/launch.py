@@ -20,7 +20,7 @@ import msgspec
 from penstock.api.cli.agents import AGENTS, Agent, Served, Start
 from penstock.api.sources import CLIENT_KEY
 from penstock.pipeline.errors import CannotRun
-from penstock.stages.services.model_names import in_words
+from penstock.stages.services.model_names import in_words, served_instead
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -109,8 +109,8 @@ def _served(url: str, key: str, name: str | None) -> Served:
     try:
         return Served(url, name, _asked(url, key, _Model, f"/{quote(name)}").max_model_len, key)
     except _NotFound:
-        names = in_words([model.id for model in models])
-        raise CannotRun(f"the server at {url} serves {names}, not {name!r}") from None
+        instead = served_instead(name, [model.id for model in models])
+        raise CannotRun(f"the server at {url} serves {instead}") from None
 
 
 def _asked(url: str, key: str, answer: type[Answer], path: str = "") -> Answer:

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from penstock.api.http.bodies import ErrorBody, Problem
-from penstock.api.http.prefix import path_of
+from penstock.api.http.prefix import path_of, without_doubling
 
 REQUEST_ID_HEADER = "X-Request-Id"
 """The header that carries the id of a request, in requests and in answers, whatever the dialect."""
@@ -87,7 +87,7 @@ class SpokenByRoute:
         """Return the dialect that a request speaks, if any: without a route, the one with the most similar routes."""
         if resource := request.match_info.route.resource:
             return self.of_resources.get(resource) or self._marked(request)
-        return self.nearest(path_of(request))
+        return self.nearest(without_doubling(path_of(request)))
 
     def _marked(self, request: web.Request) -> Spoken | None:
         """Return the dialect whose mark is in the headers of a request."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from aiohttp import web
 
 from penstock.api.http.proxies import AS_SENT
@@ -25,6 +27,11 @@ def prefix_of(request: web.Request) -> str:
 def path_of(request: web.Request) -> str:
     """Return the path of a request without the mount, percent-encoded."""
     return request.rel_url.raw_path.removeprefix(mount_of(request))
+
+
+def without_doubling(path: str) -> str:
+    """Return a path that begins with ``/v1`` once where a client has added it to a base URL that had it already."""
+    return re.sub(r"(/v1){2,}(?=/|$)", "/v1", path)
 
 
 PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready"})

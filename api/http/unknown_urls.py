@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from penstock.api.http.conventions import SPOKEN, Spoken
-from penstock.api.http.prefix import path_of, prefix_of
+from penstock.api.http.prefix import path_of, prefix_of, without_doubling
 from penstock.pipeline.protocol.params.json_body import shortened
 
 _ROUTES = "GET /openapi.json describes all routes."
@@ -44,8 +44,15 @@ def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str 
 
 def _advice(request: web.Request) -> str:
     path, by_route = path_of(request), request.app[SPOKEN]
-    advice = _elsewhere(path) or _routes_of(by_route.below(path) or by_route.first)
+    advice = _doubled(path) or _elsewhere(path) or _routes_of(by_route.below(path) or by_route.first)
     return advice.replace(" /", f" {prefix_of(request)}/")
+
+
+def _doubled(path: str) -> str:
+    if path == (meant := without_doubling(path)):
+        return ""
+    once = f"leave one out of the client's base URL, so that the request goes to {shortened(meant)}"
+    return f"The path has v1 twice: {once}. {_ROUTES}"
 
 
 def _elsewhere(path: str) -> str:

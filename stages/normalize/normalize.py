@@ -78,7 +78,7 @@ from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.containers import Containers
 from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.files.owned import OwnedFiles
-from penstock.stages.services.model_names import in_words, served_name
+from penstock.stages.services.model_names import served_instead, served_name
 from penstock.stages.services.prompts import Applied, Prompts, applied, blamed
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
@@ -408,7 +408,7 @@ class Normalize:
         model = self.models[0] if request.model is None else request.model
         served = served_name(model, self.models, self.aliases)
         if served is None:
-            message = f"This server serves {in_words(self.models)}, not {shortened(model)!r}."
+            message = f"This server serves {served_instead(model, self.models, self.aliases)}."
             raise errors.ModelNotFound(message, param="model")
         return model, served
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+
+from penstock.pipeline.logs import nearest
+from penstock.pipeline.protocol.params.json_body import shortened
 
 MOST_NAMED = 5
 """The most names to list in an error; a server of recordings may have thousands."""
@@ -19,6 +22,12 @@ def served_name(name: str, served: Collection[str], aliases: Mapping[str, str]) 
 def is_name(pattern: str) -> bool:
     """Return True for the alias of one name, and False for a pattern of many."""
     return not {*"*?["} & {*pattern}
+
+
+def served_instead(name: str, served: Sequence[str], aliases: Iterable[str] = ()) -> str:
+    """Return the served names instead of an unknown one, for an error, with the name that is meant if one is near."""
+    name = shortened(name)
+    return f"{in_words(served)}, not {name!r}{nearest(name, (*served, *filter(is_name, aliases)))}"
 
 
 def in_words(served: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from penstock.api.dialects.chat.messages import ChatMessages, Conversation
 from penstock.api.dialects.chat.tools import Choice, CustomTool, FunctionTool
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Name, Refused, Unused, only
+from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, Name, Refused, Unused, only, refuse
 from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, ForeignNames
 from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
 from penstock.pipeline.protocol.params.request import (
@@ -161,8 +161,8 @@ class ChatBody(Generating):
     prediction: Unused = None
 
     audio: Refused = None
-    functions: Refused = None
-    function_call: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, refuse("send tools"), REFUSED] = None
+    function_call: Annotated[Any, only("none", "auto", cure="send tools and tool_choice")] = None
 
     # vLLM's extensions
     add_generation_prompt: bool | None = None

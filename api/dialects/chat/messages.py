@@ -201,7 +201,7 @@ class Conversation:
 
     def _answer(self, message: AssistantMessage, path: str) -> Iterator[params.InputItem]:
         if message.function_call is not None:
-            raise UnsupportedParameter("Send calls as tool_calls.", param=f"{path}.function_call")
+            raise UnsupportedParameter("Send tools, and calls as tool_calls.", param=f"{path}.function_call")
         if message.audio is not None:
             raise UnsupportedParameter("This server does not speak.", param=f"{path}.audio")
         if thought := message.reasoning or message.reasoning_content:

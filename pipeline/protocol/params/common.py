@@ -92,10 +92,16 @@ class Echoed(Body):
         return echoed
 
 
-def _refuse(value: Any) -> Any:
-    if value is not None and value is not False and value != []:
-        raise PydanticCustomError(UNSUPPORTED, "This server does not support this parameter")
-    return value
+def refuse(cure: str = "") -> AfterValidator:
+    """Refuse all values of a field but those that ask for nothing; the error ends with the ``cure``."""
+    after = {"cure": f": {cure}" if cure else ""}
+
+    def check(value: Any) -> Any:
+        if value is not None and value is not False and value != []:
+            raise PydanticCustomError(UNSUPPORTED, "This server does not support this parameter{cure}", after)
+        return value
+
+    return AfterValidator(check)
 
 
 @dataclass(frozen=True)
@@ -108,19 +114,20 @@ class _Verdict:
 REFUSED = _Verdict("refused")
 UNUSED = _Verdict("unused")
 
-Refused: TypeAlias = Annotated[Any, AfterValidator(_refuse), REFUSED]
+Refused: TypeAlias = Annotated[Any, refuse(), REFUSED]
 """A field that would change or restrict the answer, and cannot: it is refused unless null, false or an empty list."""
 
 Unused: TypeAlias = Annotated[Any, UNUSED]
 """A field that is accepted with any value: it restricts nothing and is a hint, or a fact that no prompt needs."""
 
 
-def only(*values: Any) -> AfterValidator:
-    """Refuse all values of a field but null and ``values``, with which it does nothing."""
+def only(*values: Any, cure: str = "") -> AfterValidator:
+    """Refuse all values of a field but null and ``values``, with which it does nothing; see `refuse`."""
+    after = {"cure": f": {cure}" if cure else ""}
 
     def check(value: Any) -> Any:
         if value is not None and value not in values:
-            raise PydanticCustomError(UNSUPPORTED, "This server does not support this value")
+            raise PydanticCustomError(UNSUPPORTED, "This server does not support this value{cure}", after)
         return value
 
     return AfterValidator(check)

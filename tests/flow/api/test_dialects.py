@@ -205,6 +205,20 @@ async def test_unknown_urls_below_a_base_are_told_the_routes_there(tmp_path: Pat
             assert told in texts(json.loads(body))
 
 
+@pytest.mark.parametrize("dialect", spoken(), ids=lambda dialect: dialect.name)
+async def test_base_url_with_a_doubled_version_is_explained(tmp_path: Path, dialect: Dialect) -> None:
+    error_type = msgspec.json.Decoder(dialect.conventions.error_body).decode
+    async with running_server(ScriptedEngine(script=script(HELLO)), tmp_path) as served:
+        [routes] = [routes for each, routes in served.api.dialect_routes.items() if each.name == dialect.name]
+        path = routes[0].path
+        async with served.client.post(served.url + path.replace("/v1/", "/v1/v1/"), json={}) as answer:
+            body = await answer.read()
+        assert answer.status == 404
+    error_type(body)
+    advice = f"The path has v1 twice: leave one out of the client's base URL, so that the request goes to {path}."
+    assert advice in " ".join(texts(json.loads(body)))
+
+
 async def test_its_routes_are_rehearsed_once_by_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 

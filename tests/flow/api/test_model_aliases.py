@@ -62,6 +62,19 @@ async def test_name_that_no_pattern_fits_is_unknown(aliased: ScriptedServer, rou
     assert not aliased.engine.prompts
 
 
+@pytest.mark.parametrize("route", BODIES)
+async def test_unknown_name_is_answered_with_the_nearest_one(aliased: ScriptedServer, route: str) -> None:
+    _, answer = await aliased.post(BODIES[route] | {"model": "SMALL2"}, route)
+    assert answer["error"]["message"].startswith(
+        "This server serves 'big', 'small', not 'SMALL2' (did you mean small?)"
+    )
+    status, answer = await aliased.get("/v1/models/small2")
+    assert (status, answer["error"]["message"]) == (
+        404,
+        "This server serves 'big', 'small', not 'small2' (did you mean small?).",
+    )
+
+
 async def test_stored_response_keeps_the_name(aliased: ScriptedServer) -> None:
     _, first = await aliased.post({"input": "Hi", "model": "claude-opus"})
     assert (await aliased.get(f"/v1/responses/{first['id']}"))[1]["model"] == "claude-opus"

@@ -54,6 +54,13 @@ async def test_bad_input_is_refused(
         ("GET", "/models/tiny/", "The routes are under /v1."),
         ("GET", "/docs", "/openapi.json"),
         ("POST", "/v2/anything", "POST /v1/responses"),
+        (
+            "POST",
+            "/v1/v1/responses",
+            "The path has v1 twice: leave one out of the client's base URL, so that the request goes to /v1/responses.",
+        ),
+        ("GET", "/v1/v1/v1/models", "goes to /v1/models."),
+        ("GET", "/openresponses/v1/v1", "goes to /openresponses/v1."),
     ],
 )
 async def test_unknown_url_is_answered_with_the_api_of_this_server(

@@ -168,6 +168,32 @@ def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"functions": [{"name": "f"}]},
+            "This server does not support this parameter: send tools (at functions)",
+        ),
+        (
+            {"function_call": {"name": "f"}},
+            "This server does not support this value: send tools and tool_choice (at function_call)",
+        ),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]},
+            "Send tools, and calls as tool_calls.",
+        ),
+    ],
+)
+def test_old_fields_of_functions_are_refused_with_the_new_ones(fields: dict[str, Any], message: str) -> None:
+    assert str(refused(**fields)) == message
+    assert refused(**fields).code == "unsupported_parameter"
+
+
+def test_old_choices_that_ask_for_nothing_are_read() -> None:
+    assert asked(function_call="none", functions=[]) == asked()
+
+
 @pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": False}])
 def test_last_answer_may_be_continued(fields: dict[str, Any]) -> None:
     request = asked(messages=[USER, {"role": "assistant", "content": "Once upon"}], **CONTINUED, **fields)
