@@ -12,9 +12,16 @@ from aiohttp import web
 from penstock.api.http.bodies import Model, Models
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
-from penstock.pipeline.errors import ModelNotFound
+from penstock.api.http.pagination import ends
+from penstock.api.http.query import AnyText, Number
+from penstock.pipeline.errors import InvalidRequest, ModelNotFound
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import Backend, known_length
 from penstock.stages.services.model_names import is_name, served_instead, served_name
+
+LIMIT = Number("limit", default=0, least=1, most=1_000)
+AFTER = AnyText("after_id")
+BEFORE = AnyText("before_id")
 
 
 @dataclass(frozen=True)
@@ -36,11 +43,15 @@ class ModelList:
             web.get(f"{base}/models/{{model:.+}}", self.retrieve_model),
         )
 
-    @operation(Operation(Models))
+    @operation(Operation(Models, query=(LIMIT, AFTER, BEFORE), refusals=(InvalidRequest,)))
     async def list_models(self, request: web.Request) -> web.Response:
-        """List the models."""
+        """List the models: all of them, or a page of Anthropic's API."""
         names = tuple(dict.fromkeys((*self.engine.models, *filter(is_name, self.aliases))))
-        return as_json(Models(tuple(map(self._model, names)), names[0], names[-1]))
+        after, before = (_place(names, parameter, request) for parameter in (AFTER, BEFORE))
+        found = names[0 if after is None else after + 1 : before]
+        limit = LIMIT.read(request) or len(names)
+        data = tuple(map(self._model, found[:limit] if before is None else found[-limit:]))
+        return as_json(Models(data, *ends(data), has_more=len(found) > limit))
 
     @operation(Operation(Model, refusals=(ModelNotFound,)))
     async def retrieve_model(self, request: web.Request) -> web.Response:
@@ -55,3 +66,11 @@ class ModelList:
         longest, created_at = known_length(self.engine), datetime.fromtimestamp(self.created, UTC)
         root = getattr(self.engine, "root", None)
         return Model(name, self.created, longest, name, created_at.isoformat(), longest, longest, root)
+
+
+def _place(names: Sequence[str], parameter: AnyText, request: web.Request) -> int | None:
+    """Return the place of the model that a parameter names; raise `InvalidRequest` if it is not in the list."""
+    name = parameter.read(request)
+    if name is not None and name not in names:
+        raise InvalidRequest(f"There is no model {shortened(name)!r} in this list.", param=parameter.name)
+    return None if name is None else names.index(name)

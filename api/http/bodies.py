@@ -105,12 +105,12 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Models(msgspec.Struct, frozen=True):
-    """All models of this server, on one page."""
+    """The models of this server, or a page of them."""
 
     data: tuple[Model, ...]
     first_id: str | None
     last_id: str | None
-    has_more: Literal[False] = False
+    has_more: bool = False
     object: Literal["list"] = "list"
 
 

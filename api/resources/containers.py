@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Page
@@ -160,7 +160,7 @@ class ContainerRoutes:
             web.get(f"{one}/files", self.list_files),
             web.get(file, self.retrieve_file),
             web.delete(file, self.delete_file),
-            web.get(f"{file}/content", self.download, allow_head=False),
+            web.get(f"{file}/content", self.download),
         )
 
     @operation(Operation(ContainerObject, body=CreateContainer, refusals=(*_REFUSALS, errors.LimitReached)))
@@ -286,6 +286,8 @@ class ContainerRoutes:
             except NoSuchFile:
                 raise _no_file(request) from None
             answer = web.StreamResponse(headers=_headers(file))
+            if request.method == hdrs.METH_HEAD:
+                return answer
             request[STREAMING] = True
             await answer.prepare(request)
             await answer.write(first)

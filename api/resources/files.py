@@ -165,7 +165,7 @@ class Files:
             web.get(f"{base}/files", self.list_files),
             web.get(one, self.retrieve),
             web.delete(one, self.delete),
-            web.get(f"{one}/content", self.download, allow_head=False),
+            web.get(f"{one}/content", self.download),
         )
 
     @operation(
@@ -254,7 +254,8 @@ class Files:
     async def download(self, request: web.Request) -> web.StreamResponse:
         """Retrieve the content of a file, or a range of its bytes."""
         file = await self._found(request)
-        start, end = _range(request, file)
+        is_head = request.method == hdrs.METH_HEAD  # for which ranges are not defined
+        start, end = (0, file.bytes) if is_head else _range(request, file)
         is_part = (start, end) != (0, file.bytes)
         if is_part and start >= end:
             problem = Problem("The file has no such bytes.", INVALID, "Range", None)
@@ -265,6 +266,8 @@ class Files:
         answer.content_length = end - start
         if is_part:
             answer.headers[hdrs.CONTENT_RANGE] = f"bytes {start}-{end - 1}/{file.bytes}"
+        if is_head:
+            return answer
         request[STREAMING] = True
         await answer.prepare(request)
         try:

@@ -148,6 +148,10 @@ async def test_files_are_listed_cited_and_downloaded(served: ScriptedServer) -> 
         assert await content.read() == b"1,2"
         assert content.headers["Content-Disposition"] == "attachment; filename*=UTF-8''a%20b.csv"
         assert content.headers["X-Content-Type-Options"] == "nosniff"
+    async with served.client.head(f"{served.url}{path}/content") as head:
+        assert (head.status, head.headers["Content-Disposition"]) == (200, content.headers["Content-Disposition"])
+    async with served.client.head(f"{served.url}{path}none/content") as missing:
+        assert missing.status == 404
     assert (await served.delete(path))[1]["deleted"]
     assert (await served.get(path))[0] == 404
 

@@ -224,6 +224,21 @@ async def test_content_has_ranges(
         assert await answer.read() == content
 
 
+@pytest.mark.parametrize("content", [b"0123456789", b""])
+async def test_head_of_content_is_answered_without_it(served: ScriptedServer, content: bytes) -> None:
+    """A range holds for GET alone."""
+    _, made = await send(served, form(content))
+    url = f"{served.url}/v1/files/{made['id']}/content"
+    async with served.client.get(url) as whole, served.client.head(url, headers={"Range": "bytes=2-4"}) as answer:
+        assert answer.status == whole.status == 200
+        for name in ("Content-Length", "Content-Type", "Content-Disposition", "ETag"):
+            assert answer.headers[name] == whole.headers[name]
+        assert answer.headers["Content-Length"] == str(len(content))
+        assert await answer.read() == b""
+    async with served.client.head(f"{served.url}/v1/files/file_none/content") as missing:
+        assert missing.status == 404
+
+
 async def test_range_of_another_file_is_not_cut_out_of_this_one(served: ScriptedServer) -> None:
     _, made = await send(served, form(b"0123456789"))
     url = f"{served.url}/v1/files/{made['id']}/content"

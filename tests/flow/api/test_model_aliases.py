@@ -19,6 +19,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import pipeline
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.fake_vllm import FakeVllm, running_fakes
+from tests.support.messages import anthropic_client
 from tests.support.paths import HARMONY
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.socket_client import connected
@@ -89,6 +90,39 @@ async def test_alias_of_one_name_is_listed_and_a_pattern_is_not(aliased: Scripte
     status, model = await aliased.get("/v1/models/claude-haiku-4-5")
     assert (status, model["id"], model["max_model_len"]) == (200, "claude-haiku-4-5", aliased.engine.context_length)
     assert (await aliased.get("/v1/models/gpt-9"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "names", "has_more"),
+    [
+        ("limit=2", ["big", "small"], True),
+        ("limit=3", ["big", "small", "best"], False),
+        ("limit=1&after_id=big", ["small"], True),
+        ("after_id=small", ["best"], False),
+        ("after_id=best", [], False),
+        ("limit=1&before_id=best", ["small"], True),
+        ("limit=2&before_id=best", ["big", "small"], False),
+        ("after_id=big&before_id=best", ["small"], False),
+    ],
+)
+async def test_list_has_pages(aliased: ScriptedServer, query: str, names: list[str], has_more: bool) -> None:
+    status, page = await aliased.get(f"/v1/models?{query}")
+    assert (status, [model["id"] for model in page["data"]], page["has_more"]) == (200, names, has_more)
+    assert (page["first_id"], page["last_id"]) == ((names[0], names[-1]) if names else (None, None))
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("limit=0", "limit"), ("limit=1001", "limit"), ("after_id=gpt", "after_id"), ("before_id=", "before_id")],
+)
+async def test_wrong_page_is_refused(aliased: ScriptedServer, query: str, param: str) -> None:
+    status, answer = await aliased.get(f"/v1/models?{query}")
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_client_of_anthropic_reads_all_pages(aliased: ScriptedServer) -> None:
+    async with anthropic_client(aliased.url) as client:
+        assert [model.id async for model in client.models.list(limit=1)] == ["big", "small", "best"]
 
 
 async def test_metrics_have_the_served_name(aliased: ScriptedServer) -> None:
