@@ -80,35 +80,27 @@ def _start_to(trace: TraceFunction) -> None:
 class Turns:
     """The bytecode instructions of one turn of the event loop after another; a call into C counts as one.
 
-    Work in other threads does not count, and short turns count together.
+    Work in other threads does not count.
     """
 
     longest: int = 0
     _count: int = 0
-    _next: asyncio.TimerHandle | None = None
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call" and frame.f_code.co_qualname == "BaseEventLoop._run_once":
+            self._count = 0
         self._count += event == "opcode"
+        self.longest = max(self.longest, self._count)
         return self.trace
-
-    def turn(self) -> None:
-        self.longest, self._count = max(self.longest, self._count), 0
-        self._next = asyncio.get_running_loop().call_later(0.001, self.turn)
-
-    def end(self) -> None:
-        if self._next:
-            self._next.cancel()
 
 
 @contextmanager
 def counting_turns() -> Iterator[Turns]:
     """Count the instructions of each turn that the running event loop takes within the block."""
     turns, previous = Turns(), sys.gettrace()
-    turns.turn()
     _start_to(turns.trace)
     try:
         yield turns
     finally:
         sys.settrace(previous)
-        turns.end()

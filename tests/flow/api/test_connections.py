@@ -22,6 +22,7 @@ from penstock.api.http.connections import ConnectionBounds
 from penstock.api.http.proxies import client_of, parsed_address
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
+from tests.support.clock import Clock
 from tests.support.server import PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.server_process import ServerProcess, running_process, serve_with_few_descriptors, serving_process
 
@@ -85,13 +86,12 @@ async def test_connection_without_headers_is_closed(limited: ScriptedServer) -> 
     assert await answer_of(limited, b"GET /health HTTP/1.1\r\nX-Slow: a") == b""
 
 
-async def test_connection_with_a_request_stays_open(limited: ScriptedServer) -> None:
+async def test_connection_with_a_request_stays_open(limited: ScriptedServer, clock: Clock) -> None:
     reader, writer = await connect(limited)
-    for _ in range(2):
+    for _ in range(3):
         writer.write(GET)
         assert b"200 OK" in await reader.readuntil(b"}")
-        await asyncio.sleep(0.7)
-    assert not reader.at_eof()
+        await clock.move(2 * connections.HEADER_SECONDS)
     writer.close()
 
 

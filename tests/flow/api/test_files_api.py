@@ -45,7 +45,7 @@ async def rows(store: Store) -> list[int]:
 
 
 async def wait_until_empty(store: Store) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await rows(store) != [0, 0]:
             await asyncio.sleep(0.01)
 
@@ -359,7 +359,7 @@ async def test_upload_larger_than_a_body_is_stored_up_to_its_own_limit(store_at:
 async def test_client_that_leaves_in_mid_upload_leaves_nothing(served: ScriptedServer) -> None:
     going_on = asyncio.Event()
     upload = asyncio.create_task(send(served, form(endless(size=4 * CHUNK, then=going_on))))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not (await rows(served.store))[1]:
             await asyncio.sleep(0.01)
     upload.cancel()
@@ -379,7 +379,7 @@ async def test_too_many_uploads_at_once_are_refused(served: ScriptedServer, monk
     monkeypatch.setattr(files, "MOST_AT_ONCE", 1)
     going_on = asyncio.Event()
     first = asyncio.create_task(send(served, form(endless(size=2 * CHUNK, then=going_on))))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not (await rows(served.store))[1]:
             await asyncio.sleep(0.01)
     assert (await send(served, form()))[0] == 503

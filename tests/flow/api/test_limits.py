@@ -39,6 +39,9 @@ async def refused(served: PacedServer) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 async def test_answers_have_the_headers_of_openai(served: PacedServer) -> None:
+    now = time.monotonic()
+    served.scheduler.admission.clock = lambda: now
+    served.scheduler.admission.allowances = OwnAllowances(lambda: now)
     limit(served, requests_per_minute=10, tokens_per_minute=1000)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi"}) as answer:
         headers = answer.headers

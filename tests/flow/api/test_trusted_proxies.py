@@ -80,7 +80,7 @@ async def test_requests_through_a_proxy_are_limited_by_client(tmp_path: Path, mo
         engine.say_all()
         await closing.aclose()
         await wait_until(lambda: engine.running == 0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while (await _status(server, ALICE)) == 429:
                 await asyncio.sleep(0.01)
 

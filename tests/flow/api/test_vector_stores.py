@@ -134,7 +134,7 @@ async def test_filter_and_threshold_leave_files_out(served: ScriptedServer, file
 
 
 async def wait_until_read(served: ScriptedServer, store: str) -> Json:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (answer := (await served.get(f"{STORES}/{store}"))[1])["status"] == "in_progress":
             await asyncio.sleep(0.02)
     return dict(answer)
@@ -178,7 +178,7 @@ async def test_deleted_file_leaves_its_vector_stores_with_all_chunks(served: Scr
     assert await found(served, store["id"], "tea") == []
     assert (await served.get(f"{STORES}/{store['id']}"))[1]["file_counts"]["total"] == 2
     await served.ask("DELETE", f"{STORES}/{store['id']}")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while any([(await served.store.context.read(f"select count(*) from {table}"))[0][0] for table in TABLES]):
             await asyncio.sleep(0.05)
 

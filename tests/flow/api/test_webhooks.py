@@ -36,7 +36,7 @@ async def status(server: ServerProcess, response_id: str) -> str:
 
 
 async def ended(server: ServerProcess, response_id: str) -> str:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (now := await status(server, response_id)) in {"queued", "in_progress"}:
             await asyncio.sleep(0.05)
     return now

@@ -52,7 +52,7 @@ async def behind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerat
         running_server(PacedEngine(script(ENDLESS)), tmp_path, **options) as server,
         running_proxy(request.param, server.url, folder) as proxy,
     ):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while (await proxy.client.get(f"{proxy.url}/ready")).status != 200:  # its first look at the server
                 await asyncio.sleep(0.1)
         yield Behind(server, proxy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.frontends import frontends_in, states_of
 from tests.support.processes import wait_for
 from tests.support.serve_command import Command, running
 
-SERVES = re.compile(r"frontend (\d+) of \d+ serves, as process (\d+)")
 ENDED = re.compile(r"has ended with status -9 and (\d+) running response")
 MODEL = "tiny-gpt-oss"
 
@@ -37,7 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command, None,
 
 def frontends(server: Command) -> dict[int, int]:
     """Return the processes of the frontends by number: the latest of each that has served."""
-    return {int(number): int(pid) for number, pid in SERVES.findall(log_of(server))}
+    return frontends_in(log_of(server))
 
 
 def log_of(server: Command) -> str:
@@ -90,7 +89,7 @@ def test_requests_of_a_killed_frontend_are_aborted_and_it_comes_back(served: Com
         for stream in streams:
             list(islice(stream, 20))
         assert scraped(served, "vllm:num_requests_running") == 4
-        time.sleep(0.5)  # two signs of life, which report the responses that run
+        wait_for(lambda: sum(state.running for state in states_of(served.process.pid, 2)) == 4)
         before, victim = frontends(served), busiest(served)
         os.kill(before[victim], signal.SIGKILL)
         wait_for(lambda: ENDED.search(log_of(served)))

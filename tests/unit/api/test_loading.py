@@ -40,16 +40,18 @@ from penstock.pipeline.errors import CannotStart, Stopped
 from penstock.pipeline.logs import log_to_stderr
 
 log_to_stderr("INFO")
+lines = []
 if "slow" in sys.argv:
     loading.PERIOD = 0.01
+    loading.logger.addFilter(lambda line: lines.append(line) or True)
 fifo = os.path.join(tempfile.mkdtemp(), "fifo")
 os.mkfifo(fifo)
 try:
     with loading.Loading("tiny", is_verbose="verbose" in sys.argv) as block:
         worker = subprocess.Popen([sys.executable, "-c", os.environ["WORKER"], fifo], stdin=subprocess.PIPE)
         open(fifo).read()
-        if "slow" in sys.argv:
-            time.sleep(0.1)
+        while "slow" in sys.argv and len(lines) < 4:
+            time.sleep(0.01)
         logging.getLogger("other").info("of another library")
         print("of this process")
         if "fails" in sys.argv:

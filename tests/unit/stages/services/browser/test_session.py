@@ -432,7 +432,7 @@ async def test_hostile_pages_do_not_hold_up_an_ordinary_one(browse: Opening, sit
         asyncio.create_task(call(hostile[number % sessions], "open", 60, id=f"{site.url}/hostile/{number}"))
         for number in range(6)
     ]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(site.requested) < min(6, 2 * sessions):
             await asyncio.sleep(0.01)
     ordinary = await call(browse(), "open", 60, id=f"{site.url}/a")

@@ -239,14 +239,14 @@ async def test_small_threads_are_limited_too(run: RunCell) -> None:
 async def test_file_sizes_are_limited(small: PythonSession) -> None:
     one = await small.run("python", "open('a', 'wb').write(bytes(8 << 20))", 120)
     assert last(one.result).startswith("OSError")
-    code = "import time\nfor n in range(60):\n    open(str(n), 'wb').write(bytes(1 << 20))\n    time.sleep(0.02)"
+    code = "import time\nfor n in range(60):\n    open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(60)"
     many = await small.run("python", code, 120)
     assert "No space left" in many.result or "MB of files" in (many.error or "")
 
 
 async def test_number_of_files_is_limited(python: PythonSession) -> None:
     code = "import os, time\nfor n in range(5000): os.close(os.open(str(n), os.O_CREAT))\ntime.sleep(60)"
-    outcome = await python.run("python", code, 90)
+    outcome = await python.run("python", code, 120)
     assert "4096 files" in (outcome.error or "")
 
 
@@ -254,7 +254,7 @@ async def test_threads_are_stopped_between_calls(python: PythonSession) -> None:
     """Else an idle container would use the processor without a slot."""
     code = "import threading\nthreading.Thread(target=lambda: [0 for _ in iter(int, 1)], daemon=True).start()"
     assert (await python.run("python", code, 120)).error is None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while state_of(program_of(python)) != "T":  # the signal is sent, and may not have arrived
             await asyncio.sleep(0.01)
     assert (await python.run("python", "threading.active_count()", 120)).result == "2\n"
@@ -281,9 +281,9 @@ async def test_deleted_files_count(small: PythonSession, hold: str) -> None:
     code = (
         "import ctypes, os, time\nkept, libc = [], ctypes.CDLL(None)\n"
         "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]\n"
-        f"for _ in range(20): {hold}; time.sleep(0.05)\ntime.sleep(30)"
+        f"for _ in range(20): {hold}; time.sleep(0.05)\ntime.sleep(60)"
     )
-    outcome = await small.run("python", code, 60)
+    outcome = await small.run("python", code, 120)
     assert "No space left" in outcome.result or "MB of files" in (outcome.error or ""), outcome
 
 

@@ -103,7 +103,7 @@ async def filled(store: Store, texts: Sequence[tuple[str, str]], embedder: Embed
     made, ingestion = await new_store(store), Ingestion(store, FileReader(), embedder)
     files = [NewFile(await uploaded(store, name, text), name, {}, Chunking()) for name, text in texts]
     await store.vector_stores.add(made.id, files)
-    async with ingestion.running(), asyncio.timeout(60):
+    async with ingestion.running(), asyncio.timeout(120):
         while (found := await store.vector_stores.get(made.id, "")) and found.counts.of("in_progress"):
             await asyncio.sleep(0.01)
     assert found
