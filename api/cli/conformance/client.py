@@ -24,7 +24,7 @@ MOST_EVENTS = 50_000
 """Events of a stream that are read."""
 DONE = "[DONE]"
 """The data that ends a stream of OpenAI's."""
-ADVICE = "the server limits this key (429): use one without limits, or --at-once 1"
+ADVICE = "the server limits this key (429): raise its limits, or wait a minute, and repeat with --at-once 1 and --only"
 """The remedy for a server that refuses a request for its rate: that says nothing about the rule of a check."""
 
 UNKNOWN = (404, 405, 501)
@@ -66,8 +66,6 @@ class Answer:
         if self.status // 100 == 2:
             return self.json
         text = self.body[:2000].decode(errors="replace")
-        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
-            raise Limited(ADVICE)
         says_so = self.status in (400, 422) and any(words in text.lower() for words in _NOT_HERE)
         if self.status in UNKNOWN or says_so:
             raise Lacking(f"{self.status}: {text}")
@@ -75,8 +73,6 @@ class Answer:
 
     def refused(self, *statuses: int) -> Json:
         """Return the body of an answer that has to be a refusal with one of the statuses."""
-        if self.status == HTTPStatus.TOO_MANY_REQUESTS and self.status not in statuses:
-            raise Limited(ADVICE)
         if self.status not in statuses:
             raise Violation(f"the status is {self.status}, not {' or '.join(map(str, statuses))}")
         return self.json
@@ -247,6 +243,8 @@ class Talk:
                     allow_redirects=False,
                 ) as answer,
             ):
+                if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+                    raise Limited(ADVICE)
                 yield answer, answer.content.iter_any()
         except TimeoutError:
             raise Violation(f"no whole answer came within {timeout:g} s") from None

@@ -29,7 +29,7 @@ SPEECHES: tuple[Speech, ...] = get_args(Speech)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Check a server, report, and exit with 1 if it fails a check."""
+    """Check a server, report, and exit with 1 if it fails a check, or with 2 if its limits kept one from telling."""
     options = _parser().parse_args(arguments)
     if options.list:
         for check in ALL:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(as_json(server, found), indent=2))
     else:
         show(Console(highlight=False, markup=False, emoji=False, soft_wrap=False), found, full=options.verbose)
-    sys.exit(1 if counts(found)["fail"] else 0)
+    sys.exit(1 if counts(found)["fail"] else 2 if any(each.is_limited for each in found) else 0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.api.cli.conformance.check import Verdict
+from penstock.api.cli.conformance.client import ADVICE
 from penstock.api.cli.conformance.run import Outcome
+from penstock.pipeline.logs import counted
 
 STYLES: Mapping[Verdict, str] = {"pass": "green", "warn": "yellow", "skip": "dim", "fail": "bold red"}
 WIDE = 100
@@ -39,8 +41,11 @@ def show(console: Console, outcomes: Sequence[Outcome], *, full: bool) -> None:
         for outcome in members:
             if full or outcome.verdict in ("warn", "fail"):
                 console.print(_row(outcome, wide=console.width >= WIDE))
-        if skipped := sorted({each.reason for each in members if each.verdict == "skip"}) if not full else []:
+        reasons = {each.reason for each in members if each.verdict == "skip" and not each.is_limited}
+        if skipped := sorted(reasons) if not full else []:
             console.print(Text(f"  skip  {'; '.join(skipped)}"[: 2 * console.width], "dim"))
+    if limited := sum(outcome.is_limited for outcome in outcomes):
+        console.print(Text(f"{counted(limited, 'check')} could not tell: {ADVICE}", STYLES["warn"]))
     console.print(Text(summary(outcomes), "bold"))
 
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from penstock.api.cli.conformance.check import Check, Doubt, Lacking, Limited, Speech, Verdict, Violation
-from penstock.api.cli.conformance.client import UNKNOWN, Server, Talk
+from penstock.api.cli.conformance.client import ADVICE, UNKNOWN, Server, Talk
 from penstock.pipeline.errors import CannotRun
 
 CHECK_TIME = 4
@@ -31,6 +31,11 @@ class Outcome:
     sent: str = ""
     came: str = ""
     seconds: float = 0.0
+
+    @property
+    def is_limited(self) -> bool:
+        """True if the check could not tell, as the server limits the key."""
+        return self.verdict == "skip" and self.reason == ADVICE
 
 
 def chosen(checks: Iterable[Check], speeches: Collection[Speech], names: Sequence[str]) -> list[Check]:
@@ -57,6 +62,8 @@ async def model_of(server: Server, wanted: str) -> str:
         answer = await talk.send("GET", "/models")
     except Violation as violation:
         raise CannotRun(f"no server answers at {server.base}: {shown(str(violation), server.key)}") from None
+    except Limited as limited:
+        raise CannotRun(f"{server.base}: {limited}") from None
     if wanted:
         return wanted
     with suppress(Violation, KeyError, IndexError, TypeError):
@@ -71,7 +78,7 @@ async def spoken(server: Server, speeches: Collection[Speech]) -> dict[Speech, s
     missing: dict[Speech, str] = {}
     for speech in speeches:
         talk = server.talk(speech)
-        with suppress(Violation):
+        with suppress(Violation, Limited):
             answer = await talk.send("POST", talk.path, {})
             if answer.status in UNKNOWN and not _names_model(answer.body):
                 missing[speech] = f"the server has no {talk.path}: {answer.status}"

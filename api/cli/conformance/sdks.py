@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from importlib import import_module
 from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.api.cli.conformance.check import Doubt, Lacking, Speech, Violation, check, must
-from penstock.api.cli.conformance.client import Talk
+from penstock.api.cli.conformance.check import Doubt, Lacking, Limited, Speech, Violation, check, must
+from penstock.api.cli.conformance.client import ADVICE, Talk
 
 PACKAGES: dict[Speech, str] = {"responses": "openai", "chat": "openai", "messages": "anthropic"}
 FINAL: dict[Speech, str] = {
@@ -24,7 +25,7 @@ SOURCE = "the types of openai-python and anthropic-python"
 
 @asynccontextmanager
 async def _client(talk: Talk) -> AsyncGenerator[Any, None]:
-    """Yield the client of an SDK, and raise `Violation` for an error that it raises in the block."""
+    """Yield the client of an SDK, and raise `Violation`, or `Limited`, for an error that it raises in the block."""
     name = PACKAGES[talk.speech]
     try:
         sdk = import_module(name)
@@ -38,6 +39,8 @@ async def _client(talk: Talk) -> AsyncGenerator[Any, None]:
         ) as client:
             yield client
     except Exception as error:  # of the helpers, too, which assert what they rely on
+        if getattr(error, "status_code", None) == HTTPStatus.TOO_MANY_REQUESTS:
+            raise Limited(ADVICE) from error
         raise Violation(f"{name} raises {type(error).__name__}: {error}") from error
 
 

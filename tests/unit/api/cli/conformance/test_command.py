@@ -15,7 +15,7 @@ from penstock.api.cli.conformance.command import SPEECHES, base_of, main
 from penstock.api.cli.conformance.run import chosen
 from penstock.pipeline.errors import CannotRun
 from tests.support.conforming_engine import ConformingEngine
-from tests.support.faulty_server import Exchange, in_body, put, spoiled
+from tests.support.faulty_server import Exchange, in_body, put, spoiled, with_status
 from tests.support.server import running_server
 
 KEY = "sk-0123456789abcdef"
@@ -88,6 +88,33 @@ async def test_a_server_that_cannot_be_reached_is_status_2() -> None:
     assert (status, out) == (2, "")
     assert err.startswith("penstock: no server answers at http://127.0.0.1:9/v1: ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.io
+@pytest.mark.slow
+async def test_limits_of_a_key_are_no_failure(url: str) -> None:
+    def limited(exchange: Exchange) -> None:
+        if exchange.method == "POST":
+            exchange.status = 429
+
+    async with spoiled(url, limited) as server:
+        status, out, err = await run(f"{server}/v1", "--dialect", "chat", "--only", "objects", columns=200)
+    assert (status, err) == (2, "")
+    *_, advice, counted = out.splitlines()
+    assert advice.startswith("7 checks could not tell: the server limits this key (429): raise its limits, ")
+    assert counted == "0 pass, 0 warn, 7 skip, 0 fail"
+    assert out.count("429") == 1
+
+
+@pytest.mark.io
+@pytest.mark.slow
+async def test_limits_before_the_first_check_are_named(url: str) -> None:
+    async with spoiled(url, with_status(429, when=200)) as server:
+        status, out, err = await run(f"{server}/v1")
+    assert (status, out) == (2, "")
+    assert err.startswith(
+        f"penstock: {server}/v1: the server limits this key (429): raise its limits, or wait a minute"
+    )
 
 
 def test_list_names_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
