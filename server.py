@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -23,22 +24,37 @@ async def pipeline(
     settings: Settings, start_engine: EngineStarter = start
 ) -> AsyncGenerator[Pipeline[CreateResponse, ResponseEvent], None]:
     """Run the pipeline of these settings without HTTP, for the length of a block.  Its source gives one request."""
+    entrance = Entrance()
     async with running(settings, start_engine) as server:
-        yield Pipeline((NamedStage("request", one_request), *server.scheduler.pipeline.steps))
+        try:
+            yield Pipeline((NamedStage("request", entrance), *server.scheduler.pipeline.steps))
+        finally:
+            entrance.is_closed = True
 
 
-async def one_request(source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateResponse, None]:
-    """Pass on the request of a program; raise `TypeError` for another frame, and `ValueError` unless it is one."""
-    given: list[CreateResponse] = []
-    async for request in source:
-        if not isinstance(request, CreateResponse):
-            raise TypeError(f"a response is made of a CreateResponse, not of a {type(request).__name__}")
-        if given:
-            raise ValueError("the source gives more than one request: open the pipeline once for each")
-        given.append(request)
-    if not given:
-        raise ValueError("the source gives no request: open the pipeline with source_of([request])")
-    yield given[0]
+@dataclass
+class Entrance:
+    """The first stage of the pipeline of a program, which is closed when the block of the pipeline has ended."""
+
+    is_closed: bool = False
+
+    async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateResponse, None]:
+        """Pass on the request of a program; raise `TypeError` for another frame, and `ValueError` unless it is one.
+
+        Raise `RuntimeError` if the pipeline is closed.
+        """
+        if self.is_closed:
+            raise RuntimeError("the pipeline is closed: open it inside its block, async with pipeline(settings) as ...")
+        given: list[CreateResponse] = []
+        async for request in source:
+            if not isinstance(request, CreateResponse):
+                raise TypeError(f"a response is made of a CreateResponse, not of a {type(request).__name__}")
+            if given:
+                raise ValueError("the source gives more than one request: open the pipeline once for each")
+            given.append(request)
+        if not given:
+            raise ValueError("the source gives no request: open the pipeline with source_of([request])")
+        yield given[0]
 
 
 async def collect(events: AsyncIterator[ResponseEvent]) -> Response:

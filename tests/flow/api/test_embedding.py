@@ -135,6 +135,15 @@ async def test_a_source_that_is_not_one_request_is_refused(
                 pass
 
 
+async def test_pipeline_after_its_block_is_closed(tmp_path: Path) -> None:
+    async with pipeline(settings(tmp_path)) as responses:
+        pass
+    closed = r"the pipeline is closed: open it inside its block, async with pipeline\(settings\)"
+    with pytest.raises(RuntimeError, match=closed):
+        async with responses.open(source_of([CreateResponse(model="greeting", input="Hi")])) as events:
+            await collect(events)
+
+
 def test_a_keyword_that_is_no_setting_is_named_with_the_nearest() -> None:
     mistaken: dict[str, Any] = {"engin": []}
     with pytest.raises(TypeError, match=r"there is no setting 'engin' \(did you mean engine\?\)"):
