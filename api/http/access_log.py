@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import hdrs, web
 
-from penstock.api.http.auth import title_of
+from penstock.api.http.auth import REFUSED_KEY, title_of
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
@@ -121,6 +121,7 @@ def _fields(request: web.Request, status: str, seconds: float, model: str | None
         "request_id": request[REQUEST_ID],
         "client": request[AS_SENT].address,
         "key": title_of(request) or None,
+        "refused_key": request.get(REFUSED_KEY) or None,
         "method": request.method,
         "path": _path(request),
         "route": _route(request),
@@ -196,7 +197,8 @@ async def add_request_id(request: web.Request, answer: web.StreamResponse) -> No
 def _client(request: web.Request, model: str | None) -> str:
     """Return the client's address, the name of its key, the model, and the id of the request."""
     title = title_of(request)
-    key = (f"key {title}",) if title else ()
+    refused = request.get(REFUSED_KEY)
+    key = (f"key {title}",) if title else (f"refused key {refused}",) if refused else ()
     named = (f"model {_visible(shortened(model))}",) if model else ()
     return ", ".join((request[AS_SENT].address or "unknown address", *key, *named, request[REQUEST_ID]))
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 
-from penstock.api.api_key import HASHED, ApiKey, digest_of, key_of
+from penstock.api.api_key import HASHED, LEAST_LENGTH, ApiKey, digest_of, key_of
 from penstock.api.http.conventions import conventions_of
 from penstock.api.http.errors import Handler
 from penstock.api.http.prefix import path_of
@@ -35,6 +35,9 @@ OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
 
 Only the owner of a response finds it.  An application around this one may set any other text.
 """
+
+REFUSED_KEY: web.RequestKey[str] = web.RequestKey("refused key", str)
+"""The name of the key that a request was refused for: that of an expired one, or else the start of its digest."""
 
 OPEN = frozenset({"/", "/health", "/live", "/load", "/openapi.json", "/ping", "/ready", "/version"})
 """The paths that need no key."""
@@ -170,9 +173,17 @@ class Keys:
         A middleware of an application around this one may have set it already.
         """
         if OWNER not in request:
-            request[OWNER] = self._owner_of(request)
+            try:
+                request[OWNER] = self._owner_of(request)
+            except Unauthorized:
+                request[REFUSED_KEY] = self._refused(_bearer(_authorization(request)))
+                raise
             request[KEYS] = self
         return await handler(request)
+
+    def _refused(self, key: str) -> str:
+        """Return the name of a refused key for people; empty for a text that cannot be a key, which may be guessed."""
+        return self.title(digest_of(key)) if len(key) >= LEAST_LENGTH else ""
 
     def _owner_of(self, request: web.Request) -> str:
         if path_of(request) in OPEN | OPERATORS:

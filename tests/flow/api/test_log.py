@@ -216,6 +216,32 @@ async def test_key_has_one_name_in_the_log_and_in_the_frames(
     assert key not in log.text
 
 
+@pytest.mark.parametrize(
+    ("key", "title"),
+    [
+        ("sk-alice-0123456789", "alice"),
+        ("sk-nobody-0123456789", sha256(b"sk-nobody-0123456789").hexdigest()[:8]),
+        ("EMPTY", None),
+        ("", None),
+    ],
+    ids=["expired", "unknown", "short", "none"],
+)
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+async def test_refused_key_is_named_without_being_shown(
+    log: pytest.LogCaptureFixture, tmp_path: Path, key: str, title: str | None, header: str
+) -> None:
+    (file := tmp_path / "keys").write_text("sk-alice-0123456789 name=alice expires=2020-01-31\n")
+    async with running_server(ScriptedEngine(), tmp_path / "store", keys=Keys(file)) as server:
+        server.client.headers[header] = f"Bearer {key}" if header == "Authorization" else key
+        assert (await server.post({"input": "Hi"}))[0] == 401
+    ((_, line),) = lines(log, "penstock.api.http.access_log")
+    assert line.startswith("POST /v1/responses: 401 in ")
+    assert (f"(127.0.0.1, refused key {title}, req_" if title else "(127.0.0.1, req_") in line
+    (record,) = [each for each in log.records if each.name == "penstock.api.http.access_log"]
+    assert (vars(record)["refused_key"], vars(record)["key"]) == (title, None)
+    assert not key or key not in log.text
+
+
 @pytest.mark.parametrize("path", ["/responses/none", "/messages", "/nowhere"])
 @pytest.mark.parametrize(("sent", "kept"), [("trace-1", True), ("two words", False), ("x" * 129, False), ("é", False)])
 async def test_request_id_of_the_client_is_logged_and_answered(
