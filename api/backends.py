@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.api.assembly import RunningEngine, rehearsed
 from penstock.api.effects import Answering, warn_of_unused
@@ -36,6 +38,7 @@ from penstock.stages.responses import (
 )
 from penstock.stages.services.engines.custom import open_engine
 from penstock.stages.services.engines.engine import UNLIMITED, TextBackend
+from penstock.stages.services.engines.replicas import PrefixCaches
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.engines.vllm import (
     ANYTHING,
@@ -145,12 +148,32 @@ async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGener
     """
     warn_of_unused(settings, Answering.OVER_HTTP)
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
-    engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
+    async with _prefix_caches(settings) as caches:
+        engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
+        engine.replicas.caches = caches
+        try:
+            model = None if engine.speaks_harmony else settings.model or engine.root
+            yield RunningEngine(engine, stages_elsewhere(settings, model))
+        finally:
+            await engine.close()
+
+
+@asynccontextmanager
+async def _prefix_caches(settings: Settings) -> AsyncGenerator[PrefixCaches | None, None]:
+    """Listen to the KV events that the settings name, for the length of a block; None if they name none."""
+    if not settings.kv_events:
+        yield None
+        return
+    if find_spec("zmq") is None:
+        raise CannotStart("--kv-events needs pyzmq: pip install 'penstock[kv-events]'")
+    events: Any = import_module("penstock.stages.services.engines.kv_events")
+    caches = events.KvEvents(
+        {url.rstrip("/"): each for url, each in zip(settings.engine, settings.kv_events, strict=True)}
+    )
     try:
-        model = None if engine.speaks_harmony else settings.model or engine.root
-        yield RunningEngine(engine, stages_elsewhere(settings, model))
+        yield caches
     finally:
-        await engine.close()
+        await asyncio.to_thread(caches.close)
 
 
 @asynccontextmanager

@@ -27,11 +27,14 @@ class Answering(Enum):
 
     HERE = "vLLM runs in this process", frozenset({"replay_speed", "engine_key"})
     OVER_HTTP = "the engine is elsewhere", frozenset({"replay_speed", "vllm", "exit_with_engine"})
-    OWN = "the engine is your own", frozenset({"replay_speed", "vllm"})
-    TEXTS = "a backend of texts answers", frozenset({"replay_speed", "vllm"}) | _OF_TEMPLATES | _OF_PLACES | _OF_SHADOWS
+    OWN = "the engine is your own", frozenset({"replay_speed", "vllm", "kv_events"})
+    TEXTS = (
+        "a backend of texts answers",
+        frozenset({"replay_speed", "vllm", "kv_events"}) | _OF_TEMPLATES | _OF_PLACES | _OF_SHADOWS,
+    )
     RECORDINGS = (
         "recordings answer",
-        frozenset({"engine_key", "share_caches", "salt_caches", "vllm", "exit_with_engine"})
+        frozenset({"engine_key", "kv_events", "share_caches", "salt_caches", "vllm", "exit_with_engine"})
         | _OF_TEMPLATES
         | _OF_PLACES
         | _OF_TOOLS

@@ -55,6 +55,13 @@ class EngineSettings(BaseSettings):
         "or file.py:function or module:function, for an engine of your own",
         examples=["http://127.0.0.1:8001"],
     )
+    kv_events: Texts = Field(
+        default=[],
+        title="ADDRESS",
+        description="ZeroMQ address of an engine's KV events, one for each --engine and in their order: turns then go "
+        "to engines whose prefix caches hold their prompts; needs the extra kv-events",
+        examples=["tcp://gpu1:5557"],
+    )
     model_alias: Texts = Field(
         default=[],
         title="PATTERN=NAME",
@@ -117,6 +124,14 @@ class EngineSettings(BaseSettings):
         _check_urls(urls, ", or be file.py:function")
         return urls
 
+    @field_validator("kv_events")
+    @classmethod
+    def _event_addresses(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if not re.fullmatch(r"tcp://[^\s/*]+:\d{1,5}|ipc://\S+", address):
+                raise ValueError(f"{address} must have the form tcp://HOST:PORT or ipc://PATH")
+        return addresses
+
     @field_validator("shadow")
     @classmethod
     def _shadows(cls, urls: list[str]) -> list[str]:
@@ -138,6 +153,12 @@ class EngineSettings(BaseSettings):
     def _one_model(self) -> Self:
         if any(option.split("=")[0] == "--model" for option in self.engine_options):
             raise ValueError("give MODEL as the first argument, or as model before the tables of penstock.toml")
+        return self
+
+    @model_validator(mode="after")
+    def _events_of_each_engine(self) -> Self:
+        if self.kv_events and len(self.kv_events) != len(self.engine):
+            raise ValueError(f"--kv-events: {len(self.kv_events)} addresses for {len(self.engine)} --engine")
         return self
 
     @model_validator(mode="after")

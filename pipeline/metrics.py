@@ -203,6 +203,12 @@ ENGINE_RUNNING = Gauge(
     ["engine"],
     multiprocess_mode="livesum",
 )
+ENGINE_CACHED_BLOCKS = Gauge(
+    "penstock_engine_cached_blocks",
+    "Blocks that an engine's prefix cache is known to hold, with --kv-events",
+    ["engine"],
+    multiprocess_mode="livemax",
+)
 ENGINE_FAILOVERS = Counter(
     "penstock_engine_failovers", "Prompts that an engine lost or refused, and that were sent to another", ["engine"]
 )

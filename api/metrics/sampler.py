@@ -15,6 +15,7 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.stages.models.vllm_private import installed_vllm
+from penstock.stages.services.engines.replicas import address_of
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine
 from penstock.stages.services.runs.run import Mode
 
@@ -78,3 +79,6 @@ class Sampler:
         for replica in engine.replicas.all:
             metrics.ENGINE_UP.labels(replica.address).set(replica.is_healthy)
             metrics.ENGINE_RUNNING.labels(replica.address).set(len(replica.running))
+        caches = engine.replicas.caches
+        for url, blocks in caches.sizes().items() if caches else ():
+            metrics.ENGINE_CACHED_BLOCKS.labels(address_of(url)).set(blocks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -175,7 +175,10 @@ class HttpGeneration:
 
     async def _connect(self) -> None:
         """Send the prompt to a server.  If `finish` is called meanwhile, there is no response."""
-        replica = self._choose()
+        cached = await self._replicas.cached(self.prompt)
+        if self.end is not None:
+            return
+        replica = self._choose(cached)
         self._replica, self._answer = replica, Answer(replica.endpoint, self.prompt.facts.sampling.logprobs)
         replica.running.add(self)
         facts, body = self.prompt.facts, replica.endpoint.body(self.prompt)
@@ -189,9 +192,9 @@ class HttpGeneration:
         finally:
             self._connecting = None
 
-    def _choose(self) -> Replica:
+    def _choose(self, cached: Mapping[str, int] | None) -> Replica:
         facts, without = self.prompt.facts, [*self._full, *self._unreachable]
-        replica = self._replicas.choose(facts, len(self.prompt.token_ids), without, self._broken)
+        replica = self._replicas.choose(facts, len(self.prompt.token_ids), without, self._broken, cached)
         if replica is None and self._full:
             raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
         if replica is None:

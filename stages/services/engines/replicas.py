@@ -6,12 +6,14 @@ back, because a different server may be running at its address by then.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import nlargest
 from itertools import chain, cycle, islice
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +22,7 @@ import aiohttp
 import msgspec
 
 from penstock.pipeline import metrics
-from penstock.pipeline.frames import RequestFacts
+from penstock.pipeline.frames import Prompt, RequestFacts
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
 from penstock.stages.services.engines.affinity import (
     FARTHEST,
@@ -51,6 +53,9 @@ LONGEST_REFUSAL = 2**16
 
 PROBE_TIMEOUT = 120.0
 """Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
+
+LONG_PROMPT = 16_000
+"""Tokens above which a thread looks a prompt up in `PrefixCaches`."""
 
 MISSED_CHECKS = 3
 """Consecutive health checks without an answer after which the generations on a server count as lost."""
@@ -93,6 +98,18 @@ class UnusableServer(ConnectionError):
     """The server does not answer, or lacks a required capability."""
 
 
+class PrefixCaches(Protocol):
+    """What is known of the servers' prefix caches."""
+
+    def cached(self, prompt: Prompt, adapter: str | None) -> Mapping[str, int] | None:
+        """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the number of blocks that each server is known to hold, by URL."""
+        ...
+
+
 class Broken(Protocol):
     """A generation that is running on a server."""
 
@@ -124,6 +141,8 @@ class Replica:
     """Why the server cannot constrain output to a grammar; None if it can."""
     root: str = ""
     """The model as given on the server's command line: a Hugging Face id, or a folder on the server's machine."""
+    adapters: tuple[str, ...] = ()
+    """The served names of its LoRA adapters."""
     is_healthy: bool = False
     running: set[Broken] = field(default_factory=set)
     _missed: int = 0
@@ -132,7 +151,7 @@ class Replica:
     @property
     def address(self) -> str:
         """The host and port of the server."""
-        return urlsplit(self.url).netloc
+        return address_of(self.url)
 
     async def post(self, body: dict[str, Any], headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send a generation request; raise `RequestRefused` if the answer is not a stream of tokens."""
@@ -160,11 +179,11 @@ class Replica:
         if base.max_model_len is None:
             raise self._foreign("/v1/models does not report the context length of its model")
         names = [card.id for card in cards if card.root == base.root and not card.parent]
-        adapters = [card.id for card in cards if card.parent in names]
+        self.adapters = tuple(card.id for card in cards if card.parent in names)
         self.root = base.root or base.id
         self.endpoint = await self._find_endpoint(base.id)
         self.grammar_fault = await self._find_grammar_fault(base.id)
-        models = tuple(dict.fromkeys((base.id, *names, *adapters)))
+        models = tuple(dict.fromkeys((base.id, *names, *self.adapters)))
         return ServedModel(models, base.max_model_len, await self._speaks_harmony(base.id))
 
     async def check(self) -> bool:
@@ -269,15 +288,22 @@ class Replica:
         )
 
 
+def address_of(url: str) -> str:
+    """Return the host and port of a server."""
+    return urlsplit(url).netloc
+
+
 async def _refusal(answer: aiohttp.ClientResponse) -> RequestRefused:
     return read_refusal(answer.status, await read_start(answer.content.iter_any(), LONGEST_REFUSAL))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Replicas:
     """All servers of an engine."""
 
     all: tuple[Replica, ...]
+    caches: PrefixCaches | None = None
+    """What is known of their prefix caches; None if nothing is."""
 
     @property
     def healthy(self) -> Iterable[Replica]:
@@ -288,24 +314,43 @@ class Replicas:
         """Return the name of a server for clients, which need not know its address."""
         return "The engine" if len(self.all) == 1 else f"Engine {self.all.index(replica) + 1} of {len(self.all)}"
 
+    async def cached(self, prompt: Prompt) -> Mapping[str, int] | None:
+        """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
+        if self.caches is None or len(self.all) == 1:
+            return None
+        model = prompt.facts.model
+        adapter = model if any(model in replica.adapters for replica in self.healthy) else None
+        if len(prompt.token_ids) > LONG_PROMPT:
+            return await asyncio.to_thread(self.caches.cached, prompt, adapter)
+        return self.caches.cached(prompt, adapter)
+
     def choose(
-        self, facts: RequestFacts, prompt_tokens: int, without: Collection[Replica], rather_not: Collection[Replica]
+        self,
+        facts: RequestFacts,
+        prompt_tokens: int,
+        without: Collection[Replica],
+        rather_not: Collection[Replica],
+        cached: Mapping[str, int] | None = None,
     ) -> Replica | None:
         """Return the server for a turn, or None if there is none outside ``without``.
 
-        Of the first in the ranking of its conversation, it is the one with the least work (see `affinity`).  Servers in
-        ``rather_not`` are a last resort.
+        Of the first in the ranking of its conversation, and of those that hold most of the prompt, it is the one with
+        the least work (see `affinity`).  ``cached`` are the tokens of the prompt that each server holds; if that is not
+        known, the home is taken to hold them.  Servers in ``rather_not`` are a last resort.
         """
         ranks = islice(self._ranking.of(facts), FARTHEST)
         nearest = chain((self._by_url[url] for url in ranks), self.all)
         able = list(islice((one for one in nearest if one.is_healthy and one not in without), NEAREST))
         if len(self.all) > NEAREST:
-            able += [one for one in islice(self._by_turns, STRANGERS) if one.is_healthy and one not in without]
+            others = chain(islice(self._by_turns, STRANGERS), self._holders(cached or {}))
+            able += [one for one in others if one.is_healthy and one not in without]
         if len(self.all) == 1 or not able:
             return able[0] if able else None
         read = read_elsewhere(facts, prompt_tokens)
 
         def drawbacks(replica: Replica) -> tuple[bool, float]:
+            if cached is not None:
+                return replica in rather_not, work(len(replica.running), prompt_tokens - cached.get(replica.url, 0))
             return replica in rather_not, work(len(replica.running), 0 if replica is able[0] else read)
 
         chosen = min(able, key=drawbacks)
@@ -313,6 +358,10 @@ class Replicas:
         choice = "new" if is_new(facts) else "affine" if chosen.url == home else "moved"
         metrics.ENGINE_CHOICES.labels(chosen.address, choice).inc()
         return chosen
+
+    def _holders(self, cached: Mapping[str, int]) -> Iterable[Replica]:
+        """Return the servers that hold most of a prompt."""
+        return (self._by_url[url] for url in nlargest(NEAREST, cached, cached.__getitem__))
 
     @cached_property
     def _ranking(self) -> Ranking:

@@ -37,14 +37,16 @@ CHECKED = 3600.0
 WORTHS = (0, affinity.WORTH)
 """Values of `affinity.WORTH`, besides the choice of the least busy engine; with 0, each turn goes to its home."""
 
-Choice: TypeAlias = Callable[[Replicas, RequestFacts, int, Any, Any], Replica | None]
+Choice: TypeAlias = Callable[[Replicas, RequestFacts, int, Any, Any, Any], Replica | None]
 
 
 def by_load() -> Choice:
     """Return the choice of the engine with the fewest generations, and of those, of the one longest not chosen."""
     turns, last = count(1), dict[str, int]()
 
-    def choose(these: Replicas, _: RequestFacts, _tokens: int, without: Any, rather_not: Any) -> Replica | None:
+    def choose(
+        these: Replicas, _: RequestFacts, _tokens: int, without: Any, rather_not: Any, _cached: Any
+    ) -> Replica | None:
         able = [replica for replica in these.healthy if replica not in without]
         key = [((one in rather_not, len(one.running), last.get(one.url, 0)), one) for one in able]
         chosen = min(key, key=lambda pair: pair[0])[1] if key else None

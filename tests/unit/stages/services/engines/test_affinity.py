@@ -178,6 +178,49 @@ def test_engine_that_is_rather_not_chosen_is_the_last_resort(name: str, load: in
     assert replicas.choose(turn_of(name), prompt, replicas.all, ()) is None
 
 
+# Known caches
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), min_size=2, max_size=3 * NEAREST), st.text(), prompts
+)
+def test_turn_goes_where_the_least_is_left_to_read(engines: list[tuple[int, int]], name: str, prompt: int) -> None:
+    """The home is an engine as any other if it is known what each holds."""
+    replicas = replicas_of(len(engines))
+    for replica, (load, _) in zip(replicas.all, engines, strict=True):
+        run(replica, load)
+    cached = {
+        replica.url: prompt * share // 20 for replica, (_, share) in zip(replicas.all, engines, strict=True) if share
+    }
+    works = {one.url: len(one.running) * WORTH + prompt - cached.get(one.url, 0) for one in replicas.all}
+    most = sorted(cached, key=cached.__getitem__, reverse=True)[:NEAREST]
+    near = ranked(list(works), turn_of(name))[:NEAREST]
+    chosen = replicas.choose(turn_of(name), prompt, (), (), cached)
+    assert chosen is not None
+    assert works[chosen.url] <= min(works[url] for url in (*most, *near))
+
+
+def test_holder_of_a_prompt_is_found_among_ten_thousand() -> None:
+    replicas = replicas_of(10_000)
+    near = ranked([replica.url for replica in replicas.all], turn_of("one"))[:FARTHEST]
+    holder = next(replica for replica in reversed(replicas.all) if replica.url not in near)
+    run(holder, 30)
+    assert replicas.choose(turn_of("one"), 100_000, (), (), {holder.url: 99_000}) is holder
+    holder.is_healthy = False
+    assert replicas.choose(turn_of("one"), 100_000, (), (), {holder.url: 99_000}) is not holder
+
+
+@given(st.text(), st.lists(st.integers(0, 9), min_size=5, max_size=5), prompts)
+def test_home_counts_as_the_holder_if_caches_are_not_known(name: str, loads: list[int], prompt: int) -> None:
+    replicas = replicas_of(5)
+    for replica, load in zip(replicas.all, loads, strict=True):
+        run(replica, load)
+    home = ranked([replica.url for replica in replicas.all], turn_of(name))[0]
+    unknown = replicas.choose(turn_of(name), prompt, (), (), None)
+    known = replicas.choose(turn_of(name), prompt, (), (), {home: prompt})
+    assert unknown is known
+
+
 @pytest.fixture
 async def session() -> Any:
     async with ClientSession() as session:

@@ -1,0 +1,127 @@
+"""Two stock `vllm serve` that publish KV events: the index agrees with what the engines themselves find cached."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from penstock.pipeline.frames import Prompt, with_facts
+from penstock.stages.services.engines.kv_events import KvEvents
+from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
+from tests.support.api_clients import wait_until
+from tests.support.engine_requests import ON_SHARED_ENGINE, prompt, scheduled
+from tests.support.event_streams import last
+from tests.support.processes import free_port, running_process
+from tests.support.stored_responses import response
+from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
+
+pytestmark = ON_SHARED_ENGINE
+
+BLOCK = 32
+OPTIONS = (
+    "--structured-outputs-config.backend=guidance",
+    "--enable-prompt-tokens-details",
+    "--enable-scale-out",
+    f"--block-size={BLOCK}",
+    "--kv-cache-memory-bytes=16777216",  # so that it forgets soon
+)
+Servers = dict[str, str]
+"""The addresses of the KV events of servers, by their URLs."""
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[Servers, None, None]:
+    folder, vllm = tmp_path_factory.mktemp("vllm"), Path(sys.executable).with_name("vllm")
+    addresses = {f"http://127.0.0.1:{free_port()}": f"ipc://{folder / name}" for name in ("one", "other")}
+    with ExitStack() as closing:
+        for url, address in addresses.items():
+            events = f'{{"enable_kv_cache_events": true, "endpoint": "{address}"}}'
+            command: list[str | Path] = [vllm, "serve", CHECKPOINT, *ARGUMENTS, *OPTIONS, "--kv-events-config", events]
+            command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+            closing.enter_context(running_process(command, f"{url}/health", folder / f"{url.rpartition(':')[2]}.log"))
+        yield addresses
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def elsewhere(servers: Servers) -> AsyncGenerator[VllmHttpEngine, None]:
+    caches = KvEvents(servers)
+    engine = await start_vllm_http(list(servers))
+    engine.replicas.caches = caches
+    yield engine
+    await engine.close()
+    caches.close()
+
+
+async def answered(elsewhere: VllmHttpEngine, wanted: Prompt) -> int:
+    """Generate; return the tokens of the prompt that the engine has found in its cache."""
+    async with elsewhere.open(wanted) as frames:
+        return last([frame async for frame in frames]).cached_tokens
+
+
+def turn(text: str, name: str, **scheduling: Any) -> Prompt:
+    """A turn of a conversation of its own."""
+    wanted = with_facts(
+        prompt(text, max_tokens=4), response=response(name, model="tiny-gpt-oss", prompt_cache_key=name)
+    )
+    return scheduled(wanted, **scheduling)
+
+
+def known(elsewhere: VllmHttpEngine, wanted: Prompt) -> dict[str, int]:
+    assert elsewhere.replicas.caches
+    return dict(elsewhere.replicas.caches.cached(wanted, None) or {})
+
+
+def whole_blocks(wanted: Prompt) -> int:
+    """Return the tokens that can be cached: an engine reads the last one always."""
+    return (len(wanted.token_ids) - 1) // BLOCK * BLOCK
+
+
+async def heard(elsewhere: VllmHttpEngine, wanted: Prompt, *urls: str) -> None:
+    """Wait until all of a prompt is known to be at these engines, or at any."""
+    await wait_until(
+        lambda: (
+            {url for url, tokens in known(elsewhere, wanted).items() if tokens >= whole_blocks(wanted)} >= {*urls}
+            and known(elsewhere, wanted)
+        )
+    )
+
+
+async def test_index_knows_what_the_engines_find_cached(elsewhere: VllmHttpEngine) -> None:
+    for length in (1, 40, 300, 1000):
+        for salt in (None, f"salt {length}"):
+            wanted = turn("Pepper. " * length, f"{length} {salt}", cache_salt=salt)
+            await answered(elsewhere, wanted)
+            await heard(elsewhere, wanted)
+            assert await answered(elsewhere, wanted) == whole_blocks(wanted)
+
+
+async def test_turn_goes_to_the_engine_that_holds_it(elsewhere: VllmHttpEngine, servers: Servers) -> None:
+    """Another client has had it read there, so that no conversation says where it is."""
+    for number, url in enumerate(servers):
+        for name in range(4):
+            wanted = turn(f"Salt {number} {name}. " * 100, f"conversation {name}")
+            body = {"model": "tiny-gpt-oss", "prompt": wanted.token_ids, "max_tokens": 1}
+            async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as answer:
+                assert answer.status == 200
+            await heard(elsewhere, wanted, url)
+            assert await answered(elsewhere, wanted) == whole_blocks(wanted)
+
+
+async def test_index_forgets_what_an_engine_forgets(elsewhere: VllmHttpEngine) -> None:
+    first = turn("Sugar. " * 1000, "first")
+    await answered(elsewhere, first)
+    await heard(elsewhere, first)
+    for number in range(200):
+        await answered(elsewhere, turn(f"Honey {number}. " * 1000, "first"))
+        left = max(known(elsewhere, first).values())
+        if left < whole_blocks(first) // 2:
+            break
+    assert left < whole_blocks(first) // 2
+    assert await answered(elsewhere, first) <= left  # layers with sliding windows may have forgotten more

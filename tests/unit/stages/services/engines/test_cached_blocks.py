@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.stages.services.engines.cached_blocks import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CachedBlocks,
+    CacheEvent,
+)
+
+SIZE = 2
+CACHES = 3
+
+prompts = st.lists(st.integers(0, 2), max_size=12)
+adapters = st.sampled_from([None, "lora"])
+salts = st.sampled_from([None, "salt"])
+Key = tuple[str | None, str | None, tuple[int, ...]]
+
+
+class Server:
+    """The prefix cache of a server, which tells of its blocks as vLLM does, with hashes of its own."""
+
+    def __init__(self, numbers: Any) -> None:
+        self._numbers = numbers
+        self.held = dict[Key, bytes]()
+
+    def store(self, tokens: Sequence[int], adapter: str | None, salt: str | None) -> list[BlockStored]:
+        """Hold a prompt; return an event for the blocks that are new behind those that are held."""
+        keys = [(adapter, salt, tuple(tokens[:end])) for end in range(SIZE, len(tokens) + 1, SIZE)]
+        new = [number for number, key in enumerate(keys) if key not in self.held]
+        if not new:
+            return []
+        for number in new:
+            self.held[keys[number]] = next(self._numbers).to_bytes(32)
+        first, last = new[0], new[-1] + 1
+        extra: list[list[Any] | None] = [
+            [key for key in (adapter, salt if number == 0 else None) if key] or None for number in range(first, last)
+        ]
+        parent = self.held[keys[first - 1]] if first else None
+        hashes: list[bytes | int] = [self.held[key] for key in keys[first:last]]
+        stored = BlockStored(hashes, parent, list(tokens[first * SIZE : last * SIZE]), SIZE, adapter, extra, 0)
+        return [stored]
+
+    def remove(self, position: int) -> list[BlockRemoved]:
+        """Let go of a block that none is behind, as a cache frees chains from their ends."""
+        ends = [
+            key for key in self.held if not any(len(more[2]) > len(key[2]) and _is_of(more, key) for more in self.held)
+        ]
+        return [BlockRemoved([self.held.pop(ends[position % len(ends)])], 0)] if ends else []
+
+    def cached(self, tokens: Sequence[int], adapter: str | None, salt: str | None) -> int:
+        ends = range(SIZE, len(tokens) + 1, SIZE)
+        return next(
+            (end - SIZE for end in ends if (adapter, salt, tuple(tokens[:end])) not in self.held),
+            len(tokens) // SIZE * SIZE,
+        )
+
+
+def _is_of(more: Key, key: Key) -> bool:
+    return more[:2] == key[:2] and more[2][: len(key[2])] == key[2]
+
+
+class Index(RuleBasedStateMachine):
+    """Whatever several servers store and remove, the index knows what each holds of any prompt."""
+
+    @initialize()
+    def begin(self) -> None:
+        hashes = count()
+        self.servers = [Server(hashes) for _ in range(CACHES)]
+        self.blocks = CachedBlocks()
+
+    @rule(cache=st.integers(0, CACHES - 1), tokens=prompts, adapter=adapters, salt=salts)
+    def store(self, cache: int, tokens: list[int], adapter: str | None, salt: str | None) -> None:
+        self._take(cache, self.servers[cache].store(tokens, adapter, salt))
+
+    @rule(cache=st.integers(0, CACHES - 1), position=st.integers(0, 50))
+    def remove(self, cache: int, position: int) -> None:
+        self._take(cache, self.servers[cache].remove(position))
+
+    @rule(cache=st.integers(0, CACHES - 1))
+    def clear(self, cache: int) -> None:
+        self.servers[cache].held.clear()
+        self._take(cache, [AllBlocksCleared()])
+
+    @rule(tokens=prompts, adapter=adapters, salt=salts)
+    def look_up(self, tokens: list[int], adapter: str | None, salt: str | None) -> None:
+        held = {number: server.cached(tokens, adapter, salt) for number, server in enumerate(self.servers)}
+        assert self.blocks.cached(tokens, adapter, salt) == {cache: known for cache, known in held.items() if known}
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        for number, server in enumerate(self.servers):
+            assert self.blocks.count(number) == len(server.held)
+
+    def teardown(self) -> None:
+        for cache in range(CACHES):
+            self.blocks.forget(cache)
+        assert not any(
+            self.blocks.cached([0, 0], adapter, salt) for adapter in (None, "lora") for salt in (None, "salt")
+        )
+
+    def _take(self, cache: int, events: Sequence[CacheEvent]) -> None:
+        for event in events:
+            self.blocks.take(cache, event)
+
+
+TestIndex = Index.TestCase
+
+
+def stored(tokens: Sequence[int], parent: bytes | None = None, **more: Any) -> BlockStored:
+    hashes: list[bytes | int] = [bytes([*tokens[: end + 1]]) for end in range(0, len(tokens), SIZE)]
+    return BlockStored(hashes, parent, list(tokens), SIZE, **more)
+
+
+def test_block_behind_an_unknown_one_is_left_out() -> None:
+    """It was stored before anything was heard, so that its place in a prompt is not known."""
+    blocks = CachedBlocks()
+    blocks.take(0, stored([1, 2], parent=b"unknown"))
+    assert blocks.count(0) == 0
+    assert blocks.cached([1, 2], None, None) == {}
+
+
+def test_layers_that_keep_the_end_of_a_prompt_do_not_count() -> None:
+    blocks = CachedBlocks()
+    blocks.take(0, stored([1, 2, 3, 4], group_idx=0, kv_cache_spec_kind="full_attention"))
+    blocks.take(0, stored([1, 2, 3, 4], group_idx=1, kv_cache_spec_kind="sliding_window"))
+    blocks.take(0, BlockRemoved(list(stored([1, 2, 3, 4]).block_hashes), group_idx=1))
+    assert blocks.cached([1, 2, 3, 4, 5], None, None) == {0: 4}
+
+
+def test_prompt_is_known_up_to_its_first_image() -> None:
+    blocks = CachedBlocks()
+    blocks.take(0, stored([1, 2, 9, 9, 5, 6], extra_keys=[None, [["image", 0]], None]))
+    assert blocks.cached([1, 2, 9, 9, 5, 6], None, None) == {0: 2}
+
+
+def test_servers_may_have_blocks_of_different_sizes() -> None:
+    blocks = CachedBlocks()
+    blocks.take(0, stored([1, 2]))
+    blocks.take(1, BlockStored([b"a"], None, [1, 2, 3], 3))
+    assert blocks.cached([1, 2, 3], None, None) == {0: 2, 1: 3}
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=50)
+def test_events_have_the_form_of_vllm(data: bytes) -> None:
+    """Fields that are not known, and those that are missing, do no harm."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [data],
+        "parent_block_hash": None,
+        "token_ids": [1],
+        "block_size": 1,
+    }
+    wire = msgspec.msgpack.encode(event | {"lora_id": None, "medium": "GPU", "session_id": "x"})
+    assert msgspec.msgpack.decode(wire, type=BlockStored | BlockRemoved | AllBlocksCleared) == BlockStored(
+        [data], None, [1], 1
+    )
