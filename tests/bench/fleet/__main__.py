@@ -15,11 +15,12 @@ from math import inf
 from statistics import mean
 
 from tests.bench.fleet.fleet import Counts, Fleet, Plan
-from tests.bench.fleet.policies import Affinity, Bounded, Events, LeastLoad, Policy, RoundRobin
+from tests.bench.fleet.policies import Affinity, Bounded, Events, Informed, LeastLoad, Policy, RoundRobin
 from tests.bench.fleet.traffic import OTHERS
 
 WAYS: dict[str, Callable[[Fleet], Policy]] = {
     "penstock": lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks),
+    "informed": lambda fleet: Informed(fleet.engines, fleet.plan.penstocks, 1.0),
     "bounded": lambda fleet: Bounded(fleet.plan.engines, fleet.plan.penstocks, 1.5),
     "home": lambda fleet: Bounded(fleet.plan.engines, fleet.plan.penstocks, inf),
     "least": lambda fleet: LeastLoad(fleet.plan.engines, fleet.plan.penstocks),
@@ -67,7 +68,8 @@ Run = Callable[[Iterable[tuple[str, Plan]]], Iterator[Fleet]]
 def ways(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
     """Compare the ways, in fleets of several sizes."""
     yield from header("engines", "choice", *FIGURES)
-    some, every = ("penstock", "least", "events"), ("penstock", "bounded", "home", "least", "round robin", "events")
+    some = ("penstock", "informed", "least", "events")
+    every = ("penstock", "informed", "bounded", "home", "least", "round robin", "events")
     rows = [
         (way, fitted(replace(plan, engines=number))) for number in engines for way in (every if number < MANY else some)
     ]
@@ -82,7 +84,7 @@ def penstocks(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
     rows = [
         (way, replace(plan, engines=number, penstocks=each))
         for each in (1, 4, 16, 64)
-        for way in ("penstock", "bounded", "events")
+        for way in ("penstock", "informed", "bounded", "events")
     ]
     for fleet in run(rows):
         yield f"| {number} | {fleet.plan.penstocks} | {fleet.name} | {figures(fleet.counts)} |"
@@ -96,7 +98,7 @@ def deaths(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
         (way, fitted(replace(plan, engines=number, dies_at=third, is_back_after=third)))
         for number in engines
         if number <= MANY
-        for way in ("penstock", "least", "events")
+        for way in ("penstock", "informed", "least", "events")
     ]
     for fleet in run(rows):
         before, after = (sum_of(fleet.buckets[each] for each in minute) for minute in (range(-6, 0), range(6)))
@@ -131,7 +133,7 @@ def others(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
     rows = {
         (name, way): (way, replace(plan, engines=number, kinds=kinds, first=10**6))
         for name, kinds in OTHERS.items()
-        for way in ("penstock", "bounded", "events")
+        for way in ("penstock", "informed", "bounded", "events")
     }
     for (name, _), fleet in zip(rows, run(rows.values()), strict=True):
         yield f"| {number} | {name} | {fleet.name} | {figures(fleet.counts)} |"

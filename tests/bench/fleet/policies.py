@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import tracemalloc
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from math import inf
 from random import Random
@@ -71,7 +71,7 @@ class Affinity(Policy):
         return size, 0
 
     def choose(self, turn: Turn, now: float) -> int:
-        replica = self._at[turn.penstock].choose(_facts(turn), turn.prompt, (), ())
+        replica = self._at[turn.penstock].choose(_facts(turn), turn.prompt, (), (), self._cached(turn, now))
         assert replica is not None
         generation = Generation()
         replica.running.add(generation)
@@ -81,6 +81,9 @@ class Affinity(Policy):
     def ended(self, turn: Turn, engine: int) -> None:
         replica, generation = self._running.pop(turn)
         replica.running.discard(generation)
+
+    def _cached(self, turn: Turn, now: float) -> Mapping[str, int] | None:
+        return None
 
     def alive(self, engine: int, *, is_alive: bool) -> None:
         for replicas in self._at:
@@ -176,6 +179,71 @@ class LeastLoad(Policy):
             heapq.heappush(heap, (loads[engine], self._random.random(), engine))
 
 
+SOME = 8
+"""Holders of an opening, and engines besides, that a choice by events looks at."""
+
+
+class Index:
+    """An index of the blocks that each engine holds, from events that arrive late."""
+
+    def __init__(self, engines: Sequence[Engine], delay: float, most: int) -> None:
+        self._delay, self._most = delay, most
+        for engine in engines:
+            engine.tell()
+        self._late = deque[tuple[float, str, int, int]]()
+        self._holders = dict[str, dict[int, int]]()
+        self.blocks = 0
+
+    def cached(self, turn: Turn, now: float) -> dict[int, int]:
+        """Return how many tokens of a prompt the holders of its history hold, and some holders of its opening."""
+        self._listen(now)
+        talk = turn.talk
+        histories, openings = self._holders.get(talk.chain, {}), self._holders.get(talk.opening, {})
+        whole, cached = blocks(talk.opening_tokens), dict[int, int]()
+        for number in (*histories, *islice(reversed(openings), SOME)):
+            known = openings.get(number, 0)
+            cached[number] = whole + histories.get(number, 0) if known >= whole else known
+        return cached
+
+    def heard(self, engine: Engine, now: float) -> None:
+        self._late.extend((now + self._delay, name, engine.number, tokens) for name, tokens in engine.events or ())
+        if engine.events:
+            engine.events.clear()
+
+    def _listen(self, now: float) -> None:
+        """Take in the events that have arrived."""
+        while self._late and self._late[0][0] <= now:
+            _, name, number, tokens = self._late.popleft()
+            held = self._holders.pop(name, None) or {}
+            self.blocks += (tokens - held.pop(number, 0)) // BLOCK
+            if tokens:
+                held[number] = tokens
+            if held:
+                self._holders[name] = held
+        while self.blocks > self._most:
+            name = next(iter(self._holders))
+            self.blocks -= sum(self._holders.pop(name).values()) // BLOCK
+
+
+class Informed(Affinity):
+    """The choice of penstock with ``--kv-events``: its own code, with an index in place of its own.
+
+    Each penstock counts its own turns only, as without events.
+    """
+
+    def __init__(self, engines: Sequence[Engine], penstocks: int, delay: float) -> None:
+        super().__init__(len(engines), penstocks)
+        self._index = Index(engines, delay, 10**9)
+        self._urls = list(self._numbers)
+        self.name = f"penstock with KV events, {delay:g} s late"
+
+    def heard(self, engine: Engine, now: float) -> None:
+        self._index.heard(engine, now)
+
+    def _cached(self, turn: Turn, now: float) -> Mapping[str, int] | None:
+        return {self._urls[number]: tokens for number, tokens in self._index.cached(turn, now).items()}
+
+
 class Events(Policy):
     """An index of the blocks that each engine holds, from events that arrive late, and loads that are polled.
 
@@ -185,32 +253,23 @@ class Events(Policy):
 
     PRICE = 0.05
     """Seconds of prefill that a turn more is worth."""
-    SOME = 8
 
     def __init__(self, engines: Sequence[Engine], penstocks: int, speed: Speed, delay: float, most: int) -> None:
-        self.name = f"KV events, {delay:g} s late"
-        self._engines, self._speed, self._delay, self._most = engines, speed, delay, most
-        for engine in engines:
-            engine.tell()
+        self.name = f"KV events and loads, {delay:g} s late"
+        self._engines, self._speed, self._delay = engines, speed, delay
+        self._index = Index(engines, delay, most)
         self._random = Random(1)
-        self._late = deque[tuple[float, str, int, int]]()
-        self._holders = dict[str, dict[int, int]]()
-        self._blocks = 0
         self._polled, self._loads = 0.0, [0] * len(engines)
         self._sent = [Counter[int]() for _ in range(penstocks)]
 
     def choose(self, turn: Turn, now: float) -> int:
-        self._listen(now)
-        talk, sent = turn.talk, self._sent[turn.penstock]
-        histories, openings = self._holders.get(talk.chain, {}), self._holders.get(talk.opening, {})
-        candidates = {*histories, *islice(reversed(openings), self.SOME), *self._some()}
-        whole = blocks(talk.opening_tokens)
+        self._poll(now)
+        cached, sent = self._index.cached(turn, now), self._sent[turn.penstock]
+        candidates = {*cached, *self._some()}
 
         def work(number: int) -> float:
-            cached = openings.get(number, 0)
-            cached = whole + histories.get(number, 0) if cached >= whole else cached
             load = self._loads[number] + sent[number]
-            return max(0, turn.prompt - cached) / self._speed.prefill + self.PRICE * load
+            return max(0, turn.prompt - cached.get(number, 0)) / self._speed.prefill + self.PRICE * load
 
         alive = [number for number in candidates if self._engines[number].is_alive]
         while not alive:
@@ -220,31 +279,17 @@ class Events(Policy):
         return chosen
 
     def heard(self, engine: Engine, now: float) -> None:
-        self._late.extend((now + self._delay, name, engine.number, tokens) for name, tokens in engine.events or ())
-        if engine.events:
-            engine.events.clear()
+        self._index.heard(engine, now)
 
     def size(self) -> tuple[int, int]:
         """Return the bytes of the index: a hash of eight bytes and an engine of four for each block."""
-        return self._blocks * 12, self._blocks * 12
+        return self._index.blocks * 12, self._index.blocks * 12
 
     def _some(self) -> Sequence[int]:
         every = range(len(self._engines))
-        return every if len(every) <= self.SOME else self._random.choices(every, k=self.SOME)
+        return every if len(every) <= SOME else self._random.choices(every, k=SOME)
 
-    def _listen(self, now: float) -> None:
-        """Take in the events that have arrived, and poll the loads when it is time."""
-        while self._late and self._late[0][0] <= now:
-            _, name, number, tokens = self._late.popleft()
-            held = self._holders.pop(name, None) or {}
-            self._blocks += (tokens - held.pop(number, 0)) // BLOCK
-            if tokens:
-                held[number] = tokens
-            if held:
-                self._holders[name] = held
-        while self._blocks > self._most:
-            name = next(iter(self._holders))
-            self._blocks -= sum(self._holders.pop(name).values()) // BLOCK
+    def _poll(self, now: float) -> None:
         if now >= self._polled + self._delay:
             self._polled, self._loads = now, [engine.load for engine in self._engines]
             for sent in self._sent:
