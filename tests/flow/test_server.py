@@ -17,6 +17,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
+from penstock.api import backends
 from penstock.api import serving as http
 from penstock.api.assembly import RunningEngine, assembled, database, toolbox
 from penstock.api.backends import over_http, planned, stages
@@ -341,11 +342,23 @@ def test_engine_urls_select_http_engines() -> None:
         ),
         (["--engine", "a:8001"], "a:8001 must begin with http"),
         (["--engine", "http://key@a:8001"], "begin with http:// or https://, and name a host, or be file.py:function"),
+        (["--engine", "http://a", "--kv-events", "a:5557"], "a:5557 must have the form tcp://HOST:PORT or ipc://PATH"),
+        (["--engine", "http://a", "--kv-events", "tcp://*:5557"], "must have the form tcp://HOST:PORT or ipc://PATH"),
+        (["--engine", "http://a", "--engine", "http://b", "--kv-events", "tcp://a:1"], "1 addresses for 2 --engine"),
+        (["--kv-events", "tcp://a:5557"], "--kv-events: 1 addresses for 0 --engine"),
     ],
 )
 def test_senseless_engine_options_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(message)):
         CliApp.run(Settings, cli_args=arguments)
+
+
+async def test_kv_events_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "find_spec", {"zmq": None}.__getitem__)
+    settings = Settings(engine=["http://127.0.0.1:9"], kv_events=["tcp://127.0.0.1:9"])
+    with pytest.raises(CannotStart, match=re.escape("pip install 'penstock[kv-events]'")):
+        async with over_http(settings):
+            pass
 
 
 @pytest.mark.parametrize(
