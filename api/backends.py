@@ -150,7 +150,8 @@ async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGener
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     async with _prefix_caches(settings) as caches:
         engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
-        engine.replicas.caches = caches
+        if caches:
+            engine.follow(caches)
         try:
             model = None if engine.speaks_harmony else settings.model or engine.root
             yield RunningEngine(engine, stages_elsewhere(settings, model))

@@ -73,6 +73,8 @@ class FakeVllm:
     prompts: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
+    waiting: int = 0
+    """Requests of other clients."""
     aborted: int = 0
     generated: int = 0
     """Tokens generated in all."""
@@ -87,6 +89,7 @@ class FakeVllm:
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/completions", self._complete)
@@ -103,6 +106,14 @@ class FakeVllm:
     async def _health(self, _: web.Request) -> web.Response:
         await self._wake()
         return web.Response(status=200 if self.is_well else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        await self._wake()
+        gauges = {"running": self.running, "waiting": self.waiting}
+        lines = [
+            f'vllm:num_requests_{name}{{engine="0",model_name="tiny"}} {float(count)}' for name, count in gauges.items()
+        ]
+        return web.Response(text="\n".join(["# TYPE vllm:num_requests_running gauge", *lines, "vllm:other 7.0", ""]))
 
     async def _models(self, request: web.Request) -> web.Response:
         await self._wake()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -50,6 +51,12 @@ CONNECT_TIMEOUT = 5.0
 
 LONGEST_REFUSAL = 2**16
 """Bytes of a refusal that are read."""
+
+LARGEST_METRICS = 2**22
+"""Bytes of a server's metrics that are read."""
+
+_LOAD = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} (\d+)", re.MULTILINE)
+"""The gauges of a server's generations, of all its engine cores."""
 
 PROBE_TIMEOUT = 120.0
 """Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
@@ -145,6 +152,8 @@ class Replica:
     """The served names of its LoRA adapters."""
     is_healthy: bool = False
     running: set[Broken] = field(default_factory=set)
+    others: int = 0
+    """Generations of other clients, when the server last reported its load."""
     _missed: int = 0
     _complaint: str = ""
 
@@ -152,6 +161,11 @@ class Replica:
     def address(self) -> str:
         """The host and port of the server."""
         return address_of(self.url)
+
+    @property
+    def load(self) -> int:
+        """The generations on the server, as far as they are known."""
+        return len(self.running) + self.others
 
     async def post(self, body: dict[str, Any], headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send a generation request; raise `RequestRefused` if the answer is not a stream of tokens."""
@@ -201,6 +215,17 @@ class Replica:
             for generation in tuple(self.running):
                 generation.lose()
         return False
+
+    async def poll_load(self) -> None:
+        """Read the generations of other clients from the server's metrics; without an answer there are none."""
+        others = 0
+        with suppress(aiohttp.ClientError, TimeoutError):
+            timeout = aiohttp.ClientTimeout(CONNECT_TIMEOUT)
+            async with self.session.get(f"{self.url}/metrics", timeout=timeout, allow_redirects=False) as answer:
+                if answer.status == 200:
+                    text = await read_start(answer.content.iter_any(), LARGEST_METRICS)
+                    others = max(0, sum(map(int, _LOAD.findall(text))) - len(self.running))
+        self.others = others
 
     def exclude(self, reason: str) -> None:
         """Send the server no prompts until `include`.  A repeated reason is logged once."""
@@ -350,8 +375,8 @@ class Replicas:
 
         def drawbacks(replica: Replica) -> tuple[bool, float]:
             if cached is not None:
-                return replica in rather_not, work(len(replica.running), prompt_tokens - cached.get(replica.url, 0))
-            return replica in rather_not, work(len(replica.running), 0 if replica is able[0] else read)
+                return replica in rather_not, work(replica.load, prompt_tokens - cached.get(replica.url, 0))
+            return replica in rather_not, work(replica.load, 0 if replica is able[0] else read)
 
         chosen = min(able, key=drawbacks)
         home = next(self._ranking.of(facts))

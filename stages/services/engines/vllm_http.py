@@ -23,6 +23,7 @@ from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint,
 from penstock.stages.services.engines.http_generation import HttpGeneration
 from penstock.stages.services.engines.replicas import (
     CONNECT_TIMEOUT,
+    PrefixCaches,
     Replica,
     Replicas,
     ServedModel,
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 3.0
 """Seconds between two health checks."""
+
+POLL_INTERVAL = 1.0
+"""Seconds between two looks at the load of a server.  With 3, agents wait half as long again at p99 (`make fleet`)."""
 
 LOG_INTERVAL = 15.0
 """Seconds between two log messages about waiting for a server to start."""
@@ -57,6 +61,7 @@ class VllmHttpEngine:
     replicas: Replicas
     _session: aiohttp.ClientSession
     _checking: asyncio.Task[None]
+    _polling: list[asyncio.Task[None]] = field(default_factory=list)
     _running: set[HttpGeneration] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     scores_prompts: Literal[True] = True
@@ -92,10 +97,16 @@ class VllmHttpEngine:
         for generation in self._running:
             generation.finish("stopped")
 
+    def follow(self, caches: PrefixCaches) -> None:
+        """Choose servers by what their prefix caches hold, and by the load that they report, from now on."""
+        self.replicas.caches = caches
+        self._polling.append(asyncio.create_task(_keep_polling(self.replicas)))
+
     async def close(self) -> None:
-        self._checking.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._checking
+        for task in (self._checking, *self._polling):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await self._session.close()
 
 
@@ -173,6 +184,12 @@ async def _keep_checking(replicas: Replicas, model: str | None, served: ServedMo
     while True:
         await asyncio.sleep(interval)
         await asyncio.gather(*(_check(replica, model, served) for replica in replicas.all))
+
+
+async def _keep_polling(replicas: Replicas) -> None:
+    while True:
+        await asyncio.gather(*(replica.poll_load() for replica in replicas.all))
+        await asyncio.sleep(POLL_INTERVAL)
 
 
 async def _check(replica: Replica, model: str | None, served: ServedModel) -> None:

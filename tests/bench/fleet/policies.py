@@ -14,6 +14,7 @@ from typing import Any
 from penstock.pipeline.frames import Origin, RequestFacts
 from penstock.stages.services.engines.affinity import Ranking
 from penstock.stages.services.engines.replicas import Replica, Replicas
+from penstock.stages.services.engines.vllm_http import POLL_INTERVAL
 from tests.bench.fleet.engine import BLOCK, Engine, Speed, blocks
 from tests.bench.fleet.traffic import HOT, Turn
 from tests.support.stored_responses import facts, response
@@ -226,21 +227,24 @@ class Index:
 
 
 class Informed(Affinity):
-    """The choice of penstock with ``--kv-events``: its own code, with an index in place of its own.
-
-    Each penstock counts its own turns only, as without events.
-    """
+    """The choice of penstock with ``--kv-events``: its own code, with an index of the simulation."""
 
     def __init__(self, engines: Sequence[Engine], penstocks: int, delay: float) -> None:
         super().__init__(len(engines), penstocks)
+        self._engines, self._polled = engines, 0.0
         self._index = Index(engines, delay, 10**9)
         self._urls = list(self._numbers)
-        self.name = f"penstock with KV events, {delay:g} s late"
+        self.name = f"penstock with --kv-events, {delay:g} s late"
 
     def heard(self, engine: Engine, now: float) -> None:
         self._index.heard(engine, now)
 
     def _cached(self, turn: Turn, now: float) -> Mapping[str, int] | None:
+        if now >= self._polled + POLL_INTERVAL:
+            self._polled = now
+            for replicas in self._at:
+                for replica, engine in zip(replicas.all, self._engines, strict=True):
+                    replica.others = engine.load - len(replica.running)
         return {self._urls[number]: tokens for number, tokens in self._index.cached(turn, now).items()}
 
 
@@ -255,7 +259,7 @@ class Events(Policy):
     """Seconds of prefill that a turn more is worth."""
 
     def __init__(self, engines: Sequence[Engine], penstocks: int, speed: Speed, delay: float, most: int) -> None:
-        self.name = f"KV events and loads, {delay:g} s late"
+        self.name = f"another index of KV events, {delay:g} s late"
         self._engines, self._speed, self._delay = engines, speed, delay
         self._index = Index(engines, delay, most)
         self._random = Random(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack
@@ -53,7 +54,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[Servers, None
 async def elsewhere(servers: Servers) -> AsyncGenerator[VllmHttpEngine, None]:
     caches = KvEvents(servers)
     engine = await start_vllm_http(list(servers))
-    engine.replicas.caches = caches
+    engine.follow(caches)
     yield engine
     await engine.close()
     caches.close()
@@ -125,3 +126,15 @@ async def test_index_forgets_what_an_engine_forgets(elsewhere: VllmHttpEngine) -
             break
     assert left < whole_blocks(first) // 2
     assert await answered(elsewhere, first) <= left  # layers with sliding windows may have forgotten more
+
+
+async def test_load_of_other_clients_is_known(elsewhere: VllmHttpEngine, servers: Servers) -> None:
+    loaded = elsewhere.replicas.all[0]
+    body = {"model": "tiny-gpt-oss", "prompt": [5], "max_tokens": 4000, "ignore_eos": True, "n": 3}
+    async with aiohttp.ClientSession() as session:
+        generating = asyncio.create_task(session.post(f"{loaded.url}/v1/completions", json=body))
+        await wait_until(lambda: loaded.load == 3)
+        assert await answered(elsewhere, turn("Hi.", "while another is busy")) == 0
+        generating.cancel()
+        await asyncio.wait([generating])
+    await wait_until(lambda: loaded.load == 0)

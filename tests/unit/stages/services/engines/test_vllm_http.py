@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
@@ -14,8 +16,9 @@ from aiohttp import web
 from llguidance import LLMatcher, grammar_from
 
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
-from penstock.pipeline.frames import Origin, Scheduling, TokenChunk, TokenLogprob
+from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, TokenLogprob
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
+from penstock.stages.services.engines import replicas
 from penstock.stages.services.engines.affinity import RETURNING, WORTH
 from penstock.stages.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.stages.services.engines.http_generation import HttpGeneration
@@ -667,3 +670,79 @@ async def test_lost_stream_moves_before_its_first_token_and_fails_after_it(after
 
 def test_generate_endpoint_is_preferred() -> None:
     assert ENDPOINTS == (GENERATE, COMPLETIONS)
+
+
+# Known caches
+
+
+@dataclass
+class Caches:
+    """What is known of prefix caches; a test sets it."""
+
+    known: dict[str, int] | None = None
+
+    def cached(self, prompt: Prompt, adapter: str | None) -> dict[str, int] | None:
+        self.asked = prompt, adapter
+        return self.known
+
+    def sizes(self) -> dict[str, int]:
+        return {}
+
+
+async def test_prompt_goes_to_the_server_that_holds_it() -> None:
+    one, other = FakeVllm(TOKENS), FakeVllm(TOKENS)
+    async with engine_over(one, other) as engine:
+        engine.follow(caches := Caches())
+        for holder, second in ((one, other), (other, one)):
+            caches.known = {holder.url: 3}
+            await generate(engine, prompt_at(second, engine))
+            assert len(holder.prompts) == 1
+        caches.known = None
+        await generate(engine, prompt_at(one, engine))
+        assert len(one.prompts) == 2
+
+
+async def test_load_of_other_clients_counts() -> None:
+    one, other = FakeVllm(TOKENS, waiting=5), FakeVllm(TOKENS)
+    async with engine_over(one, other) as engine:
+        at_one, at_other = engine.replicas.all
+        engine.follow(Caches({one.url: 3}))
+        await wait_until(lambda: at_one.load == 5)
+        await generate(engine, prompt_at(one, engine))
+        assert len(other.prompts) == 1
+        await one.stop()
+        await at_one.poll_load()
+        assert (at_one.load, at_other.load) == (0, 0)
+
+
+async def test_prompt_of_an_adapter_is_looked_up_as_such() -> None:
+    one, other = FakeVllm(TOKENS), FakeVllm(TOKENS)
+    async with engine_over(one, other) as engine:
+        engine.follow(caches := Caches())
+        await generate(engine, prompt_for_fakes(model="nonsense"))
+        assert caches.asked[1] == "nonsense"
+        await generate(engine, prompt_for_fakes(model="also-tiny"))
+        assert caches.asked[1] is None
+
+
+async def test_cancelled_prompt_is_not_sent_after_it_was_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt is looked up in a thread, and may be cancelled meanwhile."""
+    monkeypatch.setattr(replicas, "LONG_PROMPT", 1)
+    one, other = FakeVllm(TOKENS), FakeVllm(TOKENS)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Caches):
+        def cached(self, prompt: Prompt, adapter: str | None) -> None:
+            begun.set()
+            goes_on.wait(PATIENCE)
+
+    async with engine_over(one, other) as engine:
+        engine.follow(Slow())
+        wanted = prompt_for_fakes()
+        generating = asyncio.create_task(generate(engine, wanted))
+        await wait_until(begun.is_set)
+        assert await engine.cancel(wanted.facts.response_id)
+        goes_on.set()
+        assert last(await generating).reason == "cancelled"
+        assert not one.prompts
+        assert not other.prompts
