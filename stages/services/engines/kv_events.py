@@ -1,4 +1,4 @@
-"""What the prefix caches of vLLM servers hold, from the KV events that the servers publish over ZeroMQ.
+"""The contents of the prefix caches of vLLM servers, from the KV events that the servers publish over ZeroMQ.
 
 A server publishes them with ``--kv-events-config '{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}'``.
 Importing this module needs pyzmq, which is installed along with vLLM.
@@ -41,7 +41,7 @@ _decode_event: Any = msgspec.msgpack.Decoder(CacheEvent).decode
 
 @dataclass
 class _Server:
-    """What was heard of a server."""
+    """A server, and how much of its cache was heard of."""
 
     url: str
     cache: int

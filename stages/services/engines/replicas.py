@@ -106,7 +106,7 @@ class UnusableServer(ConnectionError):
 
 
 class PrefixCaches(Protocol):
-    """What is known of the servers' prefix caches."""
+    """The known contents of the servers' prefix caches."""
 
     def cached(self, prompt: Prompt, adapter: str | None) -> Mapping[str, int] | None:
         """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
@@ -328,7 +328,7 @@ class Replicas:
 
     all: tuple[Replica, ...]
     caches: PrefixCaches | None = None
-    """What is known of their prefix caches; None if nothing is."""
+    """The known contents of their prefix caches; None if nothing is known."""
 
     @property
     def healthy(self) -> Iterable[Replica]:

@@ -677,7 +677,7 @@ def test_generate_endpoint_is_preferred() -> None:
 
 @dataclass
 class Caches:
-    """What is known of prefix caches; a test sets it."""
+    """Prefix caches whose contents a test sets."""
 
     known: dict[str, int] | None = None
 
