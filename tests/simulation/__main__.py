@@ -4,6 +4,7 @@ python -m tests.simulation --seed 7                # one seed; the history of a 
 python -m tests.simulation --seed 7 --shrink       # with as few actions as the fault needs
 python -m tests.simulation --count 100 --jobs 2    # seeds 0 to 99
 python -m tests.simulation --hours 10 --jobs 2     # seeds until so much virtual time has passed
+python -m tests.simulation --postgres --count 100  # the same with PostgreSQL as the store
 python -m tests.simulation --planted               # old faults, put back one after another: each must be found
 """
 
@@ -15,6 +16,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import count
 
 from tests.simulation.determinism import real_seconds
@@ -22,6 +24,7 @@ from tests.simulation.planted import PLANTED, planted
 from tests.simulation.seeds import outcome_of, outcomes
 from tests.simulation.shrinking import shrunk
 from tests.simulation.simulation import Outcome
+from tests.support.stores import running_postgres
 
 COMMAND = "python -m tests.simulation"
 
@@ -32,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="seeds from the first one on")
     parser.add_argument("--hours", type=float, metavar="H", help="virtual time that the seeds take together")
+    parser.add_argument("--postgres", action="store_true", help="have the store in a PostgreSQL, which is started")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--kinds", default="", metavar="NAME,NAME", help="the kinds of actions in the plans")
     parser.add_argument("--only", default="", metavar="N,N", help="the actions of the plan that are carried out")
@@ -47,10 +51,10 @@ def seeds_wanted(given: argparse.Namespace) -> Iterable[int]:
     return count(given.seed) if given.hours else range(given.seed, given.seed + given.count)
 
 
-def simulated(given: argparse.Namespace) -> int:
+def simulated(given: argparse.Namespace, postgres: str) -> int:
     """Simulate the seeds, and print each that fails; return the number of these."""
     began, seconds, number, failed = real_seconds(), 0.0, 0, 0
-    for outcome in outcomes(seeds_wanted(given), given.jobs, given.kinds, given.only, given.plant):
+    for outcome in outcomes(seeds_wanted(given), given.jobs, given.kinds, given.only, given.plant, postgres):
         seconds, number = seconds + outcome.seconds, number + 1
         if outcome.fault or not given.quiet:
             print(line_of(outcome), flush=True)
@@ -81,23 +85,26 @@ def report_of(outcome: Outcome, given: argparse.Namespace) -> str:
     only = f" --only {kept}" if given.shrink or given.only else ""
     kinds = f" --kinds '{given.kinds}'" if given.kinds else ""
     plant = f" --plant {given.plant}" if given.plant else ""
-    command = f"Again: {COMMAND} --seed {outcome.plan.seed}{kinds}{only}{plant}"
+    store = " --postgres" if given.postgres else ""
+    command = f"Again: {COMMAND} --seed {outcome.plan.seed}{kinds}{only}{plant}{store}"
     detailed = given.count == 1 and not given.hours
     return "\n".join([*outcome.history, outcome.fault, command]) if detailed else command
 
 
-def found_all(given: argparse.Namespace) -> int:
+def found_all(given: argparse.Namespace, postgres: str) -> int:
     """Put each old fault back, and print the first seed that finds it and passes without it; count those not found.
 
     The seed that is known to find a fault comes first.
     """
     missed = 0
-    for name, (_, kinds, known) in PLANTED.items():
-        wanted = ",".join(kinds)
-        for seed in dict.fromkeys((known, *range(given.seed, given.seed + given.count))):
-            outcome = outcome_of(seed, wanted, plant=name)
+    for name, fault in PLANTED.items():
+        if fault.on_postgres != given.postgres:
+            continue
+        wanted = ",".join(fault.kinds)
+        for seed in dict.fromkeys((fault.seed, *range(given.seed, given.seed + given.count))):
+            outcome = outcome_of(seed, wanted, plant=name, postgres=postgres)
             if outcome.fault:
-                sound = outcome_of(seed, wanted)
+                sound = outcome_of(seed, wanted, postgres=postgres)
                 print(f"{name}: {line_of(outcome)}; without it: {sound.complaint or 'as promised'}", flush=True)
                 missed += bool(sound.fault)
                 break
@@ -110,7 +117,9 @@ def found_all(given: argparse.Namespace) -> int:
 def main() -> int:
     """Run the command; return its exit status."""
     given = arguments()
-    return min(1, found_all(given) if given.planted else simulated(given))
+    with running_postgres() if given.postgres else nullcontext() as server:
+        url = server.url if server else ""
+        return min(1, found_all(given, url) if given.planted else simulated(given, url))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,12 @@ from penstock.api.api_key import digest_of
 from tests.simulation.clients import Client
 from tests.simulation.files import content_of
 from tests.simulation.ledger import KnownFile, Violation
-from tests.simulation.rows import rows
 from tests.simulation.servers import ALL_HOOKS, LIMITED, PER_MINUTE
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_ENDS = "select id, owner, status from responses where json_extract(response, '$.background')"
+_ENDS = "select id, owner, status, response from responses"
 
 _PARTS_OF_FILES = """
     select id, 'is unfinished' from files where server_id is not null
@@ -28,7 +28,11 @@ def check_hooks(world: World) -> None:
     if world.hooks.forged:
         raise Violation(f"webhooks are not signed: {world.hooks.forged}")
     urls = {digest_of(key): ALL_HOOKS if owner == LIMITED else owner for owner, key in world.keys.items()}
-    ends = {name: (urls[owner], f"response.{status}") for name, owner, status in rows(world, _ENDS)}
+    ends = {
+        name: (urls[owner], f"response.{status}")
+        for name, owner, status, response in world.store.rows(_ENDS)
+        if json.loads(response)["background"]
+    }
     ids = defaultdict(set)
     for hook in world.hooks.taken:
         ids[hook.response_id].add(hook.id)
@@ -56,7 +60,7 @@ async def check_file(world: World, client: Client, known: KnownFile) -> None:
 
 def check_parts_of_files(world: World) -> None:
     """Check that nothing is left of uploads that broke off, and of deleted files."""
-    if left := rows(world, _PARTS_OF_FILES):
+    if left := world.store.rows(_PARTS_OF_FILES):
         raise Violation(f"parts of files are left: {left}")
 
 

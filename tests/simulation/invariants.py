@@ -16,7 +16,6 @@ from tests.simulation.clients import Client
 from tests.simulation.engine import count_to
 from tests.simulation.further_invariants import check_file, check_hooks, check_parts_of_files, check_rate
 from tests.simulation.ledger import ENDED, Known, Reading, Violation, is_terminal, number_of, renumbered, response_of
-from tests.simulation.rows import rows
 
 if TYPE_CHECKING:
     from tests.simulation.servers import SimulatedServer
@@ -38,7 +37,7 @@ _UNENDED = """
 
 def is_settled(world: World, *, explains: bool = False) -> Any:
     """Return True if all servers run, and the store has nothing that has not ended."""
-    left = rows(world, _UNENDED)
+    left = world.store.rows(_UNENDED)
     down = [server.host for server in world.servers if not server.is_up]
     return f"unended {left}, down {down}" if explains else not left and not down
 
@@ -70,7 +69,7 @@ async def check_end(world: World) -> None:
 
 def check_refused(world: World) -> None:
     """Check that no request that was refused has an answer."""
-    for response_id, status, response in rows(world, "select id, status, response from responses"):
+    for response_id, status, response in world.store.rows("select id, status, response from responses"):
         nonce = json.loads(response)["metadata"].get("nonce")
         if nonce in world.ledger.refused and status in ("completed", "incomplete"):
             raise Violation(f"{response_id} was refused, and is {status}")
@@ -199,7 +198,9 @@ async def check_conversation(world: World, client: Client, conversation: str) ->
         _item_text(item) for item in page["data"] if item["type"] == "message" and item["role"] == "assistant"
     )
     sql = f"select status, response from responses where conversation_id = '{conversation}'"
-    stored = [json.loads(response) for status, response in rows(world, sql) if status in ("completed", "incomplete")]
+    stored = [
+        json.loads(response) for status, response in world.store.rows(sql) if status in ("completed", "incomplete")
+    ]
     expected = Counter(_text(response) for response in stored if response["output"])
     missing = expected - texts
     if missing:
@@ -210,7 +211,7 @@ async def check_conversation(world: World, client: Client, conversation: str) ->
 async def check_idle(world: World) -> None:
     """Check that servers without clients hold nothing of them, in memory or in the store."""
     check_parts_of_files(world)
-    if held := rows(world, _HELD):
+    if held := world.store.rows(_HELD):
         raise Violation(f"slots are still reserved in the store: {held}")
     for server in world.servers:
         left: dict[str, Any] = {}

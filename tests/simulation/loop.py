@@ -17,7 +17,6 @@ import random
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -65,8 +64,8 @@ class Process:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     threads: dict[int, float] = field(default_factory=dict)
     """The time at which each thread of one worker is free."""
-    delay: Callable[[ThreadPoolExecutor | None], float] = lambda _: 0.0
-    """Returns the seconds that the next work in a thread takes in addition; raises `WorkFault`."""
+    delay: Callable[[str], float] = lambda _: 0.0
+    """Returns the seconds that the next work takes in addition, by the name of its threads; raises `WorkFault`."""
     steps_left: int = -1
     """Callbacks until ``at_step`` is called; negative for never."""
     at_step: Callable[[], None] = lambda: None
@@ -263,7 +262,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         process, future = self.process, self.create_future()
         fault: WorkFault | None = None
         try:
-            extra = process.delay(executor)
+            extra = process.delay(getattr(executor, "_thread_name_prefix", ""))
         except WorkFault as injected:
             extra, fault = 0.0, injected
         free_at = self.now if executor is None else max(self.now, process.threads.get(id(executor), 0.0))

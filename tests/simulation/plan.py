@@ -63,6 +63,8 @@ class Plan:
     actions: tuple[Action, ...]
     resumes: bool
     """True if the servers have ``--resume-interrupted``."""
+    postgres: str = ""
+    """The URL of the PostgreSQL that has the store; without one, it is a file of SQLite."""
 
     def only(self, numbers: Collection[int]) -> Plan:
         """Return the plan with some of its actions."""
@@ -74,7 +76,7 @@ class Plan:
         return any(action.kind in kinds for action in self.actions)
 
 
-def plan_of(seed: int, kinds: Collection[str] = ()) -> Plan:
+def plan_of(seed: int, kinds: Collection[str] = (), postgres: str = "") -> Plan:
     """Return the plan of a seed, with some of the kinds of actions, which the seed chooses unless they are given."""
     draw = random.Random(f"{seed} plan")
     faults = {kind: weight for group in FAULTS.values() if draw.random() < 0.5 for kind, weight in group.items()}
@@ -88,4 +90,4 @@ def plan_of(seed: int, kinds: Collection[str] = ()) -> Plan:
         drawn += draw.choices([*faults], [*faults.values()], k=draw.randint(1, 6))
     times = [draw.uniform(0.0, seconds) for _ in drawn]
     actions = [Action(number, at, kind) for number, (at, kind) in enumerate(zip(times, drawn, strict=True))]
-    return Plan(seed, draw.randint(1, 3), tuple(actions), resumes=draw.random() < 0.4)
+    return Plan(seed, draw.randint(1, 3), tuple(actions), draw.random() < 0.4, postgres)

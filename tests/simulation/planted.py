@@ -15,7 +15,7 @@ from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
 from penstock.stages.services.runs import run as runs
 from penstock.stages.services.runs.run import Run, RunRegistry
 from penstock.stages.services.store import files as stored_files
-from penstock.stages.services.store import statements
+from penstock.stages.services.store import postgres, statements
 from penstock.stages.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.webhooks import Webhooks
@@ -134,6 +134,11 @@ def own_rates() -> Fault:
     return patch.object(StoredAllowances, "take", take)
 
 
+def refused_outages() -> Fault:
+    """Take a PostgreSQL without space for one that will never accept the change, which is then lost."""
+    return patch.object(postgres, "_FOR_EVER", (*postgres._FOR_EVER, "53"))
+
+
 def _nothing() -> Iterator[None]:
     yield
 
@@ -144,6 +149,8 @@ class Planted(NamedTuple):
     fault: Callable[[], Fault]
     kinds: tuple[str, ...]
     seed: int
+    on_postgres: bool = False
+    """True for a fault of the store in PostgreSQL."""
 
 
 PLANTED = {
@@ -159,6 +166,7 @@ PLANTED = {
     "lost-webhooks": Planted(lost_webhooks, ("ask", "unhook"), 0),
     "foreign-files": Planted(foreign_files, ("file",), 0),
     "own-rates": Planted(own_rates, ("flood",), 1),
+    "refused-outages": Planted(refused_outages, ("ask", "full disk"), 1, on_postgres=True),
 }
 """The faults by name."""
 

@@ -29,6 +29,7 @@ from penstock.stages.responses import harmony_stages
 from penstock.stages.services.files import file_reader
 from tests.simulation.engine import CountingEngine
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
+from tests.simulation.stores import SimulatedStore
 
 setattr(plugins, "entry_points", cache(entry_points))  # noqa: B010 - reading them takes most of a start
 setattr(file_reader._Child, "run", lambda child: (child._input.partition(b"\n")[2].decode(),))  # noqa: B010 - no process
@@ -62,9 +63,9 @@ OPTIONS = (
 )
 
 
-def settings_of(folder: Path, host: str, *, resumes: bool) -> Settings:
-    """Return the settings of the server at an address; its store, its keys and its limits are in the folder."""
-    files = ("--store", str(folder / "store.sqlite3"), "--api-key-file", str(folder / "keys"))
+def settings_of(folder: Path, store: str, host: str, *, resumes: bool) -> Settings:
+    """Return the settings of the server at an address; its keys and its limits are in the folder."""
+    files = ("--store", store, "--api-key-file", str(folder / "keys"))
     limits = ("--limits", str(folder / "limits.toml"))
     hooks = ("--webhook", hook_url(ALL_HOOKS), "--allow-address", HOOKS_HOST)
     recovery = ("--resume-interrupted",) if resumes else ()
@@ -82,6 +83,7 @@ class SimulatedServer:
     """A server at an address, which has a process while it runs."""
 
     loop: SimulatedLoop
+    store: SimulatedStore
     host: str
     settings: Settings
     delay: Any
@@ -164,7 +166,5 @@ class SimulatedServer:
             return
         self.loop.kill(self.process)
         self.loop.network.kill(self.process, resets=resets)
-        if self.running:
-            database: Any = self.running.scheduler.store._database
-            database._connections.close()
+        self.store.kill(self.process, self.running and self.running.scheduler.store._database)
         self.process = self.running = self._task = None

@@ -17,6 +17,8 @@ from pathlib import Path
 from tests.simulation.determinism import deterministic
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.plan import Plan
+from tests.simulation.postgres import SimulatedPostgres
+from tests.simulation.stores import SimulatedSqlite, SimulatedStore
 from tests.simulation.world import World
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -70,8 +72,8 @@ def simulate(plan: Plan) -> Outcome:
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     fault = ""
     with tempfile.TemporaryDirectory(dir=parent, prefix="penstock-simulation-") as folder:
-        with _without_collector(), deterministic(loop.time, str(plan.seed)):
-            world = World(plan, loop, Path(folder) / "world")
+        with _without_collector(), deterministic(loop.time, str(plan.seed)), _store(plan, loop, Path(folder)) as store:
+            world = World(plan, loop, Path(folder) / "world", store)
             with _logging(world):
                 try:
                     loop.run_until_complete(world.run())
@@ -81,6 +83,16 @@ def simulate(plan: Plan) -> Outcome:
             del world
         _freed(loop)
     return outcome
+
+
+@contextmanager
+def _store(plan: Plan, loop: SimulatedLoop, folder: Path) -> Iterator[SimulatedStore]:
+    if plan.postgres:
+        postgres = SimulatedPostgres(plan.postgres, loop, str(plan.seed))
+        with postgres.replacing():
+            yield postgres
+    else:
+        yield SimulatedSqlite(folder)
 
 
 @contextmanager

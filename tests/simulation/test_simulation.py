@@ -29,6 +29,17 @@ def test_old_faults_are_found_if_they_are_put_back() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+def test_promises_hold_over_postgresql_and_a_seed_repeats_its_trace() -> None:
+    many, one = simulation("--postgres", "--count", "4"), simulation("--postgres", "--seed", "3")
+    assert many.returncode == 0, many.stdout + many.stderr
+    assert one.stdout.splitlines()[0] == many.stdout.splitlines()[3]
+
+
+def test_faults_of_the_store_in_postgresql_are_found() -> None:
+    found = simulation("--postgres", "--planted", "--count", "10")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_a_fault_is_shrunk_to_the_actions_that_show_it() -> None:
     fault = PLANTED["other-owners"]
     chosen = ("--seed", str(fault.seed), "--kinds", ",".join(fault.kinds), "--plant", "other-owners")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import sqlite3
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -29,6 +27,7 @@ from tests.simulation.servers import (
     hook_url,
     settings_of,
 )
+from tests.simulation.stores import SimulatedStore
 
 SCRIPTS = {**scripts.SCRIPTS, **dialects.SCRIPTS, **files.SCRIPTS}
 
@@ -55,10 +54,10 @@ IDLE_SECONDS = 100.0
 
 
 class World:
-    """The servers, the clients and the faults of a plan, in a folder for the store."""
+    """The servers, the clients and the faults of a plan, over a store, with a folder for settings."""
 
-    def __init__(self, plan: Plan, loop: SimulatedLoop, folder: Path) -> None:
-        self.plan, self.loop, self.folder = plan, loop, folder
+    def __init__(self, plan: Plan, loop: SimulatedLoop, folder: Path, store: SimulatedStore) -> None:
+        self.plan, self.loop, self.store = plan, loop, store
         self.draw = random.Random(f"{plan.seed} world")
         self.ledger, self.keys = Ledger(), KEYS
         self.history: list[str] = []
@@ -66,7 +65,10 @@ class World:
         _prepare(folder)
         hosts = [f"10.0.0.{number}" for number in range(1, plan.servers + 1)]
         self.servers = [
-            SimulatedServer(loop, host, settings_of(folder, host, resumes=plan.resumes), self._delay, self._check_limit)
+            SimulatedServer(
+                *(loop, store, host, settings_of(folder, store.url, host, resumes=plan.resumes)),
+                *(self._delay, self._check_limit),
+            )
             for host in hosts
         ]
         self.hooks = HookReceiver(loop, KEYS)
@@ -203,16 +205,15 @@ class World:
 
     # Faults
 
-    def _delay(self, executor: ThreadPoolExecutor | None) -> float:
-        name = getattr(executor, "_thread_name_prefix", "")
+    def _delay(self, name: str) -> float:
         now = self.loop.time()
         if not name.startswith("store"):
             return 0.0
         if name == "store-write" and now < self.full_until:
-            raise WorkFault(sqlite3.OperationalError("database or disk is full"), is_late=False)
+            raise WorkFault(self.store.full(), is_late=False)
         if now < self.lost_until and self.draw.random() < self.lost_share:
             is_late = self.draw.random() < 0.5
-            raise WorkFault(sqlite3.OperationalError("the connection is lost"), is_late=is_late)
+            raise WorkFault(self.store.lost(), is_late=is_late)
         if now < self.slow_until:
             return self.draw.uniform(0.1, 3.0)
         return self.draw.uniform(0.0, COMMIT_SECONDS) if name == "store-write" else 0.0
