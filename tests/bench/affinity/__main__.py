@@ -1,6 +1,6 @@
 """Run conversations over several real engines, and measure how much of their prompts the engines' caches hold.
 
-    python -m tests.bench.affinity [--engines N] [--conversations N] [--at-once N ...]
+    python -m tests.bench.affinity [--engines N] [--conversations N] [--at-once N ...] [--engine OPTIONS]
 
 Two servers over one store share the engines, and each turn of a conversation goes to another server than the turn
 before.  The load runs once for each way to choose an engine.
@@ -9,6 +9,7 @@ before.  The load runs once for each way to choose an engine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -22,6 +23,7 @@ import uvloop
 
 from penstock.pipeline.frames import RequestFacts
 from penstock.stages.services.engines import affinity
+from penstock.stages.services.engines.kv_events import KvEvents
 from penstock.stages.services.engines.replicas import Replica, Replicas
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.bench.affinity.load import HEADER, Load
@@ -34,8 +36,14 @@ OPTIONS = ("--structured-outputs-config.backend=guidance", "--enable-prompt-toke
 CHECKED = 3600.0
 """Seconds between two health checks: engines that share a few cores answer late."""
 
-WORTHS = (0, affinity.WORTH)
-"""Values of `affinity.WORTH`, besides the choice of the least busy engine; with 0, each turn goes to its home."""
+WAYS = ((None, False), (0, False), (affinity.WORTH, False), (affinity.WORTH, True))
+"""Values of `affinity.WORTH`, and if KV events are followed.
+
+With 0, each turn goes to its home; None stands for the choice of the least busy engine.
+"""
+
+Addresses: TypeAlias = dict[str, str]
+"""The addresses of the KV events of engines, by their URLs."""
 
 Choice: TypeAlias = Callable[[Replicas, RequestFacts, int, Any, Any, Any], Replica | None]
 
@@ -58,24 +66,40 @@ def by_load() -> Choice:
 
 
 @asynccontextmanager
-async def engines(number: int, folder: Path) -> AsyncGenerator[list[str], None]:
-    """Run some ``vllm serve`` with the tiny model for the length of a block; yield their URLs."""
-    command = (str(Path(sys.executable).with_name("vllm")), "serve", str(CHECKPOINT), *ARGUMENTS, *OPTIONS)
+async def engines(number: int, folder: Path, options: str) -> AsyncGenerator[Addresses, None]:
+    """Run some ``vllm serve`` with the tiny model for the length of a block; yield where they publish KV events."""
+    vllm, addresses = str(Path(sys.executable).with_name("vllm")), Addresses()
     async with AsyncExitStack() as closing:
-        running = [
-            await closing.enter_async_context(serving(command, folder / f"engine-{each}.log")) for each in range(number)
-        ]
-        yield [one.url for one in running]
+        for each in range(number):
+            address = f"ipc://{folder / f'events-{each}'}"
+            events = f'{{"enable_kv_cache_events": true, "endpoint": "{address}"}}'
+            command: tuple[str, ...] = (
+                vllm,
+                "serve",
+                str(CHECKPOINT),
+                *ARGUMENTS,
+                *OPTIONS,
+                "--kv-events-config",
+                events,
+            )
+            command += tuple(options.split())
+            running = await closing.enter_async_context(serving(command, folder / f"engine-{each}.log"))
+            addresses[running.url] = address
+        yield addresses
 
 
 @asynccontextmanager
-async def servers(urls: list[str], folder: Path) -> AsyncGenerator[list[Server[VllmHttpEngine]], None]:
+async def servers(
+    urls: list[str], folder: Path, addresses: Addresses | None = None
+) -> AsyncGenerator[list[Server[VllmHttpEngine]], None]:
     """Serve the engines at several servers of one store for the length of a block."""
     async with AsyncExitStack() as closing:
         running: list[Server[VllmHttpEngine]] = []
         for _ in range(SERVERS):
             engine = await start_vllm_http(urls, interval=CHECKED)
             closing.push_async_callback(engine.close)
+            if addresses:
+                engine.follow(closing.enter_context(contextlib.closing(KvEvents(addresses))))
             running.append(await closing.enter_async_context(running_server(engine, folder, max_body_bytes=10**6)))
         yield running
 
@@ -94,13 +118,15 @@ def chosen(worth: int | None) -> Iterator[str]:
 async def main(options: argparse.Namespace) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
-        async with engines(options.engines, folder) as urls, servers(urls, folder) as both:
+        async with engines(options.engines, folder, options.engine) as addresses:
             show(HEADER)
             for at_once in options.at_once:
-                for number, worth in enumerate((None, *WORTHS)):
-                    load = Load(f"{number} {at_once}", both, options.conversations, at_once, options.key)
-                    with chosen(worth) as choice:
-                        show(f"| {choice} | {await load.run()}")
+                for number, (worth, follows) in enumerate(WAYS):
+                    async with servers(list(addresses), folder, addresses if follows else None) as both:
+                        load = Load(f"{number} {at_once}", both, options.conversations, at_once, options.key)
+                        with chosen(worth) as choice:
+                            shown = f"{choice}, with KV events" if follows else choice
+                            show(f"| {shown} | {await load.run()}")
 
 
 def show(line: str) -> None:
@@ -111,6 +137,7 @@ def show(line: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.bench.affinity")
     parser.add_argument("--engines", type=int, default=3)
+    parser.add_argument("--engine", default="", metavar="OPTIONS", help="more options of vllm serve")
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--at-once", type=int, nargs="+", default=[24], help="conversations at once")
     parser.add_argument("--key", default="", help="a prompt_cache_key for all conversations")
