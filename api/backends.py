@@ -168,9 +168,11 @@ async def _prefix_caches(settings: Settings) -> AsyncGenerator[PrefixCaches | No
     if find_spec("zmq") is None:
         raise CannotStart("--kv-events needs pyzmq: pip install 'penstock[kv-events]'")
     events: Any = import_module("penstock.stages.services.engines.kv_events")
-    caches = events.KvEvents(
-        {url.rstrip("/"): each for url, each in zip(settings.engine, settings.kv_events, strict=True)}
-    )
+    engines = (url.rstrip("/") for url in settings.engine)
+    try:
+        caches = events.KvEvents(dict(zip(engines, settings.kv_events, strict=True)))
+    except ValueError as error:
+        raise CannotStart(f"--kv-events: {error}") from error
     try:
         yield caches
     finally:

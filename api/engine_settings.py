@@ -128,7 +128,8 @@ class EngineSettings(BaseSettings):
     @classmethod
     def _event_addresses(cls, addresses: list[str]) -> list[str]:
         for address in addresses:
-            if not re.fullmatch(r"tcp://[^\s/*]+:\d{1,5}|ipc://\S+", address):
+            port = re.fullmatch(r"tcp://[^\s/*]+:(\d{1,5})|ipc://\S+", address)
+            if not port or not 0 < int(port[1] or 1) < 2**16:
                 raise ValueError(f"{address} must have the form tcp://HOST:PORT or ipc://PATH")
         return addresses
 
@@ -159,6 +160,8 @@ class EngineSettings(BaseSettings):
     def _events_of_each_engine(self) -> Self:
         if self.kv_events and len(self.kv_events) != len(self.engine):
             raise ValueError(f"--kv-events: {len(self.kv_events)} addresses for {len(self.engine)} --engine")
+        if self.kv_events and len({url.rstrip("/") for url in self.engine}) < len(self.engine):
+            raise ValueError("--kv-events: an --engine is named twice")
         return self
 
     @model_validator(mode="after")

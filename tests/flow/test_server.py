@@ -345,6 +345,8 @@ def test_engine_urls_select_http_engines() -> None:
         (["--engine", "http://a", "--kv-events", "a:5557"], "a:5557 must have the form tcp://HOST:PORT or ipc://PATH"),
         (["--engine", "http://a", "--kv-events", "tcp://*:5557"], "must have the form tcp://HOST:PORT or ipc://PATH"),
         (["--engine", "http://a", "--engine", "http://b", "--kv-events", "tcp://a:1"], "1 addresses for 2 --engine"),
+        (["--engine", "http://a", "--kv-events", "tcp://a:0"], "must have the form tcp://HOST:PORT or ipc://PATH"),
+        (["--engine", "http://a", "--engine", "http://a/", *["--kv-events", "tcp://a:1"] * 2], "is named twice"),
         (["--kv-events", "tcp://a:5557"], "--kv-events: 1 addresses for 0 --engine"),
     ],
 )

@@ -9,7 +9,9 @@ determine, and prompts are numbered alike.
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,8 +19,11 @@ import msgspec
 EngineHash: TypeAlias = bytes | int
 """vLLM's own hash of a block."""
 
-_SHORTENED = frozenset({"sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba"})
-"""Kinds of layers that keep the end of a prompt only.  How much of a prompt is cached, the other layers decide."""
+MOST_BLOCKS = 2**21
+"""Blocks that one cache is believed to hold: 33 million tokens in blocks of 16."""
+
+_ENDS = frozenset({"sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba"})
+"""Kinds of layers that keep the ends of prompts only.  How much of a prompt is cached, the other layers decide."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -33,6 +38,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Of each block what its hash depends on besides its tokens: an adapter, images, and a salt."""
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    medium: str | None = None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -40,6 +46,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     block_hashes: list[EngineHash]
     group_idx: int | None = None
+    medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -50,35 +57,51 @@ CacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 """An event of a cache, in the form in which vLLM publishes it."""
 
 
+@dataclass
+class _Cache:
+    """The blocks of one cache."""
+
+    bit: int = 0
+    numbers: dict[EngineHash, int] = field(default_factory=dict)
+    """The numbers of its blocks, by vLLM's hashes."""
+    copies: dict[EngineHash, int] = field(default_factory=dict)
+    """The number of further copies of a block that has some."""
+    ends: set[int | None] = field(default_factory=set)
+    """The groups of its layers that keep the ends of prompts only."""
+
+
 class CachedBlocks:
     """The blocks of several caches.  Caches are numbered from 0.
 
-    A set of caches is an int with a bit for each, as most blocks are in one cache.
+    A set of caches is an int with a bit for each; the blocks that only one cache holds share one int.  A block that two
+    requests have computed at once is in a cache twice, is stored twice, and is removed twice.
     """
 
     def __init__(self) -> None:
         self._holders = dict[int, int]()  # of each block, by its number
-        self._numbers = dict[int, dict[EngineHash, int]]()  # of each cache, by vLLM's hashes
-        self._shortened = dict[int, set[int | None]]()  # groups of layers of each cache
+        self._caches = defaultdict[int, _Cache](_Cache)
         self._sizes = set[int]()
 
     def count(self, cache: int) -> int:
         """Return the number of blocks that a cache is known to hold."""
-        return len(self._numbers.get(cache, ()))
+        return len(self._caches[cache].numbers)
 
     def take(self, cache: int, event: CacheEvent) -> None:
-        """Take an event of a cache."""
+        """Take an event of a cache.  Those of slower memory, into which vLLM moves blocks, do not count."""
         match event:
-            case BlockStored():
-                self._store(cache, event)
-            case BlockRemoved():
-                self._remove(cache, event)
             case AllBlocksCleared():
                 self.forget(cache)
+            case BlockStored(medium="GPU" | None):
+                self._store(cache, event)
+            case BlockRemoved(medium="GPU" | None):
+                self._remove(cache, event)
+            case _:
+                pass
 
     def forget(self, cache: int) -> None:
         """Forget all blocks of a cache."""
-        for number in self._numbers.pop(cache, {}).values():
+        forgotten = self._caches.pop(cache, _Cache())
+        for number in forgotten.numbers.values():
             self._release(number, 1 << cache)
 
     def cached(self, token_ids: Sequence[int], adapter: str | None, salt: str | None) -> dict[int, int]:
@@ -86,7 +109,7 @@ class CachedBlocks:
         tokens = array("q", token_ids)
         found = dict[int, int]()
         for size in tuple(self._sizes):
-            first = _root(size, [key for key in (adapter, salt) if key])
+            first = _root(size, adapter, salt)
             for cache, blocks in self._depths(_chain(first, tokens, size)):
                 found[cache] = max(found.get(cache, 0), blocks * size)
         return found
@@ -106,33 +129,43 @@ class CachedBlocks:
             yield from ((cache, depth) for cache in _bits(caches))
 
     def _store(self, cache: int, event: BlockStored) -> None:
-        if event.kv_cache_spec_kind in _SHORTENED:
-            self._shortened.setdefault(cache, set()).add(event.group_idx)
+        held = self._caches[cache]
+        if event.kv_cache_spec_kind in _ENDS:
+            held.ends.add(event.group_idx)
+            return
+        if event.block_size < 1 or not event.block_hashes:
             return
         keys = event.extra_keys or [None] * len(event.block_hashes)
-        numbers = self._numbers.setdefault(cache, {})
         if event.parent_block_hash is None:
-            first = _root(event.block_size, keys[0] if keys[0] is not None else [event.lora_name])
-        elif event.parent_block_hash in numbers:
-            first = numbers[event.parent_block_hash]
+            first = _root(event.block_size, event.lora_name, _salt(event.lora_name, keys[0] or []))
+            self._sizes.add(event.block_size)
+        elif event.parent_block_hash in held.numbers:
+            first = held.numbers[event.parent_block_hash]
         else:
             return
-        self._sizes.add(event.block_size)
-        chain = _chain(first, array("q", event.token_ids), event.block_size)
+        chain, bit = _chain(first, array("q", event.token_ids), event.block_size), held.bit or 1 << cache
+        held.bit = bit
         for engine_hash, others, number in zip(event.block_hashes, keys, chain, strict=False):
-            if others and not all(isinstance(key, str) for key in others):
+            if any(not isinstance(key, str) for key in others or ()):
                 return  # an image, which a prompt shows by its place only
-            if engine_hash not in numbers:
-                numbers[engine_hash] = number
-                self._holders[number] = self._holders.get(number, 0) | 1 << cache
+            if engine_hash in held.numbers:
+                held.copies[engine_hash] = held.copies.get(engine_hash, 0) + 1
+                continue
+            held.numbers[engine_hash] = number
+            holders = self._holders.get(number)
+            self._holders[number] = bit if holders is None else holders | bit
+        if len(held.numbers) > MOST_BLOCKS:
+            self.forget(cache)
 
     def _remove(self, cache: int, event: BlockRemoved) -> None:
-        if event.group_idx in self._shortened.get(cache, ()):
+        held = self._caches[cache]
+        if event.group_idx in held.ends:
             return
-        numbers = self._numbers.get(cache, {})
         for engine_hash in event.block_hashes:
-            number = numbers.pop(engine_hash, None)
-            if number is not None:
+            if copies := held.copies.pop(engine_hash, 0):
+                if copies > 1:
+                    held.copies[engine_hash] = copies - 1
+            elif (number := held.numbers.pop(engine_hash, None)) is not None:
                 self._release(number, 1 << cache)
 
     def _release(self, number: int, bit: int) -> None:
@@ -142,9 +175,15 @@ class CachedBlocks:
             self._holders.pop(number, None)
 
 
-def _root(size: int, keys: Sequence[Any]) -> int:
+def _root(size: int, adapter: str | None, salt: str | None) -> int:
     """Return the number that the first block of a prompt follows: caches keep adapters and salts apart."""
-    return hash((size, *map(str, filter(None, keys))))
+    return hash((size, adapter or "", salt or ""))
+
+
+def _salt(adapter: str | None, keys: Sequence[Any]) -> str | None:
+    """Return the salt among the keys of a first block, which begin with its adapter."""
+    rest = keys[1:] if adapter and keys[:1] == [adapter] else keys
+    return rest[0] if rest and isinstance(rest[0], str) else None
 
 
 def _chain(number: int, tokens: array[int], size: int) -> Iterator[int]:

@@ -208,6 +208,7 @@ class HttpGeneration:
     def _give_up(self, error: aiohttp.ClientError | RequestRefused) -> None:
         """Leave the current server; raise unless the prompt may be retried on another one."""
         self.leave()
+        self._answer = Answer(ENDPOINTS[0], None)
         if self.end == "lost":
             self.end = None
         assert self._replica is not None

@@ -26,6 +26,12 @@ POLL_MILLISECONDS = 200
 MOST_WAITING = 10_000
 """Messages of a server that wait for the thread; if more come, some are lost, and its cache is learned anew."""
 
+LARGEST_MESSAGE = 2**26
+"""Bytes of a message; a larger one is lost."""
+
+LEAST_SOCKETS = 1_023
+"""ZeroMQ's default number of sockets."""
+
 KNOWN_SHARE = 0.5
 """Share of a prompt that some cache must be known to hold, if there are blocks that were stored before we listened."""
 
@@ -45,11 +51,13 @@ class _Server:
 
     url: str
     cache: int
-    next: int | None = None
+    due: int | None = None
     """The number of its next message; None before the first."""
     is_whole: bool = False
     """True if every block that it holds was heard of."""
-    complained: bool = False
+    is_stale: bool = False
+    """True if its cache has to be forgotten."""
+    has_complaint: bool = False
 
 
 class KvEvents:
@@ -62,6 +70,7 @@ class KvEvents:
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._blocks = CachedBlocks()
         self._context = zmq.Context()
+        self._context.max_sockets = max(LEAST_SOCKETS, len(addresses) + 1)
         self._closing = threading.Event()
         self._servers = dict[zmq.Socket[bytes], _Server]()
         try:
@@ -70,7 +79,7 @@ class KvEvents:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._urls = [server.url for server in self._servers.values()]
+        self._all = tuple(self._servers.values())
         self._thread = threading.Thread(target=self._listen, name="kv-events", daemon=True)
         self._thread.start()
 
@@ -84,15 +93,19 @@ class KvEvents:
         salt = prompt.facts.scheduling.cache_salt
         found = self._blocks.cached(prompt.token_ids, adapter, salt)
         known = max(found.values(), default=0)
-        if known < KNOWN_SHARE * len(prompt.token_ids) and not all(
-            server.is_whole for server in self._servers.values()
-        ):
+        if known < KNOWN_SHARE * len(prompt.token_ids) and not all(server.is_whole for server in self._all):
             return None
-        return {self._urls[cache]: tokens for cache, tokens in found.items()}
+        return {self._all[cache].url: tokens for cache, tokens in found.items() if not self._all[cache].is_stale}
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the number of blocks that each server is known to hold."""
-        return {server.url: self._blocks.count(server.cache) for server in self._servers.values()}
+        """Return the number of blocks that each server is known to hold; servers that reported none are left out."""
+        return {server.url: self._blocks.count(server.cache) for server in self._all if server.due is not None}
+
+    def forget(self, url: str) -> None:
+        """Forget the cache of a server, which may have started again."""
+        for server in self._all:
+            if server.url == url:
+                server.is_stale, server.is_whole = True, False
 
     def close(self) -> None:
         """Stop listening; blocks for up to `POLL_MILLISECONDS`."""
@@ -102,7 +115,7 @@ class KvEvents:
 
     def _connected(self, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.SUB)
-        socket.rcvhwm = MOST_WAITING
+        socket.rcvhwm, socket.maxmsgsize, socket.ipv6 = MOST_WAITING, LARGEST_MESSAGE, True
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         try:
             socket.connect(address)
@@ -116,35 +129,35 @@ class KvEvents:
             poller.register(socket, zmq.POLLIN)
         while not self._closing.is_set():
             for socket, _ in poller.poll(POLL_MILLISECONDS):
-                server = self._servers[socket]
-                self._take(server, socket.recv_multipart())
+                self._take(self._servers[socket], socket.recv_multipart())
+            for server in self._all:
+                if server.is_stale:
+                    self._forget(server)
+                    server.due, server.is_stale = None, False
 
     def _take(self, server: _Server, message: list[bytes]) -> None:
+        """Follow a message.  A server may send anything: what cannot be followed makes its cache unknown."""
         try:
             _, number, payload = message
-            batch = _decode_batch(payload)
-        except (ValueError, msgspec.MsgspecError) as error:
-            self._complain(server, error)
-            return
-        self._follow(server, int.from_bytes(number))
-        for raw in batch.events:
-            try:
+            self._count(server, int.from_bytes(number))
+            for raw in _decode_batch(payload).events:
                 event = _decode_event(raw)
-            except msgspec.MsgspecError as error:
-                self._complain(server, error)
-                continue
-            self._blocks.take(server.cache, event)
-            server.is_whole |= isinstance(event, AllBlocksCleared)
+                self._blocks.take(server.cache, event)
+                server.is_whole |= isinstance(event, AllBlocksCleared)
+        except Exception as error:  # noqa: BLE001
+            self._forget(server)
+            if not server.has_complaint:
+                server.has_complaint = True
+                logger.warning("KV events of the engine at %s cannot be read: %r", server.url, error)
 
-    def _follow(self, server: _Server, number: int) -> None:
-        if server.next is None:
+    def _count(self, server: _Server, number: int) -> None:
+        if server.due is None:
             logger.info("The engine at %s reports its prefix cache", server.url)
-        if number != server.next:
-            self._blocks.forget(server.cache)
+        if number != server.due:
+            self._forget(server)
             server.is_whole = number == 0
-        server.next = number + 1
+        server.due = number + 1
 
-    def _complain(self, server: _Server, error: Exception) -> None:
-        if not server.complained:
-            server.complained = True
-            logger.warning("Some KV events of the engine at %s cannot be read, and are left out: %s", server.url, error)
+    def _forget(self, server: _Server) -> None:
+        server.is_whole = False
+        self._blocks.forget(server.cache)

@@ -55,7 +55,7 @@ LONGEST_REFUSAL = 2**16
 LARGEST_METRICS = 2**22
 """Bytes of a server's metrics that are read."""
 
-_LOAD = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} (\d+)", re.MULTILINE)
+_LOAD = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} (\d{1,9})", re.MULTILINE)
 """The gauges of a server's generations, of all its engine cores."""
 
 PROBE_TIMEOUT = 120.0
@@ -113,7 +113,11 @@ class PrefixCaches(Protocol):
         ...
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the number of blocks that each server is known to hold, by URL."""
+        """Return the number of blocks that each server is known to hold, by URL; silent servers are left out."""
+        ...
+
+    def forget(self, url: str) -> None:
+        """Forget the cache of a server, which may have started again."""
         ...
 
 
@@ -343,6 +347,9 @@ class Replicas:
         """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
         if self.caches is None or len(self.all) == 1:
             return None
+        reported = self.caches.sizes()
+        if any(replica.url not in reported for replica in self.healthy):
+            return None
         model = prompt.facts.model
         adapter = model if any(model in replica.adapters for replica in self.healthy) else None
         if len(prompt.token_ids) > LONG_PROMPT:
@@ -386,7 +393,8 @@ class Replicas:
 
     def _holders(self, cached: Mapping[str, int]) -> Iterable[Replica]:
         """Return the servers that hold most of a prompt."""
-        return (self._by_url[url] for url in nlargest(NEAREST, cached, cached.__getitem__))
+        able = (url for url in cached if self._by_url[url].is_healthy)
+        return (self._by_url[url] for url in nlargest(NEAREST, able, cached.__getitem__))
 
     @cached_property
     def _ranking(self) -> Ranking:

@@ -100,7 +100,7 @@ class VllmHttpEngine:
     def follow(self, caches: PrefixCaches) -> None:
         """Choose servers by what their prefix caches hold, and by the load that they report, from now on."""
         self.replicas.caches = caches
-        self._polling.append(asyncio.create_task(_keep_polling(self.replicas)))
+        self._polling.extend(asyncio.create_task(_keep_polling(replica)) for replica in self.replicas.all)
 
     async def close(self) -> None:
         for task in (self._checking, *self._polling):
@@ -131,7 +131,9 @@ async def start_vllm_http(
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
     session = aiohttp.ClientSession(connector=connector(), headers=headers, timeout=timeout, auto_decompress=False)
     try:
-        replicas = Replicas(tuple(Replica(url.rstrip("/"), session, endpoints) for url in dict.fromkeys(urls)))
+        replicas = Replicas(
+            tuple(Replica(url, session, endpoints) for url in dict.fromkeys(url.rstrip("/") for url in urls))
+        )
         served = await _first_served(replicas, model, wait)
     except BaseException:
         await session.close()
@@ -183,16 +185,16 @@ async def _served(replica: Replica, model: str | None) -> ServedModel | str:
 async def _keep_checking(replicas: Replicas, model: str | None, served: ServedModel, interval: float) -> None:
     while True:
         await asyncio.sleep(interval)
-        await asyncio.gather(*(_check(replica, model, served) for replica in replicas.all))
+        await asyncio.gather(*(_check(replicas, replica, model, served) for replica in replicas.all))
 
 
-async def _keep_polling(replicas: Replicas) -> None:
+async def _keep_polling(replica: Replica) -> None:
     while True:
-        await asyncio.gather(*(replica.poll_load() for replica in replicas.all))
+        await replica.poll_load()
         await asyncio.sleep(POLL_INTERVAL)
 
 
-async def _check(replica: Replica, model: str | None, served: ServedModel) -> None:
+async def _check(replicas: Replicas, replica: Replica, model: str | None, served: ServedModel) -> None:
     """Leave an unhealthy server out, and take a recovered one in if it serves the same as the others."""
     if not await replica.check():
         replica.exclude(f"The engine at {replica.url} fails its health check.")
@@ -203,6 +205,8 @@ async def _check(replica: Replica, model: str | None, served: ServedModel) -> No
             replica.exclude(str(error))
             return
         if current == served:
+            if replicas.caches:
+                replicas.caches.forget(replica.url)
             replica.include()
         elif isinstance(current, ServedModel):
             replica.exclude(f"The engine at {replica.url} serves other models than the other servers: {current}.")

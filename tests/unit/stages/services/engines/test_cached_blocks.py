@@ -5,10 +5,12 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock.stages.services.engines import cached_blocks
 from penstock.stages.services.engines.cached_blocks import (
     AllBlocksCleared,
     BlockRemoved,
@@ -22,12 +24,12 @@ CACHES = 3
 
 prompts = st.lists(st.integers(0, 2), max_size=12)
 adapters = st.sampled_from([None, "lora"])
-salts = st.sampled_from([None, "salt"])
+salts = st.sampled_from([None, "salt", "lora"])
 Key = tuple[str | None, str | None, tuple[int, ...]]
 
 
 class Server:
-    """The prefix cache of a server, which tells of its blocks as vLLM does, with hashes of its own."""
+    """The prefix cache of a server, which reports its blocks as vLLM does, with hashes of its own."""
 
     def __init__(self, numbers: Any) -> None:
         self._numbers = numbers
@@ -81,6 +83,14 @@ class Index(RuleBasedStateMachine):
     @rule(cache=st.integers(0, CACHES - 1), tokens=prompts, adapter=adapters, salt=salts)
     def store(self, cache: int, tokens: list[int], adapter: str | None, salt: str | None) -> None:
         self._take(cache, self.servers[cache].store(tokens, adapter, salt))
+
+    @rule(cache=st.integers(0, CACHES - 1), tokens=prompts, copies=st.integers(1, 3))
+    def compute_at_once(self, cache: int, tokens: list[int], copies: int) -> None:
+        """Several requests compute the same blocks; then the cache lets go of all but one copy of each."""
+        events = self.servers[cache].store(tokens, None, None)
+        self._take(cache, events * (copies + 1))
+        for event in events * copies:
+            self._take(cache, [BlockRemoved(event.block_hashes, 0)])
 
     @rule(cache=st.integers(0, CACHES - 1), position=st.integers(0, 50))
     def remove(self, cache: int, position: int) -> None:
@@ -161,7 +171,50 @@ def test_events_have_the_form_of_vllm(data: bytes) -> None:
         "token_ids": [1],
         "block_size": 1,
     }
-    wire = msgspec.msgpack.encode(event | {"lora_id": None, "medium": "GPU", "session_id": "x"})
+    wire = msgspec.msgpack.encode(event | {"lora_id": None, "locality": "LOCAL", "session_id": "x"})
     assert msgspec.msgpack.decode(wire, type=BlockStored | BlockRemoved | AllBlocksCleared) == BlockStored(
         [data], None, [1], 1
     )
+
+
+def test_events_of_slower_memory_do_not_count() -> None:
+    """A block may be in both, and vLLM says of the slower one only that it has some."""
+    blocks = CachedBlocks()
+    blocks.take(0, stored([1, 2], medium="GPU"))
+    blocks.take(0, stored([1, 2, 3, 4], medium="CPU"))
+    blocks.take(0, BlockRemoved(list(stored([1, 2]).block_hashes), medium="CPU"))
+    blocks.take(0, BlockStored([b"x"], None, [], 0, medium="CPU"))
+    assert blocks.cached([1, 2, 3, 4], None, None) == {0: 2}
+
+
+numbers = st.integers(-(2**63), 2**63 - 1)
+odd = st.builds(
+    BlockStored,
+    st.lists(numbers, max_size=3),
+    st.none() | numbers,
+    st.lists(numbers, max_size=5),
+    st.integers(-3, 3) | numbers,
+    st.none() | st.text(max_size=2),
+    st.none() | st.lists(st.none() | st.lists(st.none() | st.text(max_size=2) | numbers, max_size=2), max_size=3),
+)
+
+
+@given(st.lists(odd, max_size=4), prompts)
+def test_no_event_breaks_the_index(events: list[BlockStored], tokens: list[int]) -> None:
+    blocks = CachedBlocks()
+    for event in events:
+        blocks.take(0, event)
+        blocks.cached(tokens, None, None)
+        blocks.take(0, BlockRemoved(event.block_hashes))
+    blocks.forget(0)
+    assert blocks.count(0) == 0
+    assert blocks.cached(tokens, None, None) == {}
+
+
+def test_cache_that_claims_too_much_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_blocks, "MOST_BLOCKS", 2)
+    blocks = CachedBlocks()
+    blocks.take(0, stored([1, 2, 3, 4]))
+    assert blocks.count(0) == 2
+    blocks.take(0, stored([5, 6]))
+    assert blocks.count(0) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -65,7 +66,7 @@ def salted(token_ids: tuple[int, ...] = TOKENS, salt: str | None = "salt") -> Pr
 
 
 async def known(caches: KvEvents, blocks: int, url: str = URL) -> None:
-    await wait_until(lambda: caches.sizes()[url] == blocks)
+    await wait_until(lambda: caches.sizes().get(url) == blocks)
 
 
 async def test_servers_hold_what_they_have_reported(caches: KvEvents, publishers: list[Publisher]) -> None:
@@ -132,20 +133,72 @@ async def test_what_a_server_holds_of_an_image_is_not_known(caches: KvEvents, pu
     assert caches.cached(replace(salted(), images=("data:image/png;base64,AA==",)), None) is None
 
 
-async def test_event_that_cannot_be_read_is_left_out(
-    caches: KvEvents, publishers: list[Publisher], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "Unheard"},
+        {"type": "BlockStored", "token_ids": "?"},
+        BlockStored([b"x"], None, [2**63], 1),
+        [[[[]]]],
+    ],
+)
+async def test_event_that_cannot_be_followed_makes_a_cache_unknown(
+    caches: KvEvents, publishers: list[Publisher], caplog: pytest.LogCaptureFixture, event: Any
 ) -> None:
     one, other = publishers
     other.publish()
-    one.publish({"type": "Unheard"}, {"type": "BlockStored", "token_ids": "?"}, STORED)
+    one.publish(STORED)
     await known(caches, 2)
-    one.send(b"\xc1")
-    one.send(msgspec.msgpack.encode({"no": "batch"}))
-    one.publish(BlockRemoved([b"b"], 0))
-    await known(caches, 0)  # what the lost batches said is not known
-    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert warnings[0].startswith(f"Some KV events of the engine at {URL} cannot be read")
+    one.publish(event)
+    one.publish(event)
+    await known(caches, 0)
+    assert caches.cached(salted(), None) is None
+    one.publish(STORED)
+    await known(caches, 2)
+    [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"KV events of the engine at {URL} cannot be read: ")
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x80", b"\x91" * 5_000])
+async def test_message_of_another_form_makes_a_cache_unknown(
+    caches: KvEvents, publishers: list[Publisher], payload: bytes
+) -> None:
+    one, _ = publishers
+    one.publish(STORED)
+    await known(caches, 2)
+    one.send(payload)
+    await known(caches, 0)
+    one.publish(STORED)
+    await known(caches, 2)
+
+
+async def test_server_that_comes_back_may_hold_nothing(caches: KvEvents, publishers: list[Publisher]) -> None:
+    """A server of another start may send its first message under the number that is due."""
+    one, _ = publishers
+    for publisher in publishers:
+        publisher.publish(STORED)
+    await known(caches, 2)
+    await known(caches, 2, OTHER)
+    caches.forget(URL)
+    assert caches.cached(salted(), None) == {OTHER: 8}
+    await wait_until(lambda: URL not in caches.sizes())
+    one.publish(BlockStored([b"c"], None, list(TOKENS[:4]), 4, None, [["salt"]], 0, "full_attention"))
+    await known(caches, 1)
+
+
+async def test_addresses_of_ipv6_connect() -> None:
+    context = zmq.Context()
+    socket = context.socket(zmq.XPUB)
+    socket.ipv6 = True
+    port = socket.bind_to_random_port("tcp://[::1]")
+    with closing(KvEvents({URL: f"tcp://[::1]:{port}"})):
+        assert await asyncio.to_thread(socket.recv) == b"\x01"
+    context.destroy(linger=0)
+
+
+def test_there_may_be_thousands_of_servers() -> None:
+    with closing(KvEvents({f"http://gpu{number}": f"ipc:///nowhere/{number}" for number in range(1_100)})) as caches:
+        assert caches.sizes() == {}
 
 
 def test_wrong_address_is_named() -> None:

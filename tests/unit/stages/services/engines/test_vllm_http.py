@@ -5,7 +5,7 @@ import gzip
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
@@ -679,20 +679,25 @@ def test_generate_endpoint_is_preferred() -> None:
 class Caches:
     """Prefix caches whose contents a test sets."""
 
+    reported: tuple[str, ...]
     known: dict[str, int] | None = None
+    forgotten: list[str] = field(default_factory=list)
 
     def cached(self, prompt: Prompt, adapter: str | None) -> dict[str, int] | None:
         self.asked = prompt, adapter
         return self.known
 
     def sizes(self) -> dict[str, int]:
-        return {}
+        return dict.fromkeys(self.reported, 1)
+
+    def forget(self, url: str) -> None:
+        self.forgotten.append(url)
 
 
 async def test_prompt_goes_to_the_server_that_holds_it() -> None:
     one, other = FakeVllm(TOKENS), FakeVllm(TOKENS)
     async with engine_over(one, other) as engine:
-        engine.follow(caches := Caches())
+        engine.follow(caches := Caches((one.url, other.url)))
         for holder, second in ((one, other), (other, one)):
             caches.known = {holder.url: 3}
             await generate(engine, prompt_at(second, engine))
@@ -706,7 +711,7 @@ async def test_load_of_other_clients_counts() -> None:
     one, other = FakeVllm(TOKENS, waiting=5), FakeVllm(TOKENS)
     async with engine_over(one, other) as engine:
         at_one, at_other = engine.replicas.all
-        engine.follow(Caches({one.url: 3}))
+        engine.follow(Caches((one.url, other.url), {one.url: 3}))
         await wait_until(lambda: at_one.load == 5)
         await generate(engine, prompt_at(one, engine))
         assert len(other.prompts) == 1
@@ -718,7 +723,7 @@ async def test_load_of_other_clients_counts() -> None:
 async def test_prompt_of_an_adapter_is_looked_up_as_such() -> None:
     one, other = FakeVllm(TOKENS), FakeVllm(TOKENS)
     async with engine_over(one, other) as engine:
-        engine.follow(caches := Caches())
+        engine.follow(caches := Caches((one.url, other.url)))
         await generate(engine, prompt_for_fakes(model="nonsense"))
         assert caches.asked[1] == "nonsense"
         await generate(engine, prompt_for_fakes(model="also-tiny"))
@@ -737,7 +742,7 @@ async def test_cancelled_prompt_is_not_sent_after_it_was_looked_up(monkeypatch: 
             goes_on.wait(PATIENCE)
 
     async with engine_over(one, other) as engine:
-        engine.follow(Slow())
+        engine.follow(Slow((one.url, other.url)))
         wanted = prompt_for_fakes()
         generating = asyncio.create_task(generate(engine, wanted))
         await wait_until(begun.is_set)
@@ -746,3 +751,27 @@ async def test_cancelled_prompt_is_not_sent_after_it_was_looked_up(monkeypatch: 
         assert last(await generating).reason == "cancelled"
         assert not one.prompts
         assert not other.prompts
+
+
+async def test_silent_server_makes_nothing_known() -> None:
+    """Its conversations would go to others, although it holds them."""
+    one, other = FakeVllm(TOKENS), FakeVllm(TOKENS)
+    async with engine_over(one, other) as engine:
+        engine.follow(Caches((one.url,), {one.url: 3}))
+        await generate(engine, prompt_at(other, engine))
+        assert len(other.prompts) == 1
+        other.is_well = False
+        await wait_until(lambda: not engine.replicas.all[1].is_healthy)
+        assert await engine.replicas.cached(prompt_for_fakes()) == {one.url: 3}
+
+
+async def test_cache_of_a_server_that_was_away_is_forgotten() -> None:
+    one, other = FakeVllm(TOKENS), FakeVllm(TOKENS)
+    async with engine_over(one, other) as engine:
+        engine.follow(caches := Caches((one.url, other.url)))
+        one.is_well = False
+        await wait_until(lambda: not engine.replicas.all[0].is_healthy)
+        assert caches.forgotten == []
+        one.is_well = True
+        await wait_until(lambda: engine.replicas.all[0].is_healthy)
+        assert caches.forgotten == [one.url]
