@@ -28,7 +28,7 @@ class Figure(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """Our figure and another one for a load in the same rounds; ``what`` names the quantity if a table has several."""
 
-    load: Mapping[str, float]
+    load: Mapping[str, int | float]
     ours: Figure
     peer: Figure
     what: str = ""
