@@ -6,10 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from penstock.api.assembly import RunningEngine, rehearsed
 from penstock.api.effects import Answering, warn_of_unused
@@ -167,10 +166,11 @@ async def _prefix_caches(settings: Settings) -> AsyncGenerator[PrefixCaches | No
         return
     if find_spec("zmq") is None:
         raise CannotStart("--kv-events needs pyzmq: pip install 'penstock[kv-events]'")
-    events: Any = import_module("penstock.stages.services.engines.kv_events")
+    from penstock.stages.services.engines.kv_events import KvEvents  # noqa: PLC0415 - pyzmq comes with an extra
+
     engines = (url.rstrip("/") for url in settings.engine)
     try:
-        caches = events.KvEvents(dict(zip(engines, settings.kv_events, strict=True)))
+        caches = KvEvents(dict(zip(engines, settings.kv_events, strict=True)))
     except ValueError as error:
         raise CannotStart(f"--kv-events: {error}") from error
     try:

@@ -27,7 +27,7 @@ class SimulatedStore(Protocol):
         """Return the rows of a query, as another process reads them."""
         ...
 
-    def kill(self, process: Process, database: Any) -> None:
+    def kill(self, process: Process, database: Any, /) -> None:
         """Close what a process that has died had open; ``database`` is its database, if it had started."""
 
 

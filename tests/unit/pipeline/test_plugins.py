@@ -13,6 +13,7 @@ import pytest
 from penstock.api.cli.serve import main
 from penstock.api.dialects.named import spoken
 from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.frames import (
     GenerationStarted,
     ItemClosed,
@@ -440,5 +441,5 @@ async def test_serve_command_installs_plugins(tmp_path: Path) -> None:
 
 
 def test_serve_command_refuses_wrong_plugin(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^penstock: --with nobody.py:install: there is no file nobody.py$"):
+    with pytest.raises(CannotRun, match=r"^--with nobody.py:install: there is no file nobody.py$"):
         main(["tiny", "--with", "shouting.py:install", "--with", "nobody.py:install"])
