@@ -9,7 +9,6 @@ determine, and prompts are numbered alike.
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -61,7 +60,7 @@ CacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 class _Cache:
     """The blocks of one cache."""
 
-    bit: int = 0
+    bit: int
     numbers: dict[EngineHash, int] = field(default_factory=dict)
     """The numbers of its blocks, by vLLM's hashes."""
     copies: dict[EngineHash, int] = field(default_factory=dict)
@@ -79,30 +78,35 @@ class CachedBlocks:
 
     def __init__(self) -> None:
         self._holders = dict[int, int]()  # of each block, by its number
-        self._caches = defaultdict[int, _Cache](_Cache)
+        self._caches = dict[int, _Cache]()
         self._sizes = set[int]()
 
     def count(self, cache: int) -> int:
         """Return the number of blocks that a cache is known to hold."""
-        return len(self._caches[cache].numbers)
+        held = self._caches.get(cache)
+        return len(held.numbers) if held else 0
 
     def take(self, cache: int, event: CacheEvent) -> None:
-        """Take an event of a cache.  Those of slower memory, into which vLLM moves blocks, do not count."""
+        """Take an event of a cache.  Those of slower memory, into which vLLM moves blocks, do not count.
+
+        Raises `ValueError` or another error for an event that cannot be true, and may have taken a part of it.
+        """
+        held = self._caches.setdefault(cache, _Cache(1 << cache))
         match event:
             case AllBlocksCleared():
                 self.forget(cache)
             case BlockStored(medium="GPU" | None):
-                self._store(cache, event)
+                self._store(held, event)
             case BlockRemoved(medium="GPU" | None):
-                self._remove(cache, event)
+                self._remove(held, event)
             case _:
                 pass
 
     def forget(self, cache: int) -> None:
         """Forget all blocks of a cache."""
-        forgotten = self._caches.pop(cache, _Cache())
-        for number in forgotten.numbers.values():
-            self._release(number, 1 << cache)
+        if held := self._caches.pop(cache, None):
+            for number in held.numbers.values():
+                self._release(number, held.bit)
 
     def cached(self, token_ids: Sequence[int], adapter: str | None, salt: str | None) -> dict[int, int]:
         """Return how many tokens at the beginning of a prompt each cache holds; caches without any are left out."""
@@ -128,8 +132,7 @@ class CachedBlocks:
         if depth:
             yield from ((cache, depth) for cache in _bits(caches))
 
-    def _store(self, cache: int, event: BlockStored) -> None:
-        held = self._caches[cache]
+    def _store(self, held: _Cache, event: BlockStored) -> None:
         if event.kv_cache_spec_kind in _ENDS:
             held.ends.add(event.group_idx)
             return
@@ -143,8 +146,7 @@ class CachedBlocks:
             first = held.numbers[event.parent_block_hash]
         else:
             return
-        chain, bit = _chain(first, array("q", event.token_ids), event.block_size), held.bit or 1 << cache
-        held.bit = bit
+        chain = _chain(first, array("q", event.token_ids), event.block_size)
         for engine_hash, others, number in zip(event.block_hashes, keys, chain, strict=False):
             if any(not isinstance(key, str) for key in others or ()):
                 return  # an image, which a prompt shows by its place only
@@ -153,12 +155,11 @@ class CachedBlocks:
                 continue
             held.numbers[engine_hash] = number
             holders = self._holders.get(number)
-            self._holders[number] = bit if holders is None else holders | bit
+            self._holders[number] = held.bit if holders is None else holders | held.bit
         if len(held.numbers) > MOST_BLOCKS:
-            self.forget(cache)
+            raise ValueError(f"it holds more than {MOST_BLOCKS:,} blocks")
 
-    def _remove(self, cache: int, event: BlockRemoved) -> None:
-        held = self._caches[cache]
+    def _remove(self, held: _Cache, event: BlockRemoved) -> None:
         if event.group_idx in held.ends:
             return
         for engine_hash in event.block_hashes:
@@ -166,7 +167,7 @@ class CachedBlocks:
                 if copies > 1:
                     held.copies[engine_hash] = copies - 1
             elif (number := held.numbers.pop(engine_hash, None)) is not None:
-                self._release(number, 1 << cache)
+                self._release(number, held.bit)
 
     def _release(self, number: int, bit: int) -> None:
         if rest := self._holders.get(number, 0) & ~bit:

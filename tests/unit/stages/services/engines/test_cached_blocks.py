@@ -211,10 +211,10 @@ def test_no_event_breaks_the_index(events: list[BlockStored], tokens: list[int])
     assert blocks.cached(tokens, None, None) == {}
 
 
-def test_cache_that_claims_too_much_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_claims_too_much_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_blocks, "MOST_BLOCKS", 2)
     blocks = CachedBlocks()
     blocks.take(0, stored([1, 2, 3, 4]))
     assert blocks.count(0) == 2
-    blocks.take(0, stored([5, 6]))
-    assert blocks.count(0) == 0
+    with pytest.raises(ValueError, match="it holds more than 2 blocks"):
+        blocks.take(0, stored([5, 6]))
