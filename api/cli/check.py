@@ -9,8 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import database, keys_of, mcp_servers, toolbox
+from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
@@ -61,6 +61,7 @@ class Checks:
     """The checks of the settings, which open the store once, for the length of a block."""
 
     settings: Settings
+    _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Checks:
         """Begin; the store is opened when a check needs it."""
@@ -68,13 +69,12 @@ class Checks:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the store."""
-        if "_opened" in vars(self):
-            with suppress(*UNSTARTABLE):  # the checks have shown it
-                await (await self._opened).close()
+        with suppress(*UNSTARTABLE):
+            await self._closing.aclose()
 
     @cached_property
     def _opened(self) -> asyncio.Future[Store]:
-        return asyncio.ensure_future(_open(self.settings.store))
+        return asyncio.ensure_future(self._open())
 
     @cached_property
     def _keys(self) -> asyncio.Future[Keys]:
@@ -119,6 +119,16 @@ class Checks:
         if keys.refused:
             raise UnusableKeys("; ".join(f"the key {each}" for each in sorted(keys.refused)))
         return keys.count if keys.are_needed else "none: all clients that reach the server may use it"
+
+    async def _open(self) -> Store:
+        """Open the store; raise `CannotStart` if root would make one that the owner of its folder could not open."""
+        place = self.settings.store
+        owner = _owner(place)
+        if os.geteuid() == 0 and owner not in ("", _name(0)) and is_missing(place):
+            raise CannotStart(
+                f"{place}: there is no such store, and the folder belongs to {owner}: run this as {owner}"
+            )
+        return await self._closing.enter_async_context(open_store(place))
 
     async def _read_keys(self) -> Keys:
         keys = keys_of(self.settings, Admission(self.settings.limits))
@@ -219,20 +229,6 @@ class Checks:
         """Build the pipeline, with the stages of the operator."""
         load(self.settings.with_, self.settings.stages)  # its mistakes are found without the model, too
         return await drawn(self.settings)
-
-
-async def _open(place: str) -> Store:
-    """Open a store; raise `CannotStart` if root would make one that the owner of its folder could not open."""
-    owner = _owner(place)
-    if os.geteuid() == 0 and owner not in ("", _name(0)) and is_missing(place):
-        raise CannotStart(f"{place}: there is no such store, and the folder belongs to {owner}: run this as {owner}")
-    store = Store(database(place))
-    try:
-        await store.open()
-    except BaseException:
-        await store.close()
-        raise
-    return store
 
 
 def _owner(place: str) -> str:

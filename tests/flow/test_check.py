@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from penstock.api import assembly
 from penstock.api.assembly import database
 from penstock.api.cli import check
 from penstock.api.cli.check import Checks, passes
@@ -204,7 +205,7 @@ async def test_store_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         opened.append(place)
         return database(place)
 
-    monkeypatch.setattr(check, "database", counted)
+    monkeypatch.setattr(assembly, "database", counted)
     store = str(tmp_path / "store.sqlite3")
     settings = Settings.model_validate(SETTINGS | {"port": free_port(), "store": store, "store_keys": True})
     assert await passes(settings, ())
