@@ -15,7 +15,6 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.stages.models.vllm_private import installed_vllm
-from penstock.stages.services.engines.replicas import address_of
 from penstock.stages.services.engines.vllm_http import VllmHttpEngine
 from penstock.stages.services.runs.run import Mode
 
@@ -76,9 +75,10 @@ class Sampler:
         if not isinstance(engine, VllmHttpEngine):
             metrics.ENGINE_UP.labels("local").set(engine.is_alive)
             return
+        caches = engine.replicas.caches
+        blocks = caches.sizes() if caches else {}
         for replica in engine.replicas.all:
             metrics.ENGINE_UP.labels(replica.address).set(replica.is_healthy)
             metrics.ENGINE_RUNNING.labels(replica.address).set(len(replica.running))
-        caches = engine.replicas.caches
-        for url, blocks in caches.sizes().items() if caches else ():
-            metrics.ENGINE_CACHED_BLOCKS.labels(address_of(url)).set(blocks)
+            if replica.url in blocks:
+                metrics.ENGINE_CACHED_BLOCKS.labels(replica.address).set(blocks[replica.url])

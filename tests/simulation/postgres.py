@@ -47,7 +47,7 @@ class RealLoop(asyncio.SelectorEventLoop):
 
 @dataclass(eq=False)
 class Work:
-    """What a session does, and the future of the simulation that gets its outcome."""
+    """The work of a session, and the future of the simulation that gets its outcome."""
 
     session: Session
     begin: Callable[[], Awaitable[Any]]

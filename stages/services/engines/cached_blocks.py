@@ -188,7 +188,7 @@ def _salt(adapter: str | None, keys: Sequence[Any]) -> str | None:
 
 
 def _chain(number: int, tokens: array[int], size: int) -> Iterator[int]:
-    """Yield the numbers of the blocks of these tokens, behind the block ``number``."""
+    """Yield the numbers of the blocks of these tokens, the first of which follows the block ``number``."""
     data, width = tokens.tobytes(), size * tokens.itemsize
     for end in range(width, len(data) + 1, width):
         number = hash((number, data[end - width : end]))

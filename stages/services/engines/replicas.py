@@ -164,7 +164,7 @@ class Replica:
     @property
     def address(self) -> str:
         """The host and port of the server."""
-        return address_of(self.url)
+        return urlsplit(self.url).netloc
 
     @property
     def load(self) -> int:
@@ -315,11 +315,6 @@ class Replica:
             " completions: copy tests/examples/chat_endpoint.py, and start with --engine chat_endpoint.py:engine"
             ' (stages/ENGINES.md, "Texts").'
         )
-
-
-def address_of(url: str) -> str:
-    """Return the host and port of a server."""
-    return urlsplit(url).netloc
 
 
 async def _refusal(answer: aiohttp.ClientResponse) -> RequestRefused:

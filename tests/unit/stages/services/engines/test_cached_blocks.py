@@ -36,7 +36,7 @@ class Server:
         self.held = dict[Key, bytes]()
 
     def store(self, tokens: Sequence[int], adapter: str | None, salt: str | None) -> list[BlockStored]:
-        """Hold a prompt; return an event for the blocks that are new behind those that are held."""
+        """Hold a prompt; return an event for its new blocks, which follow those that are held."""
         keys = [(adapter, salt, tuple(tokens[:end])) for end in range(SIZE, len(tokens) + 1, SIZE)]
         new = [number for number, key in enumerate(keys) if key not in self.held]
         if not new:
@@ -53,7 +53,7 @@ class Server:
         return [stored]
 
     def remove(self, position: int) -> list[BlockRemoved]:
-        """Let go of a block that none is behind, as a cache frees chains from their ends."""
+        """Let go of a block that no other follows, as a cache frees chains from their ends."""
         ends = [
             key for key in self.held if not any(len(more[2]) > len(key[2]) and _is_of(more, key) for more in self.held)
         ]

@@ -69,6 +69,15 @@ async def known(caches: KvEvents, blocks: int, url: str = URL) -> None:
     await wait_until(lambda: caches.sizes().get(url) == blocks)
 
 
+async def reported(caches: KvEvents, publishers: list[Publisher]) -> Publisher:
+    """Have both servers report, and the first, which is returned, two blocks."""
+    one, other = publishers
+    other.publish()
+    one.publish(STORED)
+    await known(caches, 2)
+    return one
+
+
 async def test_servers_hold_what_they_have_reported(caches: KvEvents, publishers: list[Publisher]) -> None:
     one, other = publishers
     one.publish(STORED)
@@ -89,10 +98,7 @@ async def test_servers_hold_what_they_have_reported(caches: KvEvents, publishers
 
 
 async def test_lost_message_makes_a_cache_unknown(caches: KvEvents, publishers: list[Publisher]) -> None:
-    one, other = publishers
-    other.publish()
-    one.publish(STORED)
-    await known(caches, 2)
+    one = await reported(caches, publishers)
     one.publish(number=5)
     await known(caches, 0)
     assert caches.cached(salted(), None) is None  # it may hold what it held before
@@ -101,10 +107,7 @@ async def test_lost_message_makes_a_cache_unknown(caches: KvEvents, publishers: 
 
 
 async def test_server_that_starts_again_holds_nothing(caches: KvEvents, publishers: list[Publisher]) -> None:
-    one, other = publishers
-    other.publish()
-    one.publish(STORED)
-    await known(caches, 2)
+    one = await reported(caches, publishers)
     one.publish(number=0)
     await known(caches, 0)
     assert caches.cached(salted(), None) == {}
@@ -145,10 +148,7 @@ async def test_what_a_server_holds_of_an_image_is_not_known(caches: KvEvents, pu
 async def test_event_that_cannot_be_followed_makes_a_cache_unknown(
     caches: KvEvents, publishers: list[Publisher], caplog: pytest.LogCaptureFixture, event: Any
 ) -> None:
-    one, other = publishers
-    other.publish()
-    one.publish(STORED)
-    await known(caches, 2)
+    one = await reported(caches, publishers)
     one.publish(event)
     one.publish(event)
     await known(caches, 0)
