@@ -64,8 +64,8 @@ ENGINE_PARTS = (
     PrivatePart(
         "vllm.v1.engine.output_processor",
         "RequestState",
-        ("detokenizer", "is_prefilling", "queue", "sent_tokens_offset", "stream_interval"),
-        "the same, and changes the stream interval of a running request",
+        ("detokenizer", "is_prefilling", "queue"),
+        "the same",
     ),
     PrivatePart(
         "vllm.v1.engine.output_processor",
@@ -76,8 +76,8 @@ ENGINE_PARTS = (
     PrivatePart(
         "vllm.v1.engine.detokenizer",
         "IncrementalDetokenizer",
-        ("num_output_tokens", "token_ids"),
-        "counts the tokens of a request",
+        ("token_ids",),
+        "keeps the tokens of a request",
     ),
     PrivatePart(
         "vllm.v1.engine.core_client",
@@ -197,8 +197,8 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, list[int]]) -> None:
 
     Some outputs still go vLLM's way: those of requests that are not in ``unread``, the first of a request, which has
     facts about its prompt, the last, and any while the request's collector holds one.  So the ids in ``unread`` precede
-    the output in the collector.  What vLLM keeps of a request is the same either way: its statistics, its tokens, and
-    the number of tokens sent.
+    the output in the collector.  What vLLM keeps of a request is the same either way: its statistics and its tokens.
+    It knows no stream interval, so an operator who sets one gets vLLM's way alone.
     """
     process = processor.process_outputs
 
@@ -207,17 +207,12 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, list[int]]) -> None:
         if tokens is None or state is None or state.is_prefilling or output.finish_reason is not None:
             return False
         generated, collector = state.detokenizer.token_ids, state.queue
-        interval, sent = state.stream_interval, state.sent_tokens_offset
         if collector.output is not None:
             return False
         if statistics is not None:
             processor._update_stats_from_output(state, output, timestamp, statistics)  # noqa: SLF001
         new = output.new_token_ids
         generated += new
-        if interval > 1:  # the rule of `RequestState.make_request_output` in vllm/v1/engine/output_processor.py
-            if sent and len(generated) - sent < interval:
-                return True
-            new, state.sent_tokens_offset = generated[sent:], len(generated)
         if new:
             tokens += new
             collector.ready.set()
@@ -228,21 +223,6 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, list[int]]) -> None:
         return process(others, timestamp, statistics, **options)
 
     processor.process_outputs = processed
-
-
-def set_stream_interval(state: Any, interval: int) -> int:
-    """Set the stream interval of a request by its ``state`` in vLLM's output processor; return the interval set.
-
-    With an interval of one, vLLM neither sends the tokens held back nor counts the tokens it sends.  So the count is
-    caught up when leaving that interval, and an interval of at least two is kept while tokens are held back.
-    """
-    generated = state.detokenizer.num_output_tokens()
-    if state.stream_interval == 1:
-        state.sent_tokens_offset = generated
-    elif state.sent_tokens_offset < generated:
-        interval = max(interval, 2)
-    state.stream_interval = interval
-    return interval
 
 
 async def abort_everywhere(llm: AsyncLLM, request_ids: Sequence[str]) -> None:

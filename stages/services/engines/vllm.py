@@ -35,7 +35,6 @@ from penstock.stages.models.vllm_private import (
     set_process,
 )
 from penstock.stages.services.engines.engine import PARAMETERS, sampling_parameters
-from penstock.stages.services.engines.stream_interval import adapt_stream_interval
 from penstock.stages.services.engines.vllm_cores import (
     CoreClient,
     Cores,
@@ -43,7 +42,7 @@ from penstock.stages.services.engines.vllm_cores import (
     launched,
     reached,
 )
-from penstock.stages.services.engines.workers import mark_workers
+from penstock.stages.services.engines.workers import mark_workers, take_steps_whole
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -108,9 +107,6 @@ class VllmEngine:
     """vLLM's option ``--max-num-queued-reqs``."""
 
     watch: Watch = _unwatched
-    _pacing: asyncio.Task[None] | None = None
-    """Task that adapts the stream interval; None if the operator set a fixed one."""
-
     _unread: dict[str, list[int]] = field(default_factory=dict)
     """Token ids by vLLM's id of a request, if vLLM's output processor passes them on."""
 
@@ -168,8 +164,6 @@ class VllmEngine:
             generation.collector.put(errors.EngineFailed("The server is stopping."))
 
     async def close(self) -> None:
-        if self._pacing:
-            self._pacing.cancel()
         self.llm.shutdown()
 
     async def come_back(self) -> None:
@@ -418,8 +412,6 @@ class VllmPlan:
     _arguments: AsyncEngineArgs
     _modules: Sequence[Any]
     """The LoRA adapters."""
-    _is_paced: bool = False
-    """True if the stream interval adapts to the load, because the operator did not set it."""
 
     @property
     def speaks_harmony(self) -> bool:
@@ -464,6 +456,7 @@ class VllmPlan:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         mark_workers()
+        take_steps_whole()
         quiet = self._arguments.disable_log_stats
         reached = {}
         if client is None:
@@ -482,22 +475,19 @@ class VllmPlan:
         }
         model = llm.model_config
         unread = dict[str, list[int]]()
-        pass_tokens_on(llm.output_processor, unread)
-        states = llm.output_processor.request_states
-        pacing = asyncio.create_task(adapt_stream_interval(states)) if self._is_paced else None
         scheduling = self.config.scheduler_config
+        if scheduling.stream_interval == 1:
+            pass_tokens_on(llm.output_processor, unread)
         return VllmEngine(
             llm,
             self.models,
             model.max_model_len,
             model.get_vocab_size(),
             adapters,
-            True,
-            scheduling.max_num_seqs * self.config.parallel_config.data_parallel_size,
-            scheduling.max_num_queued_reqs,
-            watch,
-            pacing,
-            unread,
+            places=scheduling.max_num_seqs * self.config.parallel_config.data_parallel_size,
+            most_prompts=scheduling.max_num_queued_reqs,
+            watch=watch,
+            _unread=unread,
         )
 
 
@@ -541,11 +531,8 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
 
     check_engine_parts()
     engine_args, modules = _read_arguments(["--model", model, *arguments])
-    is_paced = engine_args.stream_interval is None
-    if is_paced:
-        engine_args.stream_interval = 1
     set_process(engine_args, processes, process)
-    return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules, is_paced)
+    return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules)
 
 
 def memory_nodes() -> int:
@@ -572,10 +559,7 @@ def check_memory(cache: CacheConfig) -> None:
 
 
 def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:
-    """Parse the engine arguments and the LoRA modules, which vLLM reads in its server rather than its engine.
-
-    The stream interval is None if the command line does not set it.
-    """
+    """Parse the engine arguments and the LoRA modules, which vLLM reads in its server rather than its engine."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -591,7 +575,6 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
     parser.error = refuse  # its own prints all of vLLM's options
     parser.add_argument("--lora-modules", nargs="+", action=LoRAParserAction, default=[], metavar="NAME=PATH")
-    parser.set_defaults(stream_interval=None)
     namespace: Namespace = parser.parse_args(arguments)
     if namespace.lora_modules and not namespace.enable_lora:
         raise WrongOption("--lora-modules needs --enable-lora", ())

@@ -19,6 +19,14 @@ from multiprocessing.process import BaseProcess
 MARK = "_PENSTOCK_ENGINE"
 """Environment variable that marks the processes that this server starts."""
 
+OUTPUTS_AT_ONCE = 4096
+"""Outputs of one step that vLLM processes before it lets other tasks of the loop run.
+
+With vLLM's own number, 128, the streams of a part run before the next part is processed.  Then each token is sent by
+itself, however many steps wait, and a loop that cannot keep up falls behind by more and more.  With whole steps, all
+that wait are processed first, and a stream sends the tokens together that have come meanwhile.
+"""
+
 _SET_PARENT_DEATH_SIGNAL = 1
 """The number of ``PR_SET_PDEATHSIG`` in prctl(2)."""
 
@@ -37,6 +45,11 @@ def mark_workers() -> None:
     """
     os.environ[MARK] = "1"
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def take_steps_whole() -> None:
+    """Make vLLM process `OUTPUTS_AT_ONCE`, unless the operator has set another number."""
+    os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", str(OUTPUTS_AT_ONCE))
 
 
 def end_with_parent() -> None:

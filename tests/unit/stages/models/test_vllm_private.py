@@ -18,9 +18,7 @@ from penstock.stages.models.vllm_private import (
     UnknownVllm,
     copying_tokenizers_late,
     pass_tokens_on,
-    set_stream_interval,
 )
-from penstock.stages.services.engines.stream_interval import MOST
 from tests.support.paths import TINY_QWEN
 
 pytestmark = [
@@ -142,11 +140,8 @@ def test_readers_and_statistics_get_what_vllm_gives(seed: int) -> None:
     for step, outputs in enumerate(engine_steps(draw)):
         assert ours.process(outputs, step) == peer.process(outputs, step)
         for name in NAMES:
-            interval = draw.choice([0, 0, 0, 1, 2, MOST])
             is_read, is_aborted = draw.random() < 0.7, draw.random() < 0.01
             for frontend in (ours, peer):
-                if interval and (state := frontend.processor.request_states.get(name)):
-                    set_stream_interval(state, interval)
                 if is_aborted:
                     frontend.processor.abort_requests([name], internal=True)
                 if is_read or step == STEPS - 1:
