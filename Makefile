@@ -220,10 +220,11 @@ sandbox:
 site: $(DONE)/site ## The pages as a site in .cache/site/site, which needs no network; the links of all pages are checked
 	@$(BIN)/python -m docs.site .cache/site
 
-test: $(DONE)/test ## Everything: check, then live; 16 minutes on two cores
+test: $(DONE)/test ## Everything: check, then live, whatever fails; the last lines say what failed or was left out
 	@rm -rf .cache/suites
-	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
+	@mkdir -p .cache/suites; status=0; for part in check live; do \
+	    $(MAKE) --no-print-directory --keep-going --jobs 2 $$part 2> >(tee -a .cache/suites/errors >&2) || status=1; done; \
+	    $(BIN)/python -m tests.support.progress; grep '\*\*\* \[' .cache/suites/errors; \
 	    $(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); $(PYTHONS_LEFT_OUT); $(DEPLOY_LEFT_OUT); exit $$status
 
 live: engine clients clients-chat clients-http test-page test-image test-deploy $(lastword $(FOUND_PYTHONS:%=python-%)) ## The tests with real engines, real clients and a browser, two at a time

@@ -153,9 +153,6 @@ async def _up(process: asyncio.subprocess.Process, port: int, log: Path) -> None
 @dataclass(frozen=True)
 class Servers:
     ours: Server
-    steady: Server
-    """Penstock with ``--stream-interval 1``: one token per event, even under load."""
-
     bare: Server
     """A server of `tests.bench.bare` that only writes the bytes."""
 
@@ -163,15 +160,12 @@ class Servers:
 
     @property
     def every(self) -> tuple[Server, ...]:
-        return (self.ours, self.steady, self.bare, self.peer)
-
-
-STEADY = ("--stream-interval", "1")
+        return (self.ours, self.bare, self.peer)
 
 
 @asynccontextmanager
 async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
-    kinds = {"ours": ("ours",), "steady": ("ours", *STEADY), "bare": ("bare",), "peer": ("peer",)}
+    kinds = {which: (which,) for which in ("ours", "bare", "peer")}
     async with all_serving(kinds, folder) as started:
         yield Servers(*started)
 
@@ -189,21 +183,19 @@ async def all_serving(kinds: Mapping[str, tuple[str, ...]], folder: Path) -> Asy
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What both ways of penstock cost beside vLLM's server, and beside the bare one."""
+    """What penstock costs beside vLLM's server, and beside the bare one."""
 
-    ours: Comparison
-    steady: Comparison
-    ours_over_bare: Comparison
-    steady_over_bare: Comparison
+    over_peer: Comparison
+    over_bare: Comparison
 
 
 async def costs(servers: Servers, case: Case, window: Window, rounds: int) -> Costs:
     """Measure a window of the running case in turns; a first round warms up."""
     found = [[await cost(server, case, window) for server in servers.every] for _ in range(1 + rounds)]
-    ours, steady, bare, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
+    ours, bare, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
     load: dict[str, float] = {"streams": case.streams, "step": window.step, "reasoning": case.reasoning}
     beside = ((peer, VLLM), (bare, BARE))
-    return Costs(*(Comparison(load, mine, other, "", name) for other, name in beside for mine in (ours, steady)))
+    return Costs(*(Comparison(load, ours, other, "", name) for other, name in beside))
 
 
 async def cost(server: Server, case: Case, window: Window) -> float:

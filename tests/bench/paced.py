@@ -20,8 +20,8 @@ RATE = 50.0
 DELAY = 0.020
 """Seconds within which 99 of 100 tokens have to reach their clients."""
 
-WARMING, MEASURED, BEHIND = 50, 150, 16
-"""Tokens of each stream: to warm up, to measure, and to follow, so that no measured token is held back to be joined."""
+WARMING, MEASURED = 50, 150
+"""Tokens of each stream: to warm up, and to measure."""
 
 LEAST = 20
 
@@ -51,16 +51,23 @@ async def tried(server: Server, streams: int) -> Try:
         first = await _window(server, streams, WARMING)
         if first.is_in_time or first.p99 > 2 * DELAY:
             return first
-        second = await _window(server, streams, WARMING + MEASURED + BEHIND)
+        second = await _window(server, streams, WARMING + MEASURED)
         return min(first, second, key=lambda found: found.p99)
 
 
+async def overloaded(server: Server, streams: int) -> tuple[Try, Try]:
+    """Measure more streams than the server can deliver in time, in two windows one after the other."""
+    async with server.running(Case(streams, 0), timed=True):
+        await server.measured(Window(WARMING, 1, RATE))
+        sooner = await _window(server, streams, WARMING)
+        return sooner, await _window(server, streams, WARMING + MEASURED)
+
+
 async def _window(server: Server, streams: int, ahead: int) -> Try:
-    tokens = MEASURED + BEHIND
-    measured = await server.measured(Window(tokens, 1, RATE))
+    measured = await server.measured(Window(MEASURED, 1, RATE))
     late = delays(server.arrivals, streams, slice(ahead, ahead + MEASURED), measured.begun)
     median, p99 = np.quantile(late, (0.5, 0.99), method="higher")
-    return Try(streams, float(median), float(p99), measured.cpu * 1e6 / streams / tokens)
+    return Try(streams, float(median), float(p99), measured.cpu * 1e6 / streams / MEASURED)
 
 
 def delays(arrivals: Path, streams: int, tokens: slice, begun: float) -> Any:
@@ -109,6 +116,16 @@ async def up_and_down(servers: Sequence[Server], starts: Sequence[int], rounds: 
 def carried(tries: list[Try]) -> int:
     """Return the largest number of streams whose tokens came in time; 0 if there is none."""
     return max((found.streams for found in tries if found.is_in_time), default=0)
+
+
+def overload_table(found: Sequence[tuple[Try, Try]]) -> str:
+    head = [f"{'streams':>8s}", *(f"{name:>12s}" for name in ("p50, ms", "p99, ms", "p50, ms", "p99, ms"))]
+    lines = [
+        f"{sooner.streams:8d}"
+        + "".join(f"{delay * 1e3:12.1f}" for each in (sooner, later) for delay in (each.median, each.p99))
+        for sooner, later in found
+    ]
+    return "\n".join(["".join(head), *lines])
 
 
 def pace_table(tries: dict[str, list[Try]]) -> str:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.bench.figures import Comparison
 from tests.bench.goals import Goal
-from tests.bench.measuring import BY_DEFAULT, IN_PROCESS, SERVERS, Found
+from tests.bench.measuring import IN_PROCESS, SERVERS, Found
 
 OURS, PEER, BOUND, FAINT = "#0b6e4f", "#c8553d", "#222222", "#c9ced3"
 SIZE, COLORS = 40, 64
@@ -30,7 +30,6 @@ def plot(results: dict[str, Found], file: Path) -> None:
     canvas = Canvas(figsize=(13, 1.5 + 0.3 * rows), dpi=110, layout="constrained")
     left, right = canvas.subplots(1, 2)
     _costs(left, [*in_process, *servers], goals)
-    _defaults(left, [*in_process, *servers], under.get(BY_DEFAULT, []))
     _goals(right, goals)
     for axes in (left, right):
         axes.set_visible(bool(axes.get_yticklabels()))
@@ -52,18 +51,6 @@ def _costs(axes: Axes, costs: list[Comparison], goals: list[Goal]) -> None:
     }
     axes.scatter([*bounds.values()], [*bounds], s=180, color=BOUND, marker="|", linewidths=2, zorder=4, label="bound")
     _lay_out(axes, [_name(compared.load) for compared in costs], "us of CPU per token (on the right: of vLLM's)")
-
-
-def _defaults(axes: Axes, costs: list[Comparison], by_default: list[Comparison]) -> None:
-    """Draw the cost of penstock by default, which may join tokens."""
-    places = {_name(compared.load): place for place, compared in enumerate(costs)}
-    shown = [
-        (compared.ours.median, places[_name(compared.load)])
-        for compared in by_default
-        if _name(compared.load) in places
-    ]
-    joined, at = [cost for cost, _ in shown], [place for _, place in shown]
-    axes.scatter(joined, at, s=SIZE, facecolors="white", edgecolors=OURS, zorder=2, label="penstock by default")
 
 
 def _goals(axes: Axes, goals: list[Goal]) -> None:

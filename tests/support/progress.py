@@ -29,6 +29,7 @@ class Suite:
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     skipped: Counter[str] = field(default_factory=Counter)
+    failed: list[str] = field(default_factory=list)
     _next: float = PERIOD
 
     @property
@@ -39,6 +40,8 @@ class Suite:
         self.seconds[report.nodeid] += report.duration
         if report.skipped and isinstance(report.longrepr, tuple):
             self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+        if report.failed:
+            self.failed.append(report.nodeid)
         if report.when == "call" or not report.passed:
             self.outcomes[report.outcome] += 1
 
@@ -51,11 +54,12 @@ class Suite:
         return f"{self.name}: {self.outcomes.total():,} of {self.total:,} tests in {self.elapsed:.0f} s{failed}"
 
     def summary(self) -> list[str]:
-        """The summary line, and one more for each reason of skipped tests."""
+        """The summary line, and one more for each test that failed and each reason of skipped tests."""
         counts = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.outcomes.items(), reverse=True))
         slowest = nlargest(3, self.seconds, key=lambda test: self.seconds[test])
         named = ", ".join(f"{test.rpartition('::')[2][:60]} {self.seconds[test]:.1f} s" for test in slowest)
         lines = [f"{self.name}: {counts or 'no tests'} in {self.elapsed:.0f} s; slowest: {named or 'none'}"]
+        lines += [f"{self.name}: FAILED {test}" for test in self.failed]
         return lines + [f"{self.name}: NOT TESTED, {count:,} skipped: {why}" for why, count in self.skipped.items()]
 
 
