@@ -19,7 +19,6 @@ import msgspec
 
 from penstock.api.http.bodies import Health, Problem, Ready
 from penstock.api.http.conventions import OPENAI, RequestError, SpokenByRoute
-from penstock.pipeline.logs import duration
 
 RETRY_AFTER = "5"
 """Seconds after which a client may try again."""
@@ -70,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _answer_to(reason: str, began: float, by_route: SpokenByRoute, path: str) -> tuple[int, object]:
     """Return the status and the body of an answer."""
-    step = f"{reason}, for {duration(time.monotonic() - began)}"
+    step = f"{reason}, for {time.monotonic() - began:.0f} s"
     match path.partition("?")[0]:
         case "/health" | "/ping":
             return 503, Health("starting")
