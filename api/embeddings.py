@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, hdrs, web
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, hdrs, web
 
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER
 from penstock.api.http.errors import STREAMING
@@ -57,7 +57,10 @@ class Upstream:
         """Keep connections to it for the lifetime of an application."""
         timeout = ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=READ_TIMEOUT)
         jar = DummyCookieJar()
-        async with ClientSession(timeout=timeout, cookie_jar=jar, auto_decompress=False) as self._session:
+        connector = TCPConnector(limit=0)  # with one, slow answers to one key would let the others wait
+        async with ClientSession(
+            connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
+        ) as self._session:
             yield
 
     @operation(Operation(Any, body=PassedOn, refusals=(UpstreamFailed,)))

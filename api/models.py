@@ -17,7 +17,7 @@ from penstock.api.http.query import AnyText, Number
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.services.engines.engine import Backend, known_length
-from penstock.stages.services.model_names import is_name, served_instead, served_name
+from penstock.stages.services.model_names import is_name, resolved_name
 
 LIMIT = Number("limit", default=0, least=1, most=1_000)
 AFTER = AnyText("after_id")
@@ -57,9 +57,7 @@ class ModelList:
     async def retrieve_model(self, request: web.Request) -> web.Response:
         """Retrieve a model by its name or an alias, if it is served here."""
         name = request.match_info["model"]
-        if served_name(name, self.engine.models, self.aliases) is None:
-            instead = served_instead(name, self.engine.models, self.aliases)
-            raise ModelNotFound(f"This server serves {instead}.", param="model")
+        resolved_name(name, self.engine.models, self.aliases)
         return as_json(self._model(name))
 
     def _model(self, name: str) -> Model:

@@ -38,7 +38,7 @@ class OpenSockets:
     """The open connections of a server, to close when it stops."""
 
     connections: set[OpenSocket] = field(default_factory=set)
-    remembered: LruCache[Latest] = field(default_factory=lambda: LruCache(MOST_REMEMBERED))
+    remembered: LruCache[Latest] = field(default_factory=lambda: LruCache(MOST_REMEMBERED, MOST_REMEMBERED // 2))
 
     async def close(self, _: web.Application) -> None:
         """Close all connections."""

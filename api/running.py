@@ -172,6 +172,7 @@ async def _scheduler(
             limit=share.of(settings.max_background),
             detaches=settings.detach,
             restarts=settings.resume_interrupted,
+            unserved_after=settings.unserved_after,
             admission=admission,
             aliases=settings.aliases,
         )

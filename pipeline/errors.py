@@ -523,6 +523,29 @@ class ServerUnreachable(StageError):
         super().__init__("The server that makes this response cannot be reached. Try again in a few seconds.")
 
 
+class ModelAway(StageError):
+    """The response waits in the queue for a server of its model, because the servers that run do not serve that model.
+
+    Cure: ask for the response without its stream until it has begun, or cancel it; the operator starts a server that
+    serves the model.
+    """
+
+    status = 503
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"This response waits for a server that serves {model}. Try again later.")
+
+
+class ModelGone(StageError):
+    """The response waited in the queue for a server of its model, and none came within ``--unserved-after``.
+
+    Cure: send the request again with a model that ``GET /v1/models`` lists.
+    """
+
+    def __init__(self, model: str, waited: str) -> None:
+        super().__init__(f"No server has served {model} for {waited}, which this response waited for.")
+
+
 class RunInterrupted(StageError):
     """The server stopped while it ran this response.
 

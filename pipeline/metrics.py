@@ -50,6 +50,11 @@ RESPONSES_RUNNING = Gauge(
 RESPONSES_QUEUED = Gauge(
     "penstock_responses_queued", "Background responses that wait to run", multiprocess_mode="livesum"
 )
+RESPONSES_UNSERVED = Gauge(
+    "penstock_responses_unserved",
+    "Background responses in the store that wait for a server of their model, as this one does not serve it",
+    multiprocess_mode="livemax",
+)
 OLDEST_QUEUED_SECONDS = Gauge(
     "penstock_oldest_queued_seconds",
     "Age of the background response that has waited longest; 0 if none waits",

@@ -40,6 +40,7 @@ from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.recordings.writer import make_folder
 from penstock.stages.models.vllm_private import TESTED, installed_vllm
 from penstock.stages.services.mcp.mcp_servers import McpServers
+from penstock.stages.services.model_names import in_words
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.sandbox.probe import probe
 from penstock.stages.services.store.store import Store
@@ -143,8 +144,12 @@ class Checks:
 
     async def store(self) -> str:
         """Open the store, which creates or upgrades it."""
-        await self._opened
-        return without_password(self.settings.store)
+        store = await self._opened
+        left = await store.orphaned_models(restarts=self.settings.resume_interrupted)
+        waiting = (
+            f"; {counted(sum(left.values()), 'background response')} without a server: for {in_words(sorted(left))}"
+        )
+        return f"{without_password(self.settings.store)}{waiting if left else ''}"
 
     async def clock(self) -> str:
         """Compare the clock of this machine with that of the store."""

@@ -38,6 +38,7 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PASSING = (
     errors.ConversationLocked,
     errors.EngineOverloaded,
+    errors.ModelAway,
     errors.ServerBusy,
     errors.ServerStopping,
     errors.ServerUnreachable,

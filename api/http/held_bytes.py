@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.pipeline.errors import ServerBusy
@@ -27,25 +28,43 @@ class Pool:
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
-    count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """The bytes that are held, by the owner of their request."""
     arriving: dict[HeldBody, float] = field(default_factory=dict)
     """The bodies that may be dropped, with the time when they came here, in this order."""
 
     def take(self, body: HeldBody, count: int, most: int) -> None:
-        """Count bytes of a body; raise `ServerBusy` if they are more than ``most``, and none can be dropped."""
+        """Count bytes of a body; raise `ServerBusy` if there is no room for them, and none can be made.
+
+        There is room for ``most`` bytes, of which one owner may hold half; clients without a key may hold all.
+        """
+        if body.owner:
+            while self.counts[body.owner] + count > most // 2:
+                self._make_room(body, [other for other in self.arriving if other.owner == body.owner])
         while self.count + count > most:
-            oldest, since = next(iter(self.arriving.items()), (body, 0.0))
-            if oldest is body or self.clock() - since < self.seconds:
-                raise ServerBusy("Other requests with large bodies are being read. Try again in a moment.")
-            oldest.drop()
-        self.count += count
+            self._make_room(body, self.arriving)
+        self.counts[body.owner] += count
         if not body.has_ended:
             self.arriving.setdefault(body, self.clock())
 
+    def _make_room(self, body: HeldBody, others: Iterable[HeldBody]) -> None:
+        """Drop the oldest of the ``others`` if it has been arriving for long; raise `ServerBusy` if it has not."""
+        oldest = next(iter(others), body)
+        if oldest is body or self.clock() - self.arriving[oldest] < self.seconds:
+            raise ServerBusy("Other requests with large bodies are being read. Try again in a moment.")
+        oldest.drop()
+
     def give(self, body: HeldBody, count: int) -> None:
         """Stop counting bytes of a body that leaves this pool."""
-        self.count -= count
+        self.counts[body.owner] -= count
+        if not self.counts[body.owner]:
+            del self.counts[body.owner]
         self.arriving.pop(body, None)
+
+    @property
+    def count(self) -> int:
+        """The bytes that are held."""
+        return self.counts.total()
 
 
 def _do_nothing() -> None:
@@ -64,6 +83,7 @@ class HeldBody:
     limit: int
     """The most bytes of a body."""
     on_drop: Callable[[], None]
+    owner: str = ""
     size: int = 0
     has_ended: bool = False
 
@@ -119,10 +139,10 @@ class HeldBytes:
         """The bytes that are held."""
         return self.bodies.count + self.messages.count + self.large.count
 
-    def body(self, limit: int, on_drop: Callable[[], None]) -> HeldBody:
-        """Begin to hold the body of a request."""
-        return HeldBody(self.bodies, self.large, limit, on_drop)
+    def body(self, limit: int, on_drop: Callable[[], None], owner: str = "") -> HeldBody:
+        """Begin to hold the body of a request of an owner."""
+        return HeldBody(self.bodies, self.large, limit, on_drop, owner)
 
-    def message(self, limit: int, on_drop: Callable[[], None]) -> HeldBody:
-        """Begin to hold a message of a WebSocket."""
-        return HeldBody(self.messages, self.large, limit, on_drop)
+    def message(self, limit: int, on_drop: Callable[[], None], owner: str = "") -> HeldBody:
+        """Begin to hold a message of a WebSocket of an owner."""
+        return HeldBody(self.messages, self.large, limit, on_drop, owner)

@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from aiohttp import hdrs, web
 
+from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import Handler
 from penstock.api.http.held_bytes import HeldBody, HeldBytes
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest, RequestTimeout, ServerBusy, UnsupportedMediaType
@@ -52,7 +53,7 @@ async def receive(request: web.Request) -> bytes:
                 late = "The body arrives too slowly while the server has no room for others. Try again in a moment."
                 deadline.reschedule(loop.time())
 
-            request[_BODY] = held = request.app[HELD].body(request.client_max_size, drop)
+            request[_BODY] = held = request.app[HELD].body(request.client_max_size, drop, request.get(OWNER, ""))
             try:
                 async for chunk in request.content.iter_any():
                     if held.size + len(chunk) > held.limit:

@@ -37,6 +37,7 @@ from penstock.pipeline.protocol.params.files import UploadFile, UploadFileToAnth
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.stages.services.files.names import plain_name
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.store.files import StoredFile, Upload
 from penstock.stages.services.store.store import Store
 
@@ -155,7 +156,7 @@ class Files:
     store: Store
     admission: Admission
     most: int
-    _arriving: int = field(default=0, init=False)
+    places: Slots = field(default_factory=lambda: Slots(MOST_AT_ONCE, per_owner=-(-MOST_AT_ONCE // 2)), init=False)
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Return the routes under ``base``."""
@@ -182,7 +183,7 @@ class Files:
         owner, form = request[OWNER], UploadForm(request, self.most)
         await self.admission.storing(owner, self.store, request.content_length or 1)
         api = _form_of(request)
-        with self._turn():
+        with self._turn(owner):
             async with self.store.files.uploading(owner) as upload, self._counting(owner, upload) as write:
                 await form.receive(write)
                 asked = read_body(msgspec.json.encode(form.fields), api.upload)
@@ -308,14 +309,13 @@ class Files:
                 self.admission.stored(owner, -upload.received)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        if self._arriving >= MOST_AT_ONCE:
+    def _turn(self, owner: str) -> Iterator[None]:
+        if not self.places.acquire_now(owner):
             raise ServerBusy("Too many files are being uploaded. Try again in a moment.")
-        self._arriving += 1
         try:
             yield
         finally:
-            self._arriving -= 1
+            self.places.release(owner)
 
 
 def _is_anthropic(request: web.Request) -> bool:

@@ -21,11 +21,11 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from penstock.api.limits.admission import Admission
 from penstock.api.runs.background import BackgroundQueue, InFlight
-from penstock.api.runs.recovery import OrphanRecovery
+from penstock.api.runs.recovery import UNSERVED_AFTER, OrphanRecovery
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.faults import first, log_failure
-from penstock.pipeline.frames import Prompt, ResolvedRequest
+from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
@@ -36,6 +36,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tasks import MANY, let_go, shielded
 from penstock.stages.services import tracing
 from penstock.stages.services.engines.engine import Backend
+from penstock.stages.services.model_names import in_words, resolved_name, served_name
 from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
 from penstock.stages.services.slots import Slots
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -132,6 +133,8 @@ class Scheduler:
     in_flight: InFlight = field(default_factory=InFlight)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names for the engine's models, each with a model."""
+    unserved_after: float = UNSERVED_AFTER
+    """Seconds after which a background response fails that waits for a server of its model."""
 
     def __post_init__(self) -> None:
         self.runs.when_ended = self.admission.end
@@ -143,7 +146,9 @@ class Scheduler:
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
         self.background = BackgroundQueue(self._run_queued, self.runs, self.store, self.in_flight, Slots(self.limit))
-        self.recovery = OrphanRecovery(self.store, self.runs, self.background, self.restarts)
+        self.recovery = OrphanRecovery(
+            self.store, self.runs, self.background, self.restarts, self._served, self.unserved_after
+        )
 
     # Starting
 
@@ -310,9 +315,16 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
 
+    def _served(self, name: str) -> str | None:
+        return served_name(name, self.engine.models, self.aliases)
+
     async def _run_queued(self, request: ResolvedRequest) -> None:
+        """Run a response of the queue, which another server may have accepted; raise `ModelNotFound` as for others."""
         try:
-            await self._run(request, "background")
+            asked = request.facts.response.model
+            model = resolved_name(asked, self.engine.models, self.aliases)
+            origin = replace(request.facts.origin, model="" if model == asked else model)
+            await self._run(with_facts(request, origin=origin), "background")
         finally:
             _let_go_of_resolved(request)
 
@@ -345,12 +357,14 @@ class Scheduler:
 
     # Finding and ending
 
-    async def find(self, response_id: str, owner: str) -> Run | StoredResponse | Server:
+    async def find(self, response_id: str, owner: str, *, ends: bool = False) -> Run | StoredResponse | Server:
         """Find a response: the live run, its stored copy once it has ended, or the peer that is running it.
 
-        If the server that ran it is dead, wait until another server has recovered it.  Raises `ResponseNotFound`, and
-        `ServerUnreachable` if that takes too long.
+        If the server that ran it is dead, wait until another server has recovered it; but take it over at once if it
+        waits for a server of its model, and the caller ``ends`` it.  Raises `ResponseNotFound`, and `ServerUnreachable`
+        or `ModelAway` if that takes too long.
         """
+        stored: StoredResponse | None = None
         for _ in range(FIND_ATTEMPTS):
             if run := self.runs.get(response_id, owner):
                 return run
@@ -362,7 +376,11 @@ class Scheduler:
             server = await self.store.runner(response_id)
             if server and server.is_alive and server.id != self.store.server_id:
                 return server
+            if ends and (run := await self.recovery.taken(stored, server)):
+                return run
             await asyncio.sleep(FIND_PAUSE)
+        if stored and self.recovery.waits(stored):
+            raise errors.ModelAway(in_words([stored.response.model]))
         raise errors.ServerUnreachable
 
     async def cancel(self, run: Run) -> Response:

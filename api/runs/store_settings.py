@@ -112,6 +112,12 @@ class ServersSettings(BaseSettings):
         description="time without a heartbeat after which a server counts as dead",
     )
 
+    unserved_after: Duration = Field(
+        default="1h",
+        validate_default=True,
+        description="time after which a background response fails that waits for a server of its model",
+    )
+
     @field_validator("peer_url")
     @classmethod
     def _reachable(cls, url: str | None) -> str | None:

@@ -89,6 +89,7 @@ class Incoming:
     protocol: BaseProtocol
     most_bytes: int
     held: HeldBytes
+    owner: str = ""
     was_heard: bool = True
     """True if bytes have arrived since it was set to False."""
     is_paused: bool = False
@@ -217,7 +218,7 @@ class Incoming:
         return payload
 
     def _new(self) -> HeldBody:
-        return self.held.message(self.most_bytes, self._drop)
+        return self.held.message(self.most_bytes, self._drop, self.owner)
 
     def _drop(self) -> None:
         """End a message that arrives too slowly while others need its room."""

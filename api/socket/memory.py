@@ -21,6 +21,7 @@ class LaneMemory:
     """The latest responses of one connection, by lane; ``shared`` holds those of all connections."""
 
     shared: LruCache[Latest]
+    owner: str = ""
     _lanes: dict[str | None, str] = field(default_factory=dict)
     """The id of the latest response of each lane."""
 
@@ -33,7 +34,7 @@ class LaneMemory:
         """Remember a response, and forget the one before it in its lane."""
         self._drop(lane)
         self._lanes[lane] = latest.response_id
-        self.shared.put(latest.response_id, latest, latest.size)
+        self.shared.put(latest.response_id, latest, latest.size, self.owner)
 
     def forget(self, lane: str | None, response_id: object) -> None:
         """Forget the latest response of a lane if it has this id."""

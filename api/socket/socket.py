@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from penstock.api.dialect import Edge
+from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import STREAMING
 from penstock.api.http.request_body import HELD
 from penstock.api.socket.connection import CLOSE_WAIT, Connection
@@ -27,7 +28,7 @@ class Socket(web.WebSocketResponse):
     def _post_start(self, request: web.BaseRequest, protocol: str | None, writer: Any) -> None:
         assert isinstance(request, web.Request)
         http: Any = request.protocol
-        self.incoming = Incoming(http, request.client_max_size, request.app[HELD])
+        self.incoming = Incoming(http, request.client_max_size, request.app[HELD], request.get(OWNER, ""))
         reader: Any = self.incoming
         self._ws_protocol, self._writer, self._reader = protocol, writer, reader
         http.set_parser(SimpleNamespace(feed_data=self.incoming.receive, feed_eof=self.incoming.feed_eof))
@@ -53,7 +54,9 @@ class Sockets:
         await socket.prepare(request)
         request[STREAMING] = True
         opened = self.edge.sockets
-        connection = Connection(socket, request, self.edge, LaneMemory(opened.remembered), socket.incoming)
+        connection = Connection(
+            socket, request, self.edge, LaneMemory(opened.remembered, request[OWNER]), socket.incoming
+        )
         opened.connections.add(connection)
         try:
             with metrics.WEBSOCKETS.track_inprogress():

@@ -78,7 +78,7 @@ from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.containers import Containers
 from penstock.stages.services.files.file_reader import FileReader
 from penstock.stages.services.files.owned import OwnedFiles
-from penstock.stages.services.model_names import served_instead, served_name
+from penstock.stages.services.model_names import resolved_name
 from penstock.stages.services.prompts import Applied, Prompts, applied, blamed
 from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
 from penstock.stages.services.store.store import Store
@@ -406,11 +406,7 @@ class Normalize:
     def _model(self, request: CreateResponse) -> tuple[str, str]:
         """Return the model's name in the response, and the one that the engine serves."""
         model = self.models[0] if request.model is None else request.model
-        served = served_name(model, self.models, self.aliases)
-        if served is None:
-            message = f"This server serves {served_instead(model, self.models, self.aliases)}."
-            raise errors.ModelNotFound(message, param="model")
-        return model, served
+        return model, resolved_name(model, self.models, self.aliases)
 
     async def _past(self, request: CreateResponse) -> History:
         """Return the history that the request continues, empty if it continues nothing."""

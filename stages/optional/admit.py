@@ -18,7 +18,8 @@ class Admit:
     """Pass a prompt on when one of the engine's ``slots`` is free, and hold it until its generation is over.
 
     ``is_accepted`` tells if a response, given by its id, can no longer be refused: its prompts wait without limits.
-    Others wait for at most ``patience`` seconds, given by their owner, and are refused if ``most`` prompts wait or run.
+    Others wait for at most ``patience`` seconds, given by their owner, and are refused if ``most`` prompts wait or run,
+    or if half of those that may wait are of one owner.  Clients without a key are one owner, who may have all.
     """
 
     slots: Slots
@@ -38,11 +39,18 @@ class Admit:
             finally:
                 self.slots.release(owner)
 
+    def is_full(self, owner: str) -> bool:
+        """Return True if no further prompt of an owner may wait."""
+        if self.most is None:
+            return False
+        share = max(1, (self.most - self.slots.limit) // 2) if owner else self.most
+        return self.slots.in_use + self.slots.waiting >= self.most or self.slots.waiting_of(owner) >= share
+
     async def _enter(self, prompt: Prompt, owner: str) -> None:
         """Wait for a slot."""
         patience, started = None, time.monotonic()
         if not self.is_accepted(prompt.facts.response_id):
-            if self.most is not None and self.slots.in_use + self.slots.waiting >= self.most:
+            if self.is_full(owner):
                 raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
             patience = self.patience(owner)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from penstock.pipeline.errors import ModelNotFound
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
 
@@ -17,6 +18,14 @@ def served_name(name: str, served: Collection[str], aliases: Mapping[str, str]) 
     if name in served:
         return name
     return next((model for pattern, model in aliases.items() if fnmatchcase(name, pattern)), None)
+
+
+def resolved_name(name: str, served: Sequence[str], aliases: Mapping[str, str]) -> str:
+    """Return the served name that a ``name`` stands for; raise `ModelNotFound` if it stands for none."""
+    model = served_name(name, served, aliases)
+    if model is None:
+        raise ModelNotFound(f"This server serves {served_instead(name, served, aliases)}.", param="model")
+    return model
 
 
 def is_name(pattern: str) -> bool:

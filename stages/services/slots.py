@@ -77,6 +77,12 @@ class Slots:
                 self.release(owner)
             raise
 
+    def acquire_now(self, owner: str) -> bool:
+        """Hold a slot until `release`; return False, and hold none, if the owner would have to wait for it."""
+        key = object()
+        self.request(owner, key, lambda: None)
+        return not self.withdraw(owner, key)
+
     def release(self, owner: str) -> None:
         """Give a slot back."""
         self.held[owner] -= 1

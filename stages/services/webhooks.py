@@ -20,6 +20,7 @@ from yarl import URL
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import duration
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.standard_webhooks import Receiver
 from penstock.stages.services.store.webhooks import Notification, StoredWebhooks
 from penstock.stages.services.web.fetch import guarded_connector
@@ -27,8 +28,11 @@ from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, 
 
 logger = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 16
+MOST_AT_ONCE = 64
 """Deliveries of one process at once."""
+
+MOST_TO_ONE = 4
+"""Deliveries to one receiver among them, so that one that hangs delays no other."""
 
 TIMEOUT = 15.0
 """Seconds in which the receiver must have answered."""
@@ -46,6 +50,9 @@ POLL = 2.0
 """Seconds between two looks for notifications that are due."""
 
 _SUCCESS = range(200, 300)
+
+_NO_RECEIVER = "none"
+"""The place of owners that have no receiver any more: their notifications are forgotten."""
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -91,7 +98,7 @@ class _Refused(Exception):
 
 @dataclass
 class Webhooks:
-    """Delivers the notifications of a store, at most `MOST_AT_ONCE` at a time.
+    """Delivers the notifications of a store, at most `MOST_AT_ONCE` at a time, and `MOST_TO_ONE` to one receiver.
 
     ``receiver_of`` gives the receiver of an owner; None if it has none.
     """
@@ -100,11 +107,14 @@ class Webhooks:
     receiver_of: Callable[[str], Receiver | None]
     allowed: AllowedNetworks = NOTHING_ALLOWED
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    places: Slots = field(default_factory=lambda: Slots(MOST_AT_ONCE, per_owner=MOST_TO_ONE))
+    """The deliveries by the URL of their receiver."""
 
     @asynccontextmanager
     async def delivering(self) -> AsyncGenerator[None, None]:
         """Deliver what is due for the length of a block; what is on its way at the end is delivered again."""
-        async with _session(aiohttp.TCPConnector()) as trusted, _session(guarded_connector(self.allowed)) as guarded:
+        connectors = aiohttp.TCPConnector(limit=0), guarded_connector(self.allowed)
+        async with _session(connectors[0]) as trusted, _session(connectors[1]) as guarded:
             looking = asyncio.create_task(self._keep_looking(_Sessions(trusted, guarded)))
             try:
                 yield
@@ -117,15 +127,32 @@ class Webhooks:
     async def _keep_looking(self, sessions: _Sessions) -> None:
         while True:
             with suppress(StoreFailed):  # the store logs its faults; the notifications stay
-                for notification in await self.stored.due(MOST_AT_ONCE - len(self._tasks)):
-                    if notification.id not in self._tasks and await self.stored.claim(notification, CLAIM):
-                        self._tasks[notification.id] = asyncio.create_task(self._deliver(sessions, notification))
+                while any([await self._begin_one(sessions, owner) for owner in await self.stored.owners()]):
+                    pass
             await asyncio.sleep(POLL)
 
-    async def _deliver(self, sessions: _Sessions, notification: Notification) -> None:
+    async def _begin_one(self, sessions: _Sessions, owner: str) -> bool:
+        """Begin to deliver the notification of an owner that is due longest, if there is a place for its receiver."""
+        receiver = self.receiver_of(owner)
+        url = receiver.url if receiver else _NO_RECEIVER
+        if not self.places.acquire_now(url):
+            return False
+        begun = False
+        try:
+            for notification in await self.stored.due(owner, 1):
+                if notification.id not in self._tasks and await self.stored.claim(notification, CLAIM):
+                    task = asyncio.create_task(self._deliver(sessions, receiver, notification))
+                    task.add_done_callback(lambda _: self.places.release(url))
+                    self._tasks[notification.id], begun = task, True
+        finally:
+            if not begun:
+                self.places.release(url)
+        return begun
+
+    async def _deliver(self, sessions: _Sessions, receiver: Receiver | None, notification: Notification) -> None:
         """Deliver a claimed notification, and record what became of it: in the metrics first, then in the store."""
         try:
-            if (receiver := self.receiver_of(notification.owner)) is None:
+            if receiver is None:
                 await self._forget(notification)
                 return
             is_trusted = self.allowed.names(URL(receiver.url).host or "")

@@ -30,7 +30,7 @@ BY_PROGRAM = frozenset(
     {
         *("host", "port", "frontends", "max_body_bytes", "drain_timeout", "peer_url", "metrics_port", "print_pipeline"),
         "exit_with_engine",
-        *("verbose", "log_level", "log_format", "engine_arguments", "api_key_file", "stale_after"),
+        *("verbose", "log_level", "log_format", "engine_arguments", "api_key_file", "stale_after", "unserved_after"),
     }
 )
 """Settings that the commands and the program around the pipeline read, or that other settings are made of."""

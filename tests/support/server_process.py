@@ -49,6 +49,9 @@ SCRIPTS = {
 }
 """Text of the engine and seconds before each token, by name."""
 
+SCRIPTED = "scripted"
+"""The model of a server whose model has no other name."""
+
 FEW_DESCRIPTORS = 200
 
 STARTING = 240.0
@@ -63,13 +66,15 @@ class ForgottenPrompts(list[Prompt]):
 
 
 async def scripted(*arguments: str) -> None:
-    """Serve a scripted engine in the running event loop."""
+    """Serve a scripted engine in the running event loop: ``script`` or ``script@model,model``."""
     settings = CliApp.run(Settings, cli_args=list(arguments))
     log_to_stderr(settings.log_level)
-    model = settings.model or ""
-    text, latency = SCRIPTS[model]
+    name, _, models = (settings.model or "").partition("@")
+    text, latency = SCRIPTS[name]
     script = Script(load_encoding().encode_markup(text), latency=latency)
-    engine = ScriptedEngine(script, models=(model,), prompts=ForgottenPrompts())
+    engine = ScriptedEngine(
+        script, models=tuple(models.split(",")) if models else (SCRIPTED,), prompts=ForgottenPrompts()
+    )
     await serve(settings, lambda _: nullcontext(RunningEngine(engine, harmony_stages(load_encoding()))))
 
 

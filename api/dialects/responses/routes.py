@@ -56,7 +56,13 @@ INCLUDE_OBFUSCATION = Flag("include_obfuscation")
 
 _CREATE_REFUSALS = (*REFUSALS, errors.ConversationLocked, errors.StorageFull)
 _COMPACT_REFUSALS = (*REFUSALS, errors.CompactionFailed)
-_FIND_REFUSALS = (errors.InvalidRequest, errors.ResponseNotFound, errors.StoreFailed, errors.ServerUnreachable)
+_FIND_REFUSALS = (
+    errors.InvalidRequest,
+    errors.ResponseNotFound,
+    errors.StoreFailed,
+    errors.ServerUnreachable,
+    errors.ModelAway,
+)
 
 
 @dataclass(frozen=True)
@@ -209,11 +215,11 @@ class Responses:
         current_response.set(response_id)
         return known.response
 
-    async def _find(self, request: web.Request) -> Run | StoredResponse | Server:
-        """Find the response named in the path: live here, stored, or on another server."""
+    async def _find(self, request: web.Request, *, ends: bool = False) -> Run | StoredResponse | Server:
+        """Find the response named in the path, perhaps to end it: live here, stored, or on another server."""
         response_id = request.match_info["response_id"]
         try:
-            found = await self.scheduler.find(response_id, request[OWNER])
+            found = await self.scheduler.find(response_id, request[OWNER], ends=ends)
         except errors.ResponseNotFound:
             if sibling := await self._sibling(request):
                 return sibling
@@ -230,12 +236,12 @@ class Responses:
         return await self.edge.peers.search(request, request.match_info["response_id"])
 
     async def _find_or_forward(self, request: web.Request) -> Run | StoredResponse | web.Response:
-        """Return the response if this server has it, or else the answer of the server that runs it.
+        """Return the response to end if this server has it, or else the answer of the server that runs it.
 
         Raises `ServerUnreachable` if that server does not answer within ``peers.patience`` seconds.
         """
         deadline = monotonic() + self.edge.peers.patience
-        while isinstance(found := await self._find(request), Server):
+        while isinstance(found := await self._find(request, ends=True), Server):
             try:
                 return await self.edge.peers.forward(request, found)
             except PeerLost as error:

@@ -27,6 +27,7 @@ from penstock.stages.services.browser.html import decoded as decoded_text
 from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, opened
 from penstock.stages.services.foreign import Unreadable, decoded, read_start, read_whole
 from penstock.stages.services.json_size import JsonSize
+from penstock.stages.services.slots import Slots
 from penstock.stages.services.tools import CallFailed
 from penstock.stages.services.web.domains import ALL_DOMAINS, Domains
 from penstock.stages.services.web.fetch import Fetcher, NotFetched
@@ -73,11 +74,11 @@ class Reader:
 
     def __init__(self, allowed: AllowedNetworks = NOTHING_ALLOWED, resolver: AbstractResolver | None = None) -> None:
         self._fetcher = Fetcher(_HEADERS, allowed, resolver)
-        self._brief = asyncio.Semaphore(_BRIEF_AT_ONCE)
-        self._long = asyncio.Semaphore(_LONG_AT_ONCE)
+        self.brief = Slots(_BRIEF_AT_ONCE, per_owner=_BRIEF_AT_ONCE // 2)
+        self.long = Slots(_LONG_AT_ONCE, per_owner=_LONG_AT_ONCE // 2)
 
-    async def page(self, url: str, domains: Domains = ALL_DOMAINS) -> Page:
-        """Open the page at a URL, or its source if the URL begins with `SOURCE_PREFIX`.
+    async def page(self, url: str, domains: Domains = ALL_DOMAINS, owner: str = "") -> Page:
+        """Open the page at a URL for an owner, or its source if the URL begins with `SOURCE_PREFIX`.
 
         Raises `CallFailed`, also for a page that ``domains`` does not permit.
         """
@@ -86,7 +87,7 @@ class Reader:
             return await asyncio.to_thread(_read_text, fetched, SOURCE_PREFIX)
         if not fetched.is_html:
             return await asyncio.to_thread(_read_text, fetched)
-        return await self.converted(fetched)
+        return await self.converted(fetched, owner)
 
     async def fetch(self, url: str, domains: Domains = ALL_DOMAINS) -> Fetched:
         """Fetch the page at a URL; raises `CallFailed`."""
@@ -95,12 +96,12 @@ class Reader:
         except NotFetched as error:
             raise CallFailed(str(error)) from None
 
-    async def converted(self, fetched: Fetched) -> Page:
-        """Convert a page of HTML; raises `CallFailed` if that takes too much."""
-        async with self._brief:
+    async def converted(self, fetched: Fetched, owner: str = "") -> Page:
+        """Convert a page of HTML once the owner has a place; raises `CallFailed` if that takes too much."""
+        async with self.brief.slot(owner):
             output = await _convert(fetched, _BRIEF_SECONDS)
         if output is None:
-            async with self._long:
+            async with self.long.slot(owner):
                 output = await _convert(fetched, _LONG_SECONDS)
         if output is None:
             raise CallFailed("The page is too large or too deeply nested to be read.")

@@ -199,7 +199,9 @@ class WebSearch:
 
     async def _answer(self, query: Query) -> bytes:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30, sock_connect=10))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30, sock_connect=10)
+            )
         request = self._session.request(
             "GET" if query.body is None else "POST",
             self._url + query.path,

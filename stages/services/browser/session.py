@@ -39,7 +39,8 @@ class BrowserHost:
 
     def session(self, request: ResolvedRequest) -> BrowserSession:
         """Return a session whose cursors include the pages that the model still has in its context."""
-        return BrowserSession(self._backend, self._reader, PageStack(request), request.facts.web)
+        owner = request.facts.origin.owner
+        return BrowserSession(self._backend, self._reader, PageStack(request), request.facts.web, owner)
 
     async def close(self) -> None:
         await self._reader.close()
@@ -57,9 +58,12 @@ def host(settings: HostSettings) -> BrowserHost | None:
 class BrowserSession:
     """A stack of pages, with the functions to search, open and find."""
 
-    def __init__(self, backend: SearchBackend, reader: Reader, stack: PageStack, options: WebSearchOptions) -> None:
+    def __init__(
+        self, backend: SearchBackend, reader: Reader, stack: PageStack, options: WebSearchOptions, owner: str = ""
+    ) -> None:
         self._backend = backend
         self._reader = reader
+        self._owner = owner
         self._stack = stack
         self._domains = Domains(options.domains, options.blocked)
         self._tokens = VIEW_TOKENS[options.context_size]
@@ -191,7 +195,7 @@ class BrowserSession:
     async def _fetched(self, url: str) -> Page:
         try:
             async with self._places:
-                return await self._reader.page(url, self._domains)
+                return await self._reader.page(url, self._domains, self._owner)
         except CallFailed as failure:
             if (hit := self._known.get(url)) is not None:
                 return opened(url, hit.title, clean(hit.text), ())

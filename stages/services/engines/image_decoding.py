@@ -17,11 +17,15 @@ from PIL import Image, UnidentifiedImageError
 from penstock.pipeline.errors import InvalidPrompt
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import image_in
+from penstock.stages.services.slots import Slots
 
 Pixels = TypeVar("Pixels")
 
 LARGEST_BYTES = 512_000_000
 """The most bytes that decoding an image may take, whose file may hold a pixel in less than a bit."""
+
+MOST_AT_ONCE = 2
+"""Prompts whose images are decoded at once."""
 
 MOST_PIXELS = 128_000_000
 """The most pixels of all images of a prompt.  A decoded pixel takes four bytes."""
@@ -40,15 +44,18 @@ class _TooMuch(Exception):
     """An image takes too much memory or time; the message is written for the client."""
 
 
-async def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels]) -> list[Pixels]:
-    """Decode the images in data URLs with ``decode``, for at most two prompts at once, in threads of its own.
+async def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels], owner: str = "") -> list[Pixels]:
+    """Decode the images in data URLs with ``decode``, for at most `MOST_AT_ONCE` prompts, in threads of its own.
 
-    Raises `InvalidPrompt` for an unreadable image, and for images that would take too much memory or time.
+    One owner may have half of the threads.  Raises `InvalidPrompt` for an unreadable image, and for images that would
+    take too much memory or time.
     """
-    return await asyncio.get_running_loop().run_in_executor(_threads, _decoded, urls, decode)
+    async with places.slot(owner):
+        return await asyncio.get_running_loop().run_in_executor(_threads, _decoded, urls, decode)
 
 
-_threads = ThreadPoolExecutor(2, "images")
+places = Slots(MOST_AT_ONCE, per_owner=MOST_AT_ONCE // 2)
+_threads = ThreadPoolExecutor(MOST_AT_ONCE, "images")
 """Other threads must stay free for requests without images."""
 
 

@@ -229,19 +229,20 @@ class VllmEngine:
         """Build vLLM's prompt: token ids with placeholders for images, and the images."""
         read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
         if prompt.images:
-            read["multi_modal_data"] = {"image": await self._images(prompt.images)}
+            read["multi_modal_data"] = {"image": await self._images(prompt.images, prompt.facts.origin.owner)}
         if (salt := prompt.facts.scheduling.cache_salt) is not None:
             read["cache_salt"] = salt
         return read
 
-    async def _images(self, urls: Sequence[str]) -> list[Any]:
+    async def _images(self, urls: Sequence[str], owner: str) -> list[Any]:
         from vllm.multimodal.media.image import ImageMediaIO
 
         from penstock.stages.services.engines.image_decoding import decoded
 
         if (multimodal := self.llm.model_config.multimodal_config) is None:
             raise errors.InvalidPrompt("This model reads text only, no input_image.", param="input")
-        return await decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
+        decode = ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes
+        return await decoded(urls, decode, owner)
 
     def _check_budget(self, prompt: Prompt) -> None:
         if prompt.facts.sampling.thinking_token_budget is not UNSET and not self.bounds_thoughts:

@@ -136,7 +136,7 @@ class FileReader:
         self._allowed = allowed
         self._resolver = resolver
         self._clock = clock
-        self._places = Slots(MOST_AT_ONCE, per_owner=MOST_AT_ONCE // 2)
+        self.places = Slots(MOST_AT_ONCE, per_owner=MOST_AT_ONCE // 2)
         self._known: LruCache[_Parts] = LruCache(KEPT_CHARACTERS)
         """The texts and images, by the SHA-256 of the file, what is declared of it, and what is shown of it."""
         self._fetched: LruCache[tuple[float, str]] = LruCache(KEPT_CHARACTERS)
@@ -240,7 +240,7 @@ class FileReader:
             "limits": asdict(self._limits),
         }
         child = _Child(msgspec.json.encode(order) + b"\n", content.data, self._limits.seconds)
-        async with self._places.slot(owner):
+        async with self.places.slot(owner):
             try:
                 parts = await self._in_thread(child.run)
             except asyncio.CancelledError:

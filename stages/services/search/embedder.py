@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from numpy.typing import NDArray
 
 from penstock.pipeline.tasks import in_thread
@@ -84,7 +84,7 @@ class Embedder:
 
     async def _asked(self, method: str, path: str, body: bytes | None = None) -> bytes:
         if self._session is None:
-            self._session = ClientSession(timeout=ClientTimeout(total=SECONDS))
+            self._session = ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=SECONDS))
         headers = {**self._headers, "Content-Type": "application/json"}
         try:
             async with self._session.request(

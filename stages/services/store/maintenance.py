@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.protocol.response import Response
 from penstock.stages.services.store import containers, rows
-from penstock.stages.services.store.database import BATCH, NOW, Row, Statement, placeholders
+from penstock.stages.services.store.database import BATCH, NOW, Row, Statement, Value, placeholders
 from penstock.stages.services.store.heartbeats import of_dead_server
 from penstock.stages.services.store.stored import Orphan, Report
 from penstock.stages.services.store.writer import StoreContext
 
 _ABANDONED = f"ended_at is null and (server_id is null or server_id <> $1) and {of_dead_server('responses')}"
 
-_ORPHANS = f"""
-    select server_id, id, {rows.RESPONSE_COLUMNS} from responses where {_ABANDONED} order by created_at limit {BATCH}
+_RUNS_AGAIN = "(status = 'queued' or (request is not null and cast($3 as bigint) = 1))"
+"""The condition that an orphan is to run; ``$3`` is 1 if background responses start over."""
+
+_MODELS = f"""
+    select coalesce(model, ''), count(*) from responses where {_ABANDONED} and {_RUNS_AGAIN}
+    group by coalesce(model, '')
 """
+
+_NAME_MODEL = "update responses set model = $2 where id = $1 and model is null"
+
+MOST_UNSERVED = 10_000
+"""Models whose orphans a query leaves out; a database takes no more than 32,766 parameters."""
 
 _CLAIM = f"""
     update responses set server_id = $1
@@ -76,10 +86,34 @@ _COUNT = "select count(*), min(created_at) from responses"
 _log = logging.getLogger(__name__)
 
 
-async def orphans(context: StoreContext) -> tuple[Orphan, ...]:
-    """Return the oldest orphans, at most `BATCH` of them."""
-    orphan_rows = await context.read(_ORPHANS, context.server_id, context.stale)
+async def orphaned_models(context: StoreContext, *, restarts: bool) -> dict[str, int]:
+    """Return the number of orphans that are to run, by their model; "" has those of an older release.
+
+    With ``restarts``, background responses that were running are among them.
+    """
+    counted = await context.read(_MODELS, context.server_id, context.stale, int(restarts))
+    return {model: int(number) for model, number in counted}
+
+
+async def orphans(context: StoreContext, unserved: Sequence[str] = (), *, restarts: bool = False) -> tuple[Orphan, ...]:
+    """Return the oldest orphans, at most `BATCH` of them, without those that are to run on an ``unserved`` model."""
+    unserved = unserved[:MOST_UNSERVED]
+    names = placeholders(len(unserved), first=4)
+    left = f"and not ({_RUNS_AGAIN} and coalesce(model, '') in ({names}))" if unserved else ""
+    query = f"""
+        select server_id, id, {rows.RESPONSE_COLUMNS} from responses where {_ABANDONED} {left}
+        order by created_at limit {BATCH}
+    """
+    more: tuple[Value, ...] = (int(restarts), *unserved) if unserved else ()
+    orphan_rows = await context.read(query, context.server_id, context.stale, *more)
     return tuple(orphan for row in orphan_rows for orphan in _readable(row))
+
+
+async def name_model(context: StoreContext, response: Response) -> None:
+    """Record the model of a response that an older release has stored."""
+    await context.writer.carry_out(
+        [Statement(_NAME_MODEL, (response.id, rows.model_column(response.model)))], response.id
+    )
 
 
 def _readable(row: Row) -> Iterator[Orphan]:

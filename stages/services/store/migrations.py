@@ -423,8 +423,12 @@ _SINCE_0_2: tuple[str | Each, ...] = (
     *_CONTAINERS,
     *_VECTOR_STORES,
     *_WEBHOOKS,
+    "alter table responses add column model text",
 )
-"""The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used."""
+"""The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used.
+
+The ``model`` of a response is the one that its request names; it is null if an older release wrote the row.
+"""
 
 EXECUTED_TABLE = "create table if not exists schema_statements (executed bigint not null)"
 EXECUTED = "select max(executed) from schema_statements"

@@ -132,6 +132,11 @@ def can_exist(name: str) -> bool:
     return 0 < length <= _LONGEST_ID and "\0" not in name
 
 
+def model_column(name: str) -> str:
+    """Encode the name of a model, which is any text if an alias is a pattern."""
+    return name.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
 def known_ids(items: Iterable[Any]) -> list[str]:
     """Return the ids of items that `can_exist`, without duplicates."""
     return possible(each.id for each in items)

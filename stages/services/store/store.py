@@ -47,7 +47,7 @@ from penstock.stages.services.store.files import StoredFiles
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.item_lookup import find_items, find_results
 from penstock.stages.services.store.key_limits import StoredAllowances, StoredReservations
-from penstock.stages.services.store.maintenance import claim, orphans, restart, sweep
+from penstock.stages.services.store.maintenance import claim, name_model, orphaned_models, orphans, restart, sweep
 from penstock.stages.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.stages.services.store.stored_keys import StoredKeys
 from penstock.stages.services.store.vector_stores import StoredVectorStores
@@ -233,6 +233,7 @@ class Store:
             None if request is None else rows.to_json(request),
             rows.tokens_column(stored.tokens),
             rows.octets(read),
+            rows.model_column(response.model),
         )
         yield Statement(run_sql.BEGIN, row)
         yield from self._indexed(response.id, stored.input, now)
@@ -405,8 +406,14 @@ class Store:
         await self.writer.flushed(response_id)
         return await self.servers.runner(response_id)
 
-    async def orphans(self) -> tuple[Orphan, ...]:
-        return await orphans(self.context)
+    async def orphaned_models(self, *, restarts: bool) -> dict[str, int]:
+        return await orphaned_models(self.context, restarts=restarts)
+
+    async def orphans(self, unserved: Sequence[str] = (), *, restarts: bool = False) -> tuple[Orphan, ...]:
+        return await orphans(self.context, unserved, restarts=restarts)
+
+    async def name_model(self, response: Response) -> None:
+        await name_model(self.context, response)
 
     async def claim(self, orphan: Orphan) -> bool:
         return await claim(self.context, orphan)

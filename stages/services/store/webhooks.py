@@ -11,9 +11,11 @@ import msgspec
 from penstock.stages.services.store.database import NOW, Statement
 from penstock.stages.services.store.writer import StoreContext
 
+_OWNERS = f"select owner from webhooks where due_at <= {NOW} group by owner order by min(due_at)"
+
 _DUE = f"""
     select id, response_id, owner, kind, created_at, attempts, {NOW} - created_at from webhooks
-    where due_at <= {NOW} order by due_at limit $1
+    where due_at <= {NOW} and owner = $1 order by due_at limit $2
 """
 
 _CLAIM = f"""
@@ -47,9 +49,13 @@ class StoredWebhooks:
     def __init__(self, context: StoreContext) -> None:
         self.context = context
 
-    async def due(self, most: int) -> list[Notification]:
-        """Return the notifications that are due, the longest due first."""
-        return [Notification(*row) for row in await self.context.read(_DUE, most)]
+    async def owners(self) -> list[str]:
+        """Return the owners of notifications that are due, the longest due first."""
+        return [owner for (owner,) in await self.context.read(_OWNERS)]
+
+    async def due(self, owner: str, most: int) -> list[Notification]:
+        """Return the notifications of an owner that are due, the longest due first."""
+        return [Notification(*row) for row in await self.context.read(_DUE, owner, most)]
 
     async def claim(self, notification: Notification, seconds: float) -> bool:
         """Claim a notification for some seconds; False if another server has claimed it."""

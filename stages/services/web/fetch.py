@@ -50,9 +50,8 @@ def guarded_connector(allowed: AllowedNetworks, resolver: AbstractResolver | Non
         made.setblocking(False)
         return made
 
-    return aiohttp.TCPConnector(
-        socket_factory=socket_factory, resolver=resolver, use_dns_cache=False, limit=256, limit_per_host=4
-    )
+    # no limit: else the wait for a connection of another request would count as time of this host
+    return aiohttp.TCPConnector(socket_factory=socket_factory, resolver=resolver, use_dns_cache=False, limit=0)
 
 
 def _is_allowed(address: str, allowed: AllowedNetworks) -> bool:
@@ -115,7 +114,7 @@ class Fetcher:
         trusted = self._allowed.names(url.host or "")
         if trusted not in self._sessions:
             connector = (
-                aiohttp.TCPConnector(resolver=self._resolver)
+                aiohttp.TCPConnector(resolver=self._resolver, limit=0)
                 if trusted
                 else guarded_connector(self._allowed, self._resolver)
             )

@@ -34,6 +34,13 @@ FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 ANTHROPIC = {"anthropic-version": "2023-06-01", "anthropic-beta": "files-api-2025-04-14"}
 
 
+ONE, OTHER = "sk-one-0123456789", "sk-other-0123456789"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
 @pytest.fixture
 async def served(store_at: str) -> AsyncGenerator[ScriptedServer, None]:
     async with running_server(ScriptedEngine(script(HELLO)), store_at, resources=["files"]) as served:
@@ -375,17 +382,21 @@ async def test_slow_upload_is_ended(served: ScriptedServer, monkeypatch: pytest.
     await wait_until_empty(served.store)
 
 
-async def test_too_many_uploads_at_once_are_refused(served: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_AT_ONCE", 1)
-    going_on = asyncio.Event()
-    first = asyncio.create_task(send(served, form(endless(size=2 * CHUNK, then=going_on))))
-    async with asyncio.timeout(120):
-        while not (await rows(served.store))[1]:
-            await asyncio.sleep(0.01)
-    assert (await send(served, form()))[0] == 503
-    going_on.set()
-    assert (await first)[0] == 200
-    assert (await send(served, form()))[0] == 200
+async def test_too_many_uploads_at_once_are_refused(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key has half of the places, so that another one still has some."""
+    monkeypatch.setattr(files, "MOST_AT_ONCE", 2)
+    keys, resources = Keys(given=[ONE, OTHER]), ["files"]
+    async with running_server(ScriptedEngine(script(HELLO)), store_at, resources=resources, keys=keys) as served:
+        going_on = asyncio.Event()
+        first = asyncio.create_task(send(served, form(endless(size=2 * CHUNK, then=going_on)), **bearer(ONE)))
+        async with asyncio.timeout(120):
+            while not (await rows(served.store))[1]:
+                await asyncio.sleep(0.01)
+        assert (await send(served, form(), **bearer(ONE)))[0] == 503
+        assert (await send(served, form(), **bearer(OTHER)))[0] == 200
+        going_on.set()
+        assert (await first)[0] == 200
+        assert (await send(served, form(), **bearer(ONE)))[0] == 200
 
 
 async def test_full_disk_in_mid_upload_is_a_clear_error(tmp_path: Path) -> None:

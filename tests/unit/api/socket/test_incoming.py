@@ -211,7 +211,7 @@ async def test_bytes_are_held_until_they_are_passed_on() -> None:
 
 async def test_message_beyond_what_the_server_holds_is_refused() -> None:
     held = HeldBytes()
-    held.large.count = MOST_AT_ONCE * MOST - SMALL
+    held.large.counts[""] = MOST_AT_ONCE * MOST - SMALL
     reader = incoming(held)
     reader.receive(frame_of(b"x" * SMALL))
     await reader.read()
@@ -226,7 +226,7 @@ async def test_message_beyond_what_the_server_holds_is_refused() -> None:
 async def test_message_that_arrives_slowly_makes_room_for_others() -> None:
     now = 0.0
     held = HeldBytes(clock=lambda: now)
-    held.messages.count = MOST_SMALL_BYTES - 150
+    held.messages.counts[""] = MOST_SMALL_BYTES - 150
     slow, honest = incoming(held), incoming(held)
     slow.receive(frame_of(b"x" * 100, fin=False))
     reading = asyncio.create_task(slow.read())

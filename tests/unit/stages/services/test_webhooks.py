@@ -221,6 +221,36 @@ async def test_servers_of_a_store_deliver_each_once_and_few_at_a_time(
     assert receiver.most_at_once <= 6
 
 
+@pytest.mark.parametrize("is_of_operator", [False, True])
+async def test_receiver_that_hangs_delays_no_other(
+    is_of_operator: bool, store_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All receivers have one host; the one that hangs is that of a key, or that of all keys without one."""
+    monkeypatch.setattr(webhooks, "MOST_AT_ONCE", 6)
+    got: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        got.append(request.path)
+        if request.path == "/hangs":
+            await asyncio.Event().wait()
+        return web.Response()
+
+    async with notifying(store_at) as store, web_server(take) as url:
+        names = {"hanging": f"{url}/hangs", "one": f"{url}/one", "other": f"{url}/other"}
+
+        def receiver_of(owner: str) -> Receiver:
+            return Receiver(names.get(owner, f"{url}/hangs"), Signer.of(SECRET))
+
+        for number in range(100):
+            await end(store, f"resp_{number}", owner=f"key {number}" if is_of_operator else "hanging")
+        for owner in ("one", "other"):
+            await end(store, f"resp_{owner}", owner=owner)
+        async with Webhooks(store.webhooks, receiver_of, LOOPBACK).delivering():
+            await left(store, 100)
+    assert got.count("/one") == got.count("/other") == 1
+    assert got.count("/hangs") <= webhooks.MOST_TO_ONE
+
+
 async def test_claim_of_a_dead_server_runs_out(
     store_at: str, receiver: ReceivingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
