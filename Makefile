@@ -34,6 +34,9 @@ TINY := .cache/tiny_gpt_oss
 PROMETHEUS := .cache/prometheus
 TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-seqs 32 --kv-cache-memory-bytes 67108864
 
+# Coding agents begin with a long prompt.
+FOR_CODE := --max-model-len 32768
+
 # Compiled modules are kept: hundreds of processes start in one run of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -61,7 +64,7 @@ serve: $(INSTALLED) $(if $(MODEL),,$(TINY).built)
 	@echo "Starting vLLM on the CPU: about a minute."
 	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TORCH_COMPILE_DISABLE=1 \
 	    $(BIN)/penstock serve $(or $(MODEL),$(TINY)) \
-	    --host $(HOST) --port $(PORT) --served-model-name $(subst _,-,$(notdir $(or $(MODEL),$(TINY)))) $(TINY_ENGINE) $(ARGS)
+	    --host $(HOST) --port $(PORT) --served-model-name $(subst _,-,$(notdir $(or $(MODEL),$(TINY)))) $(TINY_ENGINE) $(FOR_CODE) $(ARGS)
 endif
 
 $(TINY).built: $(INSTALLED) $(wildcard fixtures/tiny_gpt_oss/build.py fixtures/tiny_gpt_oss/*.safetensors)

@@ -129,6 +129,7 @@ async def toolbox(
             settings.container_ttl,
             settings.container_memory,
             container_limits,
+            settings.tool_timeout,
             embeddings=settings.embeddings or "",
             embeddings_key=settings.embeddings_key.get_secret_value() if settings.embeddings_key else "",
         ),

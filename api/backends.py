@@ -13,8 +13,10 @@ from typing import TypeAlias
 from penstock.api.assembly import RunningEngine, rehearsed
 from penstock.api.effects import Answering, warn_of_unused
 from penstock.api.engine_settings import DEFAULT_MODEL
+from penstock.api.from_vllm import instead_of
 from penstock.api.loading import Loading
 from penstock.api.settings import Settings
+from penstock.api.sources import option_name
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.chat.load import NO_PARSER, ChatOptions, load_chat_model, read_config
@@ -43,7 +45,11 @@ from penstock.stages.services.engines.vllm import (
     ANYTHING,
     VllmPlan,
     Watch,
+    WrongOption,
+    check_arguments,
     default_sampling,
+    no_vllm,
+    option_names,
     plan_vllm,
     speaks_harmony,
 )
@@ -186,6 +192,23 @@ async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[Runnin
         is_text = isinstance(engine, TextBackend)
         warn_of_unused(settings, Answering.TEXTS if is_text else Answering.OWN)
         yield RunningEngine(engine, text_stages() if is_text else stages_elsewhere(settings, settings.model))
+
+
+def check_options(settings: Settings) -> None:
+    """Raise `WrongOption` for an option that vLLM does not have, and `NoVllm` if it is needed and not installed.
+
+    vLLM's parser, whose import takes seconds, is used only for names that are not in its source.
+    """
+    if settings.engine:
+        return
+    if find_spec("vllm") is None:
+        raise no_vllm()
+    known, names = option_names(), [option_name(part) for part in settings.engine_options if part.startswith("-")]
+    unknown = [name for name in dict.fromkeys(names) if name not in known]
+    if any(map(instead_of, unknown)):
+        raise WrongOption(f"unrecognized arguments: {' '.join(unknown)}", known)
+    if unknown:  # short forms, negations and parts of tables are among these
+        check_arguments(settings.engine_options)
 
 
 def stages_elsewhere(settings: Settings, model: str | None) -> ModelStages:

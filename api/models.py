@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from aiohttp import web
 
+from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Model, Models
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
@@ -16,6 +17,7 @@ from penstock.api.http.pagination import ends
 from penstock.api.http.query import AnyText, Number
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.normalize.tool_types import types_of
 from penstock.stages.services.engines.engine import Backend, known_length
 from penstock.stages.services.model_names import is_name, resolved_name
 
@@ -33,6 +35,9 @@ class ModelList:
 
     engine: Backend
     aliases: Mapping[str, str] = field(default_factory=dict)
+    sees_images: bool = False
+    tools_of: Callable[[str], Iterable[str]] = lambda _: ()
+    """Gives the built-in tools that an owner may use, by namespace."""
     created: int = field(default_factory=lambda: int(time.time()))
     """The time of the start of the server: names have no time of their own."""
 
@@ -50,7 +55,8 @@ class ModelList:
         after, before = (_place(names, parameter, request) for parameter in (AFTER, BEFORE))
         found = names[0 if after is None else after + 1 : before]
         limit = LIMIT.read(request) or len(names)
-        data = tuple(map(self._model, found[:limit] if before is None else found[-limit:]))
+        shown = found[:limit] if before is None else found[-limit:]
+        data = tuple(self._model(name, request[OWNER]) for name in shown)
         return as_json(Models(data, *ends(data), has_more=len(found) > limit))
 
     @operation(Operation(Model, refusals=(ModelNotFound,)))
@@ -58,12 +64,16 @@ class ModelList:
         """Retrieve a model by its name or an alias, if it is served here."""
         name = request.match_info["model"]
         resolved_name(name, self.engine.models, self.aliases)
-        return as_json(self._model(name))
+        return as_json(self._model(name, request[OWNER]))
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: str, owner: str) -> Model:
         longest, created_at = known_length(self.engine), datetime.fromtimestamp(self.created, UTC)
         root = getattr(self.engine, "root", None)
-        return Model(name, self.created, longest, name, created_at.isoformat(), longest, longest, root)
+        return Model(
+            *(name, self.created, longest, name, created_at.isoformat(), longest, longest, root),
+            input_modalities=("text", "image") if self.sees_images else ("text",),
+            tools=types_of(self.tools_of(owner)),
+        )
 
 
 def _place(names: Sequence[str], parameter: AnyText, request: web.Request) -> int | None:

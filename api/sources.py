@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.api.from_vllm import instead_of
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import check_names, nearest
 
@@ -26,9 +27,6 @@ FILE = Path("penstock.toml")
 
 _KEY = re.compile(r"""\s*\[?["']?([\w-]+)["']?\s*[=.\]]""")
 """The beginning of a line that sets a key or begins a table."""
-
-OF_THE_SERVER = " (api/FROM_VLLM.md says what stands for the options of vllm serve)"
-"""The end of a message about an option that resembles none: it may be one of vLLM's HTTP server."""
 
 
 def keys(fields: Mapping[str, FieldInfo]) -> list[str]:
@@ -62,7 +60,9 @@ def unknown_option(argument: str, known: Iterable[str]) -> str:
     """Return the reason why an argument is refused that is not one of the ``known`` options."""
     if not argument.startswith("-"):
         return "it is neither an option nor the value of one, and MODEL is there already"
-    return f"there is no such option{nearest(argument, known) or OF_THE_SERVER}"
+    if advice := instead_of(option_name(argument)):
+        return f"it is an option of vLLM's HTTP server: {advice} (api/FROM_VLLM.md)"
+    return f"there is no such option{nearest(argument, known)}"
 
 
 def unknown_variables(known: Iterable[str]) -> dict[str, str]:

@@ -29,6 +29,9 @@ class Served:
     model: str
     window: int | None
     key: str = ""
+    sees_images: bool = False
+    searches: bool = False
+    """True if the server runs web searches."""
 
     @property
     def output(self) -> int:
@@ -52,6 +55,8 @@ class Agent:
 
     program: str
     package: str
+    prompt: int
+    """Tokens of its own prompt and tools."""
     start: Callable[[Served], Start]
 
 
@@ -83,6 +88,7 @@ def codex(served: Served) -> Start:
         "model": served.model,
         "model_provider": "penstock",
         "model_catalog_json": str(catalog),
+        "web_search": "live" if served.searches else "disabled",
         f"{provider}.name": "OpenAI",
         f"{provider}.base_url": f"{served.url}/v1",
         f"{provider}.wire_api": "responses",
@@ -96,12 +102,13 @@ def codex(served: Served) -> Start:
     return Start(
         {CLIENT_KEY: served.key} if served.key else {},
         arguments=tuple(part for value in values for part in ("-c", value)),
-        files={catalog: json.dumps({"models": [codex_model(served.model, served.window)]}, indent=2) + "\n"},
+        files={catalog: json.dumps({"models": [codex_model(served)]}, indent=2) + "\n"},
     )
 
 
-def codex_model(name: str, window: int | None) -> dict[str, Any]:
+def codex_model(served: Served) -> dict[str, Any]:
     """Return the description of a model for Codex."""
+    name, window = served.model, served.window
     efforts = {"low": "Short thoughts", "medium": "Thoughts of a medium length", "high": "Long thoughts"}
     return {
         "slug": name,
@@ -109,6 +116,7 @@ def codex_model(name: str, window: int | None) -> dict[str, Any]:
         "description": "A model of my own",
         "base_instructions": INSTRUCTIONS,
         **({} if window is None else {"context_window": window}),
+        "input_modalities": _modalities(served),
         "apply_patch_tool_type": "freeform",
         "use_responses_lite": False,
         "supports_parallel_tool_calls": True,
@@ -123,6 +131,10 @@ def codex_model(name: str, window: int | None) -> dict[str, Any]:
         "supported_in_api": True,
         "priority": 1,
     }
+
+
+def _modalities(served: Served) -> list[str]:
+    return ["text", "image"] if served.sees_images else ["text"]
 
 
 def opencode(served: Served) -> Start:
@@ -140,6 +152,8 @@ def opencode(served: Served) -> Start:
                         "name": served.model,
                         "tool_call": True,
                         "reasoning": True,
+                        "attachment": served.sees_images,
+                        "modalities": {"input": _modalities(served), "output": ["text"]},
                         **({} if window is None else {"limit": {"context": window, "output": served.output}}),
                     }
                 },
@@ -152,7 +166,7 @@ def opencode(served: Served) -> Start:
 
 
 AGENTS = {
-    "claude": Agent("claude", "@anthropic-ai/claude-code", claude),
-    "codex": Agent("codex", "@openai/codex", codex),
-    "opencode": Agent("opencode", "opencode-ai", opencode),
+    "claude": Agent("claude", "@anthropic-ai/claude-code", 10_200, claude),
+    "codex": Agent("codex", "@openai/codex", 3_700, codex),
+    "opencode": Agent("opencode", "opencode-ai", 6_200, opencode),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pwd
 import socket
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
+from penstock.api.backends import check_options
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
@@ -30,6 +32,7 @@ from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind
 from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
+from penstock.api.model_files import model_files
 from penstock.api.running import UNSTARTABLE
 from penstock.api.runs.store_settings import is_file, is_missing, without_password
 from penstock.api.settings import Settings
@@ -50,7 +53,9 @@ from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_ad
 APART = 30.0
 """Seconds by which the clocks of a server and its database may differ: servers count expiry and age by their own."""
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+
+class NotChecked(Exception):
+    """A check needs what another one, which it names, has found to be wrong."""
 
 
 Check: TypeAlias = Callable[[], Awaitable[str]]
@@ -223,8 +228,8 @@ class Checks:
         settings = self.settings
         if settings.engine or find_spec("vllm") is None:
             return "none is loaded here"
-        options = " ".join(settings.engine_options).replace("=", " ")
-        return _weights(settings.model or DEFAULT_MODEL, needed="--load-format dummy" not in options)
+        check_options(settings)
+        return model_files(settings.model or DEFAULT_MODEL, settings.engine_options)
 
     async def dialects(self) -> str:
         """Look for the dialects."""
@@ -233,6 +238,10 @@ class Checks:
     async def pipeline(self) -> str:
         """Build the pipeline, with the stages of the operator."""
         load(self.settings.with_, self.settings.stages)  # its mistakes are found without the model, too
+        try:
+            await self.model()
+        except (*UNSTARTABLE, CannotRun) as error:
+            raise NotChecked("model") from error
         return await drawn(self.settings)
 
 
@@ -257,31 +266,6 @@ def _name(user: int) -> str:
         return str(user)
 
 
-def _weights(model: str, *, needed: bool) -> str:
-    folder = Path(model)
-    if not folder.is_dir():
-        if folder.is_absolute() or model.startswith("."):
-            raise CannotStart(f"{model}: there is no such folder")
-        if (cached := _in_cache(model)) is None:
-            return f"{model} is downloaded when the server starts"
-        folder = cached
-    sizes = [file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS]
-    if needed and not sizes:
-        raise CannotStart(f"{model}: there are no weights in {folder}")
-    return f"{sum(sizes) / 2**30:.1f} GiB of weights in {folder}"
-
-
-def _in_cache(model: str) -> Path | None:
-    """Return the folder of a downloaded model; None if it was never downloaded."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - it comes with vLLM
-    from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
-
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-
-
 async def passes(settings: Settings, arguments: Sequence[str]) -> bool:
     """Check the settings, print what was found, and return False if there is a mistake."""
     async with Checks(settings) as checks:
@@ -297,6 +281,8 @@ async def all_pass(checks: Mapping[str, Check], arguments: Sequence[str]) -> boo
     for name, check in checks.items():
         try:
             print(f"ok     {name}: {await check()}", flush=True)
+        except NotChecked as cause:
+            print(f"-      {name}: not checked, as the {cause} is wrong", flush=True)
         except (*UNSTARTABLE, CannotRun) as error:
             failed += 1
             print(f"wrong  {name}: {explained(error, arguments)}", flush=True)
@@ -330,4 +316,5 @@ def main(arguments: Sequence[str]) -> None:
     """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
     settings = read_settings(arguments, "check")
     log_to_stderr(settings.log_level)
+    logging.getLogger("penstock.stages").setLevel(logging.WARNING)  # what these log at a start, the checks print
     sys.exit(not uvloop.run(passes(settings, arguments)))

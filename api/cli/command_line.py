@@ -12,23 +12,11 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
 from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, location, misread_model, mistakes
+from penstock.api.from_vllm import API_KEY, VARIABLES
 from penstock.api.options import help_text, options
 from penstock.api.settings import Settings
 from penstock.api.sources import FILE, flags, locations, option_name
 from penstock.pipeline.errors import CannotRun
-
-API_KEY = "VLLM_API_KEY"
-"""The variable that holds the key of ``vllm serve``.  Without keys of its own, penstock does not start beside it."""
-
-ENVIRONMENT = {
-    API_KEY: "use PENSTOCK_API_KEYS or --api-key-file",
-    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored; --store none stores nothing",
-    "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY": "the model always reads why a call failed",
-    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the server goes on, and /health returns a 503; see --exit-with-engine",
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "a connection without requests is closed after 75 seconds",
-    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "use --log-outputs",
-}
-"""Variables of the HTTP server of ``vllm serve`` without effect here, each with what holds instead."""
 
 
 def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
@@ -38,7 +26,7 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
         sys.exit(0)
     settings = parsed_settings(arguments)
     if API_KEY in os.environ and not settings.has_keys:
-        raise CannotRun(f"{API_KEY} is set, but this server would need no key: {ENVIRONMENT[API_KEY]}")
+        raise CannotRun(f"{API_KEY} is set, but this server would need no key: {VARIABLES[API_KEY]}")
     for warning in _warnings(settings, [_named(argument) for argument in arguments]):
         print(f"penstock: {warning}", file=sys.stderr)
     return settings
@@ -67,7 +55,7 @@ def _refuse_keys(names: Sequence[str]) -> None:
 
 def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
     """Yield a line for each variable without effect, an open address, and files of keys that others can read."""
-    yield from (f"{name} has no effect: {instead}" for name, instead in ENVIRONMENT.items() if name in os.environ)
+    yield from (f"{name} has no effect: {instead}" for name, instead in VARIABLES.items() if name in os.environ)
     if settings.vllm and settings.engine:
         engine = location("engine", arguments)
         ours = {flag.removeprefix("--") for flag in flags(Settings.model_fields)}

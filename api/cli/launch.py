@@ -31,6 +31,13 @@ ANSWER_WAIT = 10.0
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None
+    input_modalities: tuple[str, ...] = ("text",)
+    tools: tuple[str, ...] = ()
+
+    def at(self, url: str, key: str, name: str) -> Served:
+        """Return the model as an agent has to know it."""
+        sees_images, searches = "image" in self.input_modalities, "web_search" in self.tools
+        return Served(url, name, self.max_model_len, key, sees_images=sees_images, searches=searches)
 
 
 class _Models(msgspec.Struct):
@@ -61,6 +68,8 @@ def main(arguments: Sequence[str]) -> None:
     key = options.api_key or os.environ.get(CLIENT_KEY, "")
     served = _served(_base(options.url), key, options.model)
     start = agent.start(served)
+    if served.window is not None and served.window < agent.prompt:
+        print(f"penstock: {too_short(agent, served.window)}", file=sys.stderr)
     if not options.print and shutil.which(agent.program) is None:
         raise CannotRun(f"{agent.program} is not installed: npm install -g {agent.package}")
     for path, text in start.files.items():
@@ -73,6 +82,14 @@ def main(arguments: Sequence[str]) -> None:
     sys.stdout.flush()
     command = [agent.program, *start.arguments, *more]
     os.execvpe(agent.program, command, environment | dict(start.environment))  # noqa: S606 - so the terminal is its own
+
+
+def too_short(agent: Agent, window: int) -> str:
+    """Return the warning that a context does not hold what an agent sends first."""
+    return (
+        f"the prompt and the tools of {agent.program} take about {agent.prompt:,} tokens, and this model's context has "
+        f"{window:,}: the server needs a larger --max-model-len"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,9 +122,9 @@ def _served(url: str, key: str, name: str | None) -> Served:
         if others:
             names = in_words([other.id for other in others])
             print(f"penstock: {model.id!r} is used; --model takes another: {names}", file=sys.stderr)
-        return Served(url, model.id, model.max_model_len, key)
+        return model.at(url, key, model.id)
     try:
-        return Served(url, name, _asked(url, key, _Model, f"/{quote(name)}").max_model_len, key)
+        return _asked(url, key, _Model, f"/{quote(name)}").at(url, key, name)
     except _NotFound:
         instead = served_instead(name, [model.id for model in models])
         raise CannotRun(f"the server at {url} serves {instead}") from None

@@ -14,16 +14,18 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 import uvloop
 
 from penstock.api.assembly import RunningEngine, rehearsed
-from penstock.api.backends import EngineStarter, loading, planned, reason_to_wait, start, start_shown
+from penstock.api.backends import EngineStarter, check_options, loading, planned, reason_to_wait, start, start_shown
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
 from penstock.api.dialects.named import spoken, spoken_by_route
+from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.frontends.frontend import run_frontend
 from penstock.api.frontends.supervisor import Supervisor
 from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.metrics.scrape import bound_for_metrics
+from penstock.api.model_files import model_files
 from penstock.api.running import UNSTARTABLE, preloaded, running
 from penstock.api.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
 from penstock.api.settings import Settings
@@ -107,7 +109,10 @@ def greeting(settings: Settings, port: int, models: Sequence[str], example: tupl
 def _check(settings: Settings, arguments: Sequence[str]) -> None:
     """Raise `CannotRun` for a mistake in what the settings name: the start is not tried again, as it stays."""
     try:
+        check_options(settings)
         preloaded(settings)
+        if not settings.engine:
+            model_files(settings.model or DEFAULT_MODEL, settings.engine_options)
     except UNSTARTABLE as error:
         raise CannotRun(explained(error, arguments)) from error
 

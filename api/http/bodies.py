@@ -99,6 +99,10 @@ class Model(msgspec.Struct, frozen=True):
     max_tokens: int | None
     root: str | None = None
     """The folder or the id of the model, by which `vllm bench serve` loads its tokenizer."""
+    input_modalities: tuple[Literal["text", "image"], ...] = ("text",)
+    """The kinds of input that the model reads; files are read as text."""
+    tools: tuple[str, ...] = ()
+    """The types of the tools that this server runs for the client."""
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     owned_by: str = "penstock"

@@ -32,6 +32,7 @@ from penstock.pipeline.protocol.params.validation import read_body
 from penstock.stages.normalize.containers import check_memory
 from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.services.containers import (
+    HOME,
     Containers,
     Described,
     FolderFull,
@@ -116,7 +117,7 @@ class ContainerFile(msgspec.Struct, frozen=True):
             file.size,
             name,
             file.changed_at // 10**9,
-            f"{container.home}/{file.path}",
+            f"{HOME}/{file.path}",
             "user" if file.path in container.uploaded else "assistant",
         )
 

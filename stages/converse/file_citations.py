@@ -12,13 +12,10 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, MessageOpened
-from penstock.stages.services.containers import file_id
+from penstock.stages.services.containers import HOME, file_id
 from penstock.stages.services.tools import ContainerFiles
 
 Frame = TypeVar("Frame")
-
-TRAINED = "/mnt/data"
-"""The folder in which models expect the files of a container, whatever its path is."""
 
 MOST_CITED = 100
 """Annotations of one message for files."""
@@ -73,7 +70,7 @@ def citations(text: str, files: Sequence[ContainerFiles]) -> Iterator[dict[str, 
 
 def _places(text: str, files: ContainerFiles) -> Iterator[tuple[int, int, str, str]]:
     """Yield the start, the end, the container and the path of each place; each takes a step per length of a path."""
-    homes = [home for home in dict.fromkeys((TRAINED, files.home)) if f"{home}/" in text]
+    homes = [home for home in dict.fromkeys((HOME, files.home)) if f"{home}/" in text]
     if not homes:
         return
     paths = {written: path for path in files.paths for written in (path, quote(path))}

@@ -309,6 +309,14 @@ class Normalize:
                 )
                 raise InvalidRequest(message, param=f"input[{place}].approval_request_id")
 
+    def usable(self, owner: str) -> frozenset[str]:
+        """Return the namespaces of the built-in tools that an owner may use."""
+        return self.hosted - self._denied(owner)
+
+    def _denied(self, owner: str) -> frozenset[str]:
+        may_use = self.access.of(owner)
+        return frozenset[str]() if may_use is None else frozenset(HOSTED.keys() | self.own) - may_use
+
     def _read(
         self,
         request: CreateResponse,
@@ -319,20 +327,20 @@ class Normalize:
     ) -> _Read:
         """Read all that a request may have thousands of: this runs in a thread."""
         history = thoughts.stored(past.items, past.tokens)
-        may_use = self.access.of(request.envelope.owner)
-        denied = frozenset() if may_use is None else (HOSTED.keys() | self.own) - may_use
+        denied = self._denied(request.envelope.owner)
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(
             self.hosted - denied,
             self.labels - denied,
             self.left_out,
             self.hosted & denied,
+            self.access.of_denied(request.envelope.owner),
             self.own,
             self.traits.sees_images,
             self.of_unknown,
+            takes_agents=request.envelope.body is not None,
         )
-        for position, tool in enumerate(request.tools or ()):
-            builder.add(tool, f"tools[{position}]")
+        builder.add_all(request.tools or ())
         if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's
             raise unreadable("input_image", _continued_by(request), sees_images=False)
         builder.inherit(history)

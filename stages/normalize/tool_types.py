@@ -32,6 +32,11 @@ _NAMES: Mapping[str, HostedKind] = {**LABELS, "file_search": "file_search"}
 NO_TOOL = "none"
 
 
+def types_of(kinds: Iterable[str]) -> tuple[str, ...]:
+    """Return the types by which a request names these built-in tools, in order."""
+    return tuple(name for name, kind in sorted(_BUILT_IN.items()) if kind in kinds)
+
+
 def is_label(name: str) -> bool:
     """Return True if a tool of the operator's own may have this label."""
     return bool(_LABEL.fullmatch(name)) and name not in (*_NAMES, NO_TOOL, FUNCTIONS)
@@ -67,6 +72,9 @@ _BUILT_IN: Mapping[str, HostedKind] = {
 }
 """The built-in tools by their types in a request, without a version."""
 
+TYPE_OF_LABEL: Mapping[str, str] = {"python": "code_interpreter", "browser": "web_search", "container": "shell"}
+"""The types of the built-in tools that have labels of other names."""
+
 MISSING = "missing"
 """The name for all tools that the server does not run, also for those of types that it does not know."""
 
@@ -75,6 +83,9 @@ LEAVABLE = (
     *("tool_search", "web_search", MISSING),
 )
 """The tools that an operator can have left out of requests: those that a server runs, without their versions."""
+
+UNASKED = frozenset({"web_search", "image_generation"})
+"""The tools that coding agents declare beside their own in each request, whether a server runs them or not."""
 
 _OPTIONS: Mapping[str, str] = {
     "code_interpreter": "--sandbox",
@@ -249,6 +260,17 @@ _SKILLS = (
     "There are skills: folders with a file SKILL.md of instructions for a kind of task. Before a task that fits the "
     "description of one, read its SKILL.md, and do as it says. They are:"
 )
+
+
+def is_of_the_client(tool: params.ToolParam) -> bool:
+    """Return True if the client runs the calls of a tool itself."""
+    match tool:
+        case params.FunctionToolParam() | params.CustomToolParam() | params.NamespaceToolParam():
+            return True
+        case params.ShellToolParam():
+            return not tool.runs_here
+        case _:
+            return tool.type in CLIENT_TOOLS
 
 
 def client_tool(tool: params.ToolParam) -> FunctionTool:

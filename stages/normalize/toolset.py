@@ -38,9 +38,12 @@ from penstock.stages.normalize.tool_types import (
     CLIENT_TOOLS,
     LABELS,
     MISSING,
+    TYPE_OF_LABEL,
+    UNASKED,
     advice_on,
     built_in,
     client_tool,
+    is_of_the_client,
     kinds_of,
     unversioned,
 )
@@ -79,12 +82,16 @@ class ToolsetBuilder:
     """The types of tools that the operator has left out of requests."""
     denied: frozenset[str] = frozenset()
     """The namespaces of the built-in tools that the client may not use."""
+    of_denied: str = "This API key may not use"
+    """The beginning of the error about such a tool."""
     own: frozenset[str] = frozenset()
     """The labels of hosts of the operator's own."""
     sees_images: bool = True
     """True if the model reads images."""
     of_unknown: str = ADVICE
     """The end of the error about a label that is not among the ``labels``."""
+    takes_agents: bool = True
+    """True if agents declare tools here that they do not need: those in `UNASKED`, beside tools of their own."""
     tools: dict[str, Tool] = field(default_factory=dict)
     """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
@@ -113,6 +120,17 @@ class ToolsetBuilder:
     """The path of the first deferred tool."""
     _owners: dict[str, str] = field(default_factory=dict)
     """The owner of each namespace: ``client``, ``server`` or ``built-in``."""
+    _is_agent: bool = False
+    """True if the client brings tools that it runs itself."""
+
+    def add_all(self, tools: Sequence[params.ToolParam]) -> None:
+        """Offer the request's own tools; raises `InvalidRequest` as `add` does."""
+        self._meet(tools)
+        for position, tool in enumerate(tools):
+            self.add(tool, f"tools[{position}]")
+
+    def _meet(self, tools: Iterable[params.ToolParam]) -> None:
+        self._is_agent = self._is_agent or (self.takes_agents and any(map(is_of_the_client, tools)))
 
     def add(self, tool: params.ToolParam, path: str) -> None:
         """Offer one of the request's own tools; raises `InvalidRequest` if a call to it would be ambiguous."""
@@ -137,6 +155,8 @@ class ToolsetBuilder:
         if isinstance(item, ToolSearchOutput) and item.execution == "server":
             self._load(item)
             return
+        tools = tuple(tools)
+        self._meet(tools)
         for position, tool in enumerate(tools):
             at = f"{path}.tools[{position}]"
             if isinstance(tool, params.McpToolParam):
@@ -230,16 +250,21 @@ class ToolsetBuilder:
                 return mcp_server
             case _ if tool.type in CLIENT_TOOLS and self._is_of_the_client(tool):
                 return (client_tool(tool),)
-            case _ if MISSING in self.left_out:
+            case _ if MISSING in self.left_out or self._is_unasked(tool):
                 self.ignored[tool.type] = None
                 return None
             case _:
                 raise self._missing(tool, path)
 
     def _is_left_out(self, tool: params.ToolParam) -> bool:
+        if isinstance(tool, params.WebSearchToolParam) and tool.external_web_access is False and self._is_unasked(tool):
+            return True  # there is no cache of the web here, and without the search the web stays untouched as well
         if unversioned(tool.type) not in self.left_out:
             return False
         return not isinstance(tool, params.ShellToolParam) or tool.runs_here
+
+    def _is_unasked(self, tool: params.ToolParam) -> bool:
+        return self._is_agent and unversioned(tool.type) in UNASKED
 
     def _is_of_the_client(self, tool: params.ToolParam) -> bool:
         match tool:
@@ -254,7 +279,9 @@ class ToolsetBuilder:
         if isinstance(tool, params.ComputerToolParam):
             message = f"This model reads text only, and cannot see the screen of a computer. {advice_on(tool.type)}"
         elif built_in(tool) in self.denied:
-            message = f"This API key may not use tools of type {shortened(tool.type)!r}."
+            message = f"{self.of_denied} tools of type {shortened(tool.type)!r}."
+        elif own := TYPE_OF_LABEL.get(tool.type):
+            message = f"A tool of type {tool.type!r} is {own!r}, or 'mcp' with this server_label."
         else:
             message = f"This server does not run tools of type {shortened(tool.type)!r}. {advice_on(tool.type)}"
         return UnsupportedParameter(message, param=f"{path}.type")

@@ -21,6 +21,10 @@ TTL: Final = 1200.0
 """Seconds without use after which a container ends, as at OpenAI."""
 
 
+HOME: Final = "/mnt/data"
+"""The folder of a container, as its code and clients see it.  Models were trained to keep files there."""
+
+
 class NoSuchFile(Exception):
     """There is no such file in the folder, or the server may not read it."""
 
@@ -112,11 +116,6 @@ class LiveContainer(Protocol):
     @property
     def described(self) -> Described:
         """The container as it is now."""
-        ...
-
-    @property
-    def home(self) -> str:
-        """The path of the folder for code in the container."""
         ...
 
     @property

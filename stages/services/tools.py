@@ -185,6 +185,8 @@ class HostSettings:
     """The largest limit of memory that a client may give a container."""
     container_limits: Callable[[str], OwnerLimits] = no_owner_limits
     """Gives the limits of the containers of an owner."""
+    call_seconds: float = 120.0
+    """Seconds that one call of a tool may take."""
     containers: Containers | None = None
     """The containers of this server; None if there are to be no sandboxes."""
     embeddings: str = ""
@@ -194,7 +196,7 @@ class HostSettings:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A built-in tool in the words of the server that runs it: its functions, and its description or ""."""
+    """A built-in tool in the words of the host that runs it: its functions, and its description or ""."""
 
     tools: tuple[HostedTool, ...]
     description: str = ""
@@ -281,6 +283,10 @@ class ToolAccess:
 
     def of(self, owner: str) -> frozenset[str] | None:
         return self.of_all if (own := self.of_key(owner)) is None else own
+
+    def of_denied(self, owner: str) -> str:
+        """Return the beginning of the error about a tool that an owner may not use, by who has decided that."""
+        return "Clients of this server may not use" if self.of_key(owner) is None else "This API key may not use"
 
 
 FULL_ACCESS = ToolAccess()

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from penstock.api import assembly
+from penstock.api import assembly, backends
 from penstock.api.assembly import database
 from penstock.api.cli import check
 from penstock.api.cli.check import Checks, passes
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.serve import main, serve
+from penstock.api.running import UNSTARTABLE
 from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart, StoreFailed
@@ -36,12 +37,16 @@ from tests.support.stores import NOBODY
 SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store": "none", "sandbox": False}
 
 
+MARKS = ("ok", "wrong", "-")
+"""The beginnings of the lines of checks."""
+
+
 def checked(capfd: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     """Run all checks; return if they pass, and the line of each."""
     chosen = Settings.model_validate(SETTINGS | {"port": free_port()} | settings)
     all_pass = asyncio.run(passes(chosen, ()))
     lines = [line.split(maxsplit=2) for line in capfd.readouterr().out.splitlines()]
-    return all_pass, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line[:1] in (["ok"], ["wrong"])}
+    return all_pass, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line and line[0] in MARKS}
 
 
 def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
@@ -168,8 +173,67 @@ async def test_model_of_this_process_is_found_with_its_weights(tmp_path: Path) -
         await checks_of(model=str(tmp_path / "nowhere")).model()
     with pytest.raises(CannotStart, match="there are no weights"):
         await checks_of(model=str(tmp_path)).model()
-    assert await checks_of(model=str(tmp_path), engine_arguments=["--load-format=dummy"]).model()
-    assert "is downloaded" in await checks_of(model="nobody/has-it").model()
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    for dummy in (["--load-format=dummy"], ["--load_format", "dummy"]):
+        assert await checks_of(model=str(tmp_path), engine_arguments=dummy).model()
+    for elsewhere in ("nobody/has-it", "s3://bucket/folder/model", "nobody/has-it-GGUF:Q4_K_M"):
+        assert await checks_of(model=elsewhere).model() == f"{elsewhere} is downloaded when the server starts"
+
+
+WEIGHTS = {"model.safetensors": ""}
+
+WRONG_MODELS: list[tuple[str, dict[str, str], str]] = [
+    ("./models/nope", {}, "./models/nope: there is no such folder"),
+    ("models/one/nope", {}, "models/one/nope: there is no such folder"),
+    ("folder", {}, "folder: there are no weights in folder"),
+    ("folder", {"config.json": '{"model_type": "qwen3"}'}, "folder: there are no weights in folder"),
+    ("folder", WEIGHTS, "folder/config.json: No such file or directory"),
+    ("folder", WEIGHTS | {"config.json": "{}"}, "folder/config.json: it has neither model_type nor architectures"),
+    ("folder", WEIGHTS | {"config.json": "{"}, "folder/config.json: it is no JSON"),
+]
+"""Wrong models: MODEL, the files of the folder, and the beginning of the message."""
+
+
+@pytest.mark.vllm
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("model", "files", "message"), WRONG_MODELS)
+def test_wrong_model_ends_check_and_the_start_before_it_is_loaded(
+    model: str, files: dict[str, str], message: str, capfd: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("folder").mkdir()
+    for name, text in files.items():
+        Path("folder", name).write_text(text)
+    _, lines = checked(capfd, model=model, engine=[])
+    assert lines["model"].startswith(f"wrong {message}")
+    assert lines["pipeline"] == "- not checked, as the model is wrong"
+    with caplog.at_level("INFO"), pytest.raises(CannotRun, match=f"^{re.escape(message)}"):
+        main([model, "--store", "store.sqlite3", "--port", str(free_port())])
+    assert (caplog.messages, Path("store.sqlite3").exists()) == ([], False)
+
+
+WRONG_OPTIONS = {
+    "--prot=8451": "--prot: there is no such option (did you mean --port?)",
+    "--enable-auto-tool-choice": "--enable-auto-tool-choice: it is an option of vLLM's HTTP server: nothing is needed",
+    "--enable-log-outputs": "--enable-log-outputs: it is an option of vLLM's HTTP server: use --log-outputs",
+}
+
+
+@pytest.mark.vllm
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("option", "message"), WRONG_OPTIONS.items())
+def test_wrong_option_ends_the_start_at_once(option: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Before a store is made, and a sandbox started."""
+    with caplog.at_level("INFO"), pytest.raises(CannotRun, match=f"^{re.escape(message)}"):
+        main([MODEL, option, "--store", "store.sqlite3"])
+    assert not [record for record in caplog.records if record.name.startswith("penstock.")]
+    assert not Path("store.sqlite3").exists()
+
+
+def test_option_is_wrong_also_without_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "find_spec", lambda _: None)
+    with pytest.raises(CannotRun, match=r"^--prot: penstock has no such option \(did you mean --port\?\)\nvLLM is not"):
+        main(["--prot", "8451", "--store", "store.sqlite3"])
+    assert not (folder / "store.sqlite3").exists()
 
 
 async def test_receiver_of_webhooks_may_be_allowed(tmp_path: Path) -> None:
@@ -292,16 +356,14 @@ def test_a_port_in_use_is_named(capfd: Any) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("check", "settings", "message"), [each for each in MISTAKES if each[0].split()[0] in ("keys", "mcp", "prompts")]
-)
+@pytest.mark.parametrize(("check", "settings", "message"), [each for each in MISTAKES if each[0] != "pipeline"])
 async def test_a_server_does_not_start_its_engine_with_a_mistake(
     check: str, settings: dict[str, Any], message: str
 ) -> None:
     def start_engine(_: Settings) -> Any:
         raise AssertionError(f"the engine starts before {check} are checked")
 
-    with pytest.raises(CannotStart, match=re.escape(message)):
+    with pytest.raises(UNSTARTABLE, match=re.escape(message)):
         await serve(Settings.model_validate(SETTINGS | {"port": free_port()} | settings), start_engine)
 
 

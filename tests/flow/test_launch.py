@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +114,67 @@ def test_codex_finds_the_catalog_in_the_users_cache(locked: str, home: Path) -> 
     catalog = home / ".cache" / "penstock" / "codex-my-own.json"
     assert f"model_catalog_json={json.dumps(str(catalog))}" in started.report["arguments"]
     assert json.loads(catalog.read_text())["models"][0]["slug"] == "my/own"
+
+
+LISTED = {
+    "id": "tiny",
+    "max_model_len": 8192,
+    "input_modalities": ["text", "image"],
+    "tools": ["code_interpreter", "web_search"],
+}
+
+
+@pytest.fixture
+def describing() -> Generator[Callable[..., str], None, None]:
+    """Run a server that lists one model: ``describing(**fields)`` returns its URL."""
+    with ExitStack() as closing:
+
+        def listing(**fields: Any) -> str:
+            body = json.dumps({"data": [LISTED | fields]}).encode()
+
+            class Answering(BaseHTTPRequestHandler):
+                def do_GET(self) -> None:
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(body)
+
+                def log_message(self, *_: Any) -> None:
+                    pass
+
+            server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            closing.callback(server.server_close)
+            closing.callback(thread.join)
+            closing.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield listing
+
+
+@pytest.mark.parametrize("tools", [[], ["web_search"]])
+@pytest.mark.parametrize("modalities", [["text"], ["text", "image"]])
+def test_agents_get_what_the_model_reads_and_the_server_runs(
+    describing: Callable[..., str], home: Path, tools: list[str], modalities: list[str]
+) -> None:
+    url = describing(tools=tools, input_modalities=modalities)
+    arguments = launch(home, "codex", "--url", url).report["arguments"]
+    assert f'web_search="{"live" if tools else "disabled"}"' in arguments
+    [model] = json.loads((home / ".cache/penstock/codex-tiny.json").read_text())["models"]
+    assert model["input_modalities"] == modalities
+    config = json.loads(launch(home, "opencode", "--url", url).report["environment"]["OPENCODE_CONFIG_CONTENT"])
+    shown = config["provider"]["penstock"]["models"]["tiny"]
+    assert (shown["attachment"], shown["modalities"]["input"]) == ("image" in modalities, modalities)
+
+
+def test_context_that_does_not_hold_the_agents_prompt_is_named(describing: Callable[..., str], home: Path) -> None:
+    ended = launch(home, "claude", "--url", describing())
+    assert ended.err == (
+        "penstock: the prompt and the tools of claude take about 10,200 tokens, and this model's context has 8,192: "
+        "the server needs a larger --max-model-len\n"
+    )
+    assert ended.report["environment"]["ANTHROPIC_MODEL"] == "tiny"
+    assert launch(home, "claude", "--url", describing(max_model_len=32_768)).err == ""
 
 
 def refusal(home: Path, *arguments: str, **variables: str) -> str:

@@ -13,12 +13,12 @@ import pytest
 from pydantic import BaseModel
 from pydantic_settings import CliApp
 
-from penstock.api.cli.command_line import ENVIRONMENT, read_settings
+from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.sample_config import sample
+from penstock.api.from_vllm import INSTEAD, OPTIONS, VARIABLES
 from penstock.api.options import SECTIONS, Option, options
 from penstock.api.settings import Settings
 from tests.support.paths import ROOT
-from tests.support.vllm_source import options_not_taken
 
 PAGE = ROOT / "api" / "SETTINGS.md"
 FROM_VLLM = ROOT / "api" / "FROM_VLLM.md"
@@ -150,12 +150,25 @@ def test_help_has_types_and_defaults_in_words(capsys: pytest.CaptureFixture[str]
     assert not re.search(r"\[str|null|lambda|2592000|\bNone\b", shown)
 
 
-def test_page_has_every_variable_without_effect(pytestconfig: pytest.Config) -> None:
-    before, heading, after = FROM_VLLM.read_text().partition("### Variables")
+def with_table(page: str, heading: str, table: str) -> str:
+    """The page with another table as the first one after a heading."""
+    before, heading, after = page.partition(heading)
     old = re.search(r"(^\|[^\n]*\n)+", after, re.MULTILINE)
     assert old
-    rows = "".join(f"| `{variable}` | {text} |\n" for variable, text in ENVIRONMENT.items())
-    page = before + heading + after.replace(old[0], f"| variable | |\n|---|---|\n{rows}")
+    return before + heading + after.replace(old[0], table)
+
+
+def as_code(text: str) -> str:
+    return re.sub(r"(?<![\w-])(--[a-z][a-z-]+)", r"`\1`", text)
+
+
+def test_page_has_everything_without_effect(pytestconfig: pytest.Config) -> None:
+    variables = "".join(f"| `{variable}` | {text} |\n" for variable, text in VARIABLES.items())
+    options = "".join(
+        f"| {', '.join(f'`{name}`' for name in names.split())} | {as_code(text)} |\n" for names, text in OPTIONS.items()
+    )
+    page = with_table(FROM_VLLM.read_text(), "### Variables", f"| variable | |\n|---|---|\n{variables}")
+    page = with_table(page, "### Instead of the other options", f"| option | instead |\n|---|---|\n{options}")
     if pytestconfig.getoption("--regen"):
         FROM_VLLM.write_text(page)
     assert FROM_VLLM.read_text() == page
@@ -184,7 +197,7 @@ NAMING_OPTIONS = [
 @pytest.mark.parametrize("page", NAMING_OPTIONS, ids=lambda page: page.name)
 def test_other_options_on_a_page_exist(page: Path) -> None:
     text = page.read_text()
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options_not_taken()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - INSTEAD.keys()
     ours = {option.flag for option in options()}
     assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM - OF_KEYS == set()
 

@@ -117,7 +117,8 @@ async def tool_server(
     ``servers`` are the operator's MCP servers and ``search`` is the URL of a search engine.  Code runs in containers of
     ``sandbox``, and commands in those of ``shell``.  A ``toolbox`` replaces all of these tools.
     """
-    containers = OpenContainers(Slots(8))
+    limits = limits or Limits()
+    containers = OpenContainers(Slots(8), call_seconds=limits.call_seconds)
     hosts: dict[str, Host] = {}
     if sandbox:
         containers.sandboxes["python"] = sandbox
@@ -131,7 +132,7 @@ async def tool_server(
     engine = ScriptedEngine()
     play_turns(engine, *turns)
     try:
-        async with running_server(engine, where, toolbox=toolbox, limits=limits or Limits(), **options) as served:
+        async with running_server(engine, where, toolbox=toolbox, limits=limits, **options) as served:
             containers.store = served.store
             yield served
     finally:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-
-from tests.support.paths import ROOT
 
 SINCE = {"beam": "0.33", "muse": "0.33", "musespark1x": "0.33", "step5": "0.33"}
 """Parsers that the oldest version that penstock works with does not have, with the first version that has them."""
@@ -94,11 +91,3 @@ def _sources() -> list[VllmSource]:
 
 SOURCES = _sources()
 """The installed vLLM, and the one whose unpacked sdist ``SDIST_OF_VLLM`` names."""
-
-
-def options_not_taken() -> set[str]:
-    """The options of the HTTP server of ``vllm serve`` that ``api/FROM_VLLM.md`` lists as not taken."""
-    page = (ROOT / "api" / "FROM_VLLM.md").read_text()
-    section = page.partition("### Instead of the other options")[2].partition("###")[0]
-    columns = re.findall(r"^\| (`-[^|]*) \|", section, re.MULTILINE)
-    return {option for column in columns for option in re.findall(r"`(-[^`]+)`", column)}

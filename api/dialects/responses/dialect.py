@@ -21,12 +21,13 @@ def like_responses(name: str, base: str, wire: Wire) -> Dialect:
 
 
 def _routes(edge: Edge) -> Sequence[web.RouteDef]:
-    scheduler = edge.scheduler
+    scheduler, normalize = edge.scheduler, edge.scheduler.pipeline.stage("normalize")
+    models = ModelList(scheduler.engine, scheduler.aliases, normalize.traits.sees_images, normalize.usable)
     return (
         *Responses(edge, hiding(edge.dialect.wire)).routes(edge.base),
         *Sockets(edge).routes(edge.base),
         *Conversations(scheduler.store, scheduler.admission).routes(edge.base),
-        *ModelList(scheduler.engine, scheduler.aliases).routes(edge.base),
+        *models.routes(edge.base),
     )
 
 

@@ -1,6 +1,7 @@
 """The built-in tools as a section of the system message.
 
-Their words are those of gpt-oss's training, openai_harmony's own, unless an operator's server declares the tool itself.
+Their words are those of gpt-oss's training, openai_harmony's own, unless the host of the tool declares it itself.  The
+words about a sandbox hold for one sandbox only, so that the host of each names its own folder, time and network.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from penstock.pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, H
 from penstock.stages.models.harmony.schema import Inlining
 from penstock.stages.models.harmony.typescript import namespace_lines
 
+_TIME = "after 120.0 seconds"
+_DRIVE = "The drive at '/mnt/data' can be used to save and persist user files."
+_NETWORK = "Internet access for this session is UNKNOWN. Depends on the cluster."
+_NO_NETWORK = "Internet access for this session is disabled."
+_WORKING_FOLDER = "The working folder can be used to save and persist user files: open them by their names alone."
 _CONTAINER = "Tool for running commands in a sandbox.\nWhat one command leaves in its files is there for the next."
 _EXEC = FunctionTool(
     "exec",
@@ -52,10 +58,25 @@ _SEARCH = FunctionTool(
 )
 
 
+def python_description(seconds: float, *, has_drive: bool) -> str:
+    """Return the training's description of Python, with the facts of a sandbox without network.
+
+    A call may take ``seconds``.  If there is no drive, only the working folder leads to the files.
+    """
+    text = _trained()["python"][0].replace(_TIME, f"after {float(seconds)} seconds").replace(_NETWORK, _NO_NETWORK)
+    return text if has_drive else text.replace(_DRIVE, _WORKING_FOLDER)
+
+
+def container_description(seconds: float, *, has_drive: bool) -> str:
+    """Return the description of the shell, with the facts of a sandbox without network, as for Python."""
+    drive = _DRIVE if has_drive else _WORKING_FOLDER
+    return f"{_CONTAINER}\nThe commands of a call end after {seconds:g} seconds. {drive} {_NO_NETWORK}"
+
+
 def hosted_section(tools: Sequence[HostedTool], descriptions: Mapping[str, str]) -> str:
     """Return the section of the system message that declares ``tools``, with namespaces in the package's order.
 
-    ``descriptions`` are those of the operator's servers, by namespace.
+    ``descriptions`` are those of their hosts, by namespace.
     """
     lines = ["# Tools"]
     for kind in sorted(HOSTED):
@@ -72,7 +93,7 @@ def _namespace(kind: HostedKind, description: str, members: Sequence[HostedTool]
 
 
 def description_of(kind: HostedKind, descriptions: Mapping[str, str]) -> str:
-    """Return the description of a built-in tool: that of the operator's server, or else that of the training."""
+    """Return the description of a built-in tool: that of its host, or else that of the training."""
     return descriptions.get(kind) or _trained()[kind][0]
 
 

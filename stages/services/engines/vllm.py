@@ -524,16 +524,26 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
     it is not a release that penstock knows.
     """
     if find_spec("vllm") is None:
-        raise NoVllm(
-            "vLLM is not installed here: install penstock[gpu], or name an engine elsewhere with --engine URL. "
-            "Without an engine, `penstock demo` shows recorded answers."
-        )
+        raise no_vllm()
     from vllm.usage.usage_lib import UsageContext
 
     check_engine_parts()
     engine_args, modules = _read_arguments(["--model", model, *arguments])
     set_process(engine_args, processes, process)
     return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules)
+
+
+def no_vllm() -> NoVllm:
+    """Return the error of a server that needs vLLM, which is not installed."""
+    return NoVllm(
+        "vLLM is not installed here: install penstock[gpu], or name an engine elsewhere with --engine URL. "
+        "Without an engine, `penstock demo` shows recorded answers."
+    )
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise `WrongOption` for arguments that vLLM's parser does not take."""
+    _read_arguments([*arguments])
 
 
 def memory_nodes() -> int:

@@ -36,6 +36,8 @@ def main() -> None:
     if order["dies_with_parent"]:
         check(LIBC.prctl(1, int(signal.SIGKILL), 0, 0, 0))  # PR_SET_PDEATHSIG
     check(LIBC.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS: Landlock and seccomp require it
+    if order["descriptor"] is not None:
+        os.dup2(os.open(".", os.O_PATH | os.O_DIRECTORY), order["descriptor"])
     limit(order["limits"])
     version = landlock(order["read"], order["write"])
     if order["scope"] and version < 6:
@@ -44,6 +46,8 @@ def main() -> None:
     os.nice(19)  # the server, and an engine on the same cores, come before what the model runs
     filter_calls(bytes.fromhex(order["filter"]))
     verify(order["unreadable"])
+    if not os.path.samefile(order["home"], "."):  # noqa: PTH121 - not worth importing pathlib
+        raise RuntimeError(f"{order['home']} is another folder")
     answer(control, ready=version, number=order["number"])
     serve(requests, control, order)
 

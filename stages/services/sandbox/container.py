@@ -10,9 +10,11 @@ their processor time is used up.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.pipeline.frames import ResolvedRequest, ShellOutput
+from penstock.stages.models.harmony.hosted import container_description
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCommands, executed, shell_action, shell_call
 from penstock.stages.services.sandbox.live_containers import Lease, OpenContainers, Turn
 from penstock.stages.services.sandbox.probe import offered
@@ -31,7 +33,7 @@ class ContainerHost(SandboxHost):
     """Runs commands."""
 
     def __init__(self, containers: OpenContainers) -> None:
-        super().__init__("container", containers)
+        super().__init__("container", containers, container_description)
 
     def session(self, request: ResolvedRequest) -> ContainerSession:
         return ContainerSession(self.lease(request))
@@ -95,19 +97,19 @@ class ContainerSession:
                 answer = await turn.process.ask(question, share + _GRACE_SECONDS)
             except TimeoutError:
                 raise SandboxDied("it did not answer") from None
-            outputs.append(_output(answer))
+            outputs.append(_output(answer, turn.process.shown))
             if outputs[-1]["outcome"]["type"] == "timeout":
                 return
 
 
-def _output(answer: dict[str, Any]) -> Output:
+def _output(answer: dict[str, Any], shown: Callable[[str], str]) -> Output:
     """Return the output of a command from the sandbox's answer, which is not trusted."""
     code = answer.get("code")
     flooded = "\n(The command was ended: it wrote without end.)" if answer.get("flooded") else ""
     ended = {"type": "exit", "exit_code": code} if isinstance(code, int) else {"type": "timeout"}
     return {
-        "stdout": str(answer.get("stdout", "")),
-        "stderr": str(answer.get("stderr", "")) + flooded,
+        "stdout": shown(str(answer.get("stdout", ""))),
+        "stderr": shown(str(answer.get("stderr", ""))) + flooded,
         "outcome": ended,
     }
 

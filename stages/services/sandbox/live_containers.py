@@ -175,6 +175,8 @@ class OpenContainers:
     limits_of: Callable[[str], OwnerLimits] = no_owner_limits
     store: Store | None = None
     """The store, whose files may be put into containers, and which records these."""
+    call_seconds: float = 120.0
+    """Seconds that a call may take."""
     sandboxes: dict[Kind, Sandbox] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     _live: dict[str, OpenContainer] = field(default_factory=dict)
@@ -526,4 +528,5 @@ async def containers(settings: HostSettings) -> OpenContainers | None:
         settings.container_memory,
         settings.container_limits,
         settings.store,
+        settings.call_seconds,
     )

@@ -3,6 +3,9 @@
 There are two modes.  With ``bubblewrap`` the process has its own file system, network and process ids.  With
 ``landlock`` it shares the host's, and is denied access to them.  In both modes it runs under Landlock, a seccomp filter
 and resource limits, and as another user if the server is root.
+
+In both modes the folder of the container is at `HOME`.  Without a file system of its own, the path is a symbolic link
+of the machine into ``/proc/self``, which leads each process to the folder that it holds open.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from penstock.stages.services.containers import HOME
 from penstock.stages.services.sandbox.seccomp import MACHINES, Permissions, program
 
 Kind: TypeAlias = Literal["python", "container"]
@@ -24,8 +28,10 @@ MODES: Final[tuple[Mode, ...]] = ("bubblewrap", "landlock")
 
 NOBODY: Final = 65534
 """The user inside a sandbox with bubblewrap."""
-HOME: Final = "/mnt/data"
-"""The working folder with bubblewrap.  Models were trained to keep files there."""
+DESCRIPTOR: Final = 100
+"""The descriptor of the folder in a sandbox that finds it by the link."""
+LINK: Final = f"/proc/self/fd/{DESCRIPTOR}"
+"""The target of the link `HOME`."""
 OWN: Final = (HOME, "/tmp")  # noqa: S108 - its own
 """The writable folders with bubblewrap; all but `HOME`, the folder of the container, are file systems in memory."""
 UNREADABLE: Final = "/etc/passwd"
@@ -84,6 +90,8 @@ class Plan:
     """A folder of packages that Python code may import besides the standard library."""
     drops_user: bool = False
     """True if each sandbox runs as a user of its own."""
+    uses_link: bool = False
+    """True if `HOME` is a link of the machine, through which each sandbox finds its own folder."""
 
     @property
     def isolates(self) -> bool:
@@ -100,7 +108,7 @@ class Plan:
 
     def home(self, folder: Path) -> str:
         """Return the path inside of the folder of a container."""
-        return HOME if self.isolates else str(folder)
+        return HOME if self.isolates or self.uses_link else str(folder)
 
     def within(self, memory: int | None = None, disk: int | None = None) -> Plan:
         """Return the plan with another limit of memory, and with a lower one of disk, in bytes, if they are given."""
@@ -116,7 +124,7 @@ class Plan:
         python = [self.interpreter, "-I", "-B", "-X", "utf8", "-c", source("confined")]
         return [*self._bubblewrap(status, folder), "--", *python] if self.isolates else python
 
-    def order(self, home: str) -> dict[str, Any]:
+    def order(self, folder: Path) -> dict[str, Any]:
         """Return the order for `confined`, the first program: its restrictions, and the program to run."""
         machine = MACHINES[platform.machine()]
         runs_programs = self.kind == "container"
@@ -129,12 +137,13 @@ class Plan:
             "scope": not self.isolates and self.kind == "container",
             "limits": self.limits.of_kernel(0 if self.isolates or self.drops_user else tasks(os.getuid())),
             "read": [*self.reads, *_DEVICES, *processes],
-            "write": ["/dev/null", *(OWN if self.isolates else (home,))],
+            "write": ["/dev/null", *(OWN if self.isolates else (str(folder),))],
             "unreadable": UNREADABLE,
             "filter": program(machine, permissions).hex(),
             "programs": {f"{__package__}.{name}": source(name) for name in programs},
             "packages": None if self.packages is None else str(self.packages),
-            "home": home,
+            "home": self.home(folder),
+            "descriptor": DESCRIPTOR if self.uses_link else None,
             "flood": self.limits.flood,
         }
 
@@ -152,6 +161,14 @@ class Plan:
         ]
 
 
+def link_home() -> None:
+    """Make `HOME` the link through which each sandbox finds its own folder; raises `OSError` if it is anything else."""
+    with contextlib.suppress(FileExistsError):
+        Path(HOME).symlink_to(LINK)
+    if str(Path(HOME).readlink()) != LINK:
+        raise FileExistsError(f"{HOME} leads elsewhere")
+
+
 def tasks(user: int) -> int:
     """Return the number of processes and threads of a user."""
     count = 0
@@ -167,6 +184,7 @@ def environment(home: str) -> Mapping[str, str]:
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": home,
+        "PWD": home,
         "TMPDIR": home,
         "LANG": "C.UTF-8",
         "MPLBACKEND": "Agg",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.stages.services.containers import HOME
 from penstock.stages.services.sandbox.folder import Folder
 from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, Plan, SandboxLimits, interpreters
 from penstock.stages.services.sandbox.process import Process, SandboxDied, SandboxLate
@@ -70,13 +71,19 @@ class Sandbox:
                 self.is_late, self.weaker = False, ()
                 return process
 
+    @property
+    def has_home(self) -> bool:
+        """True if its code finds the folder of the container at `HOME`."""
+        return self.plan.isolates or self.plan.uses_link
+
     def describe(self) -> str:
         """Return the active protections, for the log."""
         if self.is_late:
             return f"{self.plan.kind}: it did not start in time; each call tries again"
         own = "own files, network and processes (bubblewrap), " if self.plan.isolates else "no namespaces, "
         user = "another user" if self.plan.drops_user else "the server's user"
-        return f"{self.plan.kind}: {own}Landlock, seccomp, limits, {user}, {self.plan.interpreter}"
+        files = "" if self.has_home else f"no {HOME}, "
+        return f"{self.plan.kind}: {own}{files}Landlock, seccomp, limits, {user}, {self.plan.interpreter}"
 
 
 async def probe(
@@ -94,9 +101,10 @@ async def probe(
     counts = kind == "python" or drops_user
     uncounted = [] if counts else ["landlock: processes can only be counted if the server starts as root"]
     plans = [
-        Plan(kind, mode, python, limits or SandboxLimits(), packages, drops_user)
+        Plan(kind, mode, python, limits or SandboxLimits(), packages, drops_user, uses_link)
         for mode in modes
         if mode == "bubblewrap" or counts
+        for uses_link in ((False,) if mode == "bubblewrap" else (True, False))
         for python in interpreters(interpreter)
     ]
     if not plans:

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.stages.services.containers import HOME
 from penstock.stages.services.sandbox.channel import Channel, Output
 from penstock.stages.services.sandbox.disk import MOST_FILES, exceeds
 from penstock.stages.services.sandbox.folder import Folder
-from penstock.stages.services.sandbox.plan import HOME, OWN, Plan, environment
+from penstock.stages.services.sandbox.plan import OWN, Plan, environment, link_home
 
 _START_SECONDS: Final = 30.0
 """Seconds for a start, which takes 0.1 s of CPU: many times that on a machine whose cores are all in use."""
@@ -51,7 +52,7 @@ class Process:
         self._places: list[int] = []
         self._look_cost = 0.0
         self._channel = Channel(self.kill)
-        self._control, self._status, output, self._outer = _spawn(plan, folder, self.home)
+        self._control, self._status, output, self._outer = _spawn(plan, folder)
         self._output = Output(output, plan.limits.output, plan.limits.flood, self._flooded)
         self._watched = [os.pidfd_open(self._outer.pid)]
         self._greeted = False
@@ -84,7 +85,11 @@ class Process:
     @property
     def written(self) -> str:
         """Output since the latest question."""
-        return self._output.text()
+        return self.shown(self._output.text())
+
+    def shown(self, text: str) -> str:
+        """Return output with the path of the folder that the sandbox was given, where the kernel's own name stands."""
+        return text.replace(str(self._folder.path), self.home) if self._plan.uses_link else text
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Send a question and wait for the answer, as `answer` does."""
@@ -151,7 +156,7 @@ class Process:
         self._output.watch()
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._control)
         try:
-            await self.ask(self._plan.order(self.home), _START_SECONDS)
+            await self.ask(self._plan.order(self._folder.path), _START_SECONDS)
         except TimeoutError:
             raise SandboxLate("it did not start in time") from None
         except SandboxDied:
@@ -215,11 +220,13 @@ class Process:
         self._control.close()
 
 
-def _spawn(plan: Plan, folder: Folder, home: str) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
+def _spawn(plan: Plan, folder: Folder) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
     """Start the sandbox; return the control channel, bubblewrap's status pipe, the output pipe and the process.
 
     The process inherits the other ends of these three, the variables of `environment`, and nothing else.
     """
+    if plan.uses_link:
+        link_home()
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         control, control_end = socket.socketpair()
         theirs.callback(control_end.close)
@@ -236,8 +243,8 @@ def _spawn(plan: Plan, folder: Folder, home: str) -> tuple[socket.socket, int, i
             stdin=control_end.fileno(),
             stdout=output_end,
             stderr=output_end,
-            env=environment(home),
-            cwd="/" if plan.isolates else home,
+            env=environment(plan.home(folder.path)),
+            cwd="/" if plan.isolates else folder.path,
             pass_fds=(status_end,) if plan.isolates else (),
             start_new_session=True,
             user=folder.user_id,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
 from penstock.pipeline.protocol.params.request import OUTPUTS
+from penstock.pipeline.protocol.tools import HOSTED
+from penstock.stages.models.harmony.hosted import python_description
 from penstock.stages.services.containers import FoundFile, NoSuchFile
 from penstock.stages.services.sandbox.live_containers import Lease, OpenContainer, OpenContainers, Turn
 from penstock.stages.services.sandbox.plan import Kind
 from penstock.stages.services.sandbox.probe import offered
 from penstock.stages.services.sandbox.process import Process, SandboxDied
-from penstock.stages.services.tools import ContainerFiles, HostSettings, ToolResult
+from penstock.stages.services.tools import ContainerFiles, Declaration, HostSettings, ToolResult
 
 _GRACE_SECONDS: Final = 5.0
 """Seconds that interrupted code may take to end: on a busy machine it waits for its turn."""
@@ -36,11 +38,20 @@ _SUFFIXES: Final = (".png", ".jpg", ".jpeg")
 
 
 class SandboxHost:
-    """Gives each response the sandbox of its container from its first call on, when a slot is free."""
+    """Gives each response the sandbox of its container from its first call on, when a slot is free.
 
-    def __init__(self, kind: Kind, containers: OpenContainers) -> None:
+    ``describe`` returns the words of the tool from the seconds of a call, and from the place of its files.
+    """
+
+    def __init__(self, kind: Kind, containers: OpenContainers, describe: Callable[..., str]) -> None:
         self._kind: Kind = kind
         self._containers = containers
+        self._describe = describe
+
+    async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
+        """Return the tool with the facts of the sandbox that works on this machine."""
+        has_drive = self._containers.sandboxes[self._kind].has_home
+        return Declaration(HOSTED[self._kind], self._describe(self._containers.call_seconds, has_drive=has_drive))
 
     def lease(self, request: ResolvedRequest) -> Lease:
         """Return the use of a container by one response; nothing is started yet."""
@@ -56,7 +67,7 @@ class PythonHost(SandboxHost):
     """Runs Python code."""
 
     def __init__(self, containers: OpenContainers) -> None:
-        super().__init__("python", containers)
+        super().__init__("python", containers, python_description)
 
     def session(self, request: ResolvedRequest) -> PythonSession:
         return PythonSession(self.lease(request), shows_images=OUTPUTS in request.facts.include)

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from penstock.stages.normalize.normalize import ModelTraits
+from penstock.stages.services.browser.search_engines import search_backend
+from penstock.stages.services.browser.session import BrowserHost
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.tools import ToolAccess, Toolbox
 from tests.support.server import WEATHER, ScriptedServer, running_server
 
 NAMES = ("tiny", "folder/tiny-lora")
@@ -41,6 +45,27 @@ async def test_benchmarks_find_the_tokenizer_by_the_root(
     async with running_server(engine, tmp_path) as served:
         [model] = (await served.get("/v1/models"))[1]["data"]
     assert model["root"] == root
+
+
+async def test_model_says_what_it_reads_and_which_tools_run(tmp_path: Path) -> None:
+    async with running_server(ScriptedEngine(), tmp_path) as bare:
+        [model] = (await bare.get("/v1/models"))[1]["data"]
+    assert (model["input_modalities"], model["tools"]) == (["text"], [])
+    browser = BrowserHost(search_backend("searxng", "http://127.0.0.1:9"))
+    toolbox = Toolbox({"browser": browser, "python": browser}, access=ToolAccess(frozenset({"browser"})))
+    async with running_server(ScriptedEngine(), tmp_path, toolbox=toolbox) as served:
+        [model] = (await served.get("/v1/models"))[1]["data"]
+    assert model["tools"] == ["web_search"]  # that which the client may use
+    await toolbox.close()
+
+
+async def test_model_that_sees_says_so(tmp_path: Path) -> None:
+    def seeing(pipeline: Any) -> Any:
+        return pipeline.replace("normalize", replace(pipeline.stage("normalize"), traits=ModelTraits(sees_images=True)))
+
+    async with running_server(ScriptedEngine(), tmp_path, edit=seeing) as served:
+        [model] = (await served.get("/v1/models"))[1]["data"]
+    assert model["input_modalities"] == ["text", "image"]
 
 
 async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:

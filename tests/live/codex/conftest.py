@@ -87,6 +87,6 @@ def changed(text: str, sign: str, **values: str | int) -> str:
 @pytest.fixture
 def sibling(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> Iterator[str]:
     """Run another server on the store of the server under test, without a search; yield the base URL for clients."""
-    options = [f"--store={server.store}", "--leave-out-tool=web_search"]
+    options = [f"--store={server.store}"]
     with running([*shlex.split(request.config.getoption("--serve")), *options], tmp_path / "serve.log") as address:
         yield f"{address}/v1"

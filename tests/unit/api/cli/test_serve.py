@@ -12,35 +12,37 @@ from typing import Any
 
 import pytest
 
-from penstock.api.cli.command_line import ENVIRONMENT, read_settings
+from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.mistakes import explained
 from penstock.api.cli.serve import greeting, main
+from penstock.api.from_vllm import INSTEAD, VARIABLES
 from penstock.api.settings import Settings
+from penstock.api.sources import flags, unknown_option
 from penstock.pipeline.errors import CannotRun
 from penstock.stages.services.engines import vllm
 from penstock.stages.services.engines.vllm import NoVllm, WrongOption, check_memory, option_names, plan_vllm
 from tests.support.paths import TINY_QWEN
-from tests.support.vllm_source import options_not_taken
+from tests.support.vllm_source import SOURCES, VllmSource
 
 
-@pytest.mark.parametrize("variable", ENVIRONMENT)
+@pytest.mark.parametrize("variable", VARIABLES)
 def test_variable_of_vllm_is_named_with_what_holds_instead(
     variable: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("PENSTOCK_API_KEYS", "a-key-of-sixteen-or-more")
     assert read_settings(["tiny"]).has_keys
-    assert capsys.readouterr().err == f"penstock: {variable} has no effect: {ENVIRONMENT[variable]}\n"
+    assert capsys.readouterr().err == f"penstock: {variable} has no effect: {VARIABLES[variable]}\n"
 
 
 def test_variables_of_vllm_are_named_in_one_order(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ENVIRONMENT:
+    for variable in VARIABLES:
         monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("PENSTOCK_API_KEYS", "a-key-of-sixteen-or-more")
     read_settings(["tiny"])
-    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == list(ENVIRONMENT)
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == list(VARIABLES)
 
 
 def test_key_of_vllm_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,26 @@ def test_files_of_keys_that_others_can_read_are_named(
 def test_variables_are_those_of_vllm() -> None:
     from vllm.envs import environment_variables  # noqa: PLC0415  (takes seconds)
 
-    assert environment_variables.keys() >= ENVIRONMENT.keys()
+    assert environment_variables.keys() >= VARIABLES.keys()
+
+
+WITH_EFFECT = {
+    "VLLM_CPU_KVCACHE_SPACE": "the engine reads it",
+    "VLLM_MAX_N_SEQUENCES": "the engine reads it",
+    "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "a setting of this server",
+    "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS": "a setting of this server",
+    "VLLM_USE_RUST_BENCH": "vllm bench reads it",
+}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: str(source.folder.parent.name))
+def test_each_variable_of_the_http_server_of_vllm_is_known(source: VllmSource) -> None:
+    """A variable without a word would be without its effect, and the operator would not learn it."""
+    files = [*source.folder.joinpath("entrypoints").rglob("*.py")]
+    read = {name for file in files for name in re.findall(r"envs\.(VLLM_\w+)", file.read_text())}
+    assert {"VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"} <= read
+    assert read - VARIABLES.keys() - WITH_EFFECT.keys() == set()
 
 
 @pytest.mark.vllm
@@ -109,12 +130,18 @@ def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
     engine = options(AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()))
     switches = options(make_arg_parser(FlexibleArgumentParser())) - engine
     ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
-    assert switches - ours - options_not_taken() == set()
+    others = switches - ours
+    assert others - INSTEAD.keys() == set()
+    known = [*flags(Settings.model_fields), *engine]
+    for option in others:  # a name that is like another option is no advice
+        message = f"it is an option of vLLM's HTTP server: {INSTEAD[option]} (api/FROM_VLLM.md)"
+        for typed in (option, f"{option}=1", f"--no-{option.removeprefix('--')}", f"--{option[2:].replace('-', '_')}"):
+            assert unknown_option(typed, known) == message
 
 
 @pytest.mark.vllm
 def test_options_that_are_not_taken_are_none_of_the_engine() -> None:
-    assert options_not_taken() & option_names() <= {"--enable-log-requests"}
+    assert INSTEAD.keys() & option_names() <= {"--enable-log-requests"}
 
 
 @pytest.mark.vllm

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
-from penstock.stages.normalize.tool_types import MISSING, unversioned
+from penstock.stages.normalize.tool_types import MISSING, TYPE_OF_LABEL, unversioned
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import ToolAccess
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
@@ -70,14 +70,14 @@ async def test_tools_are_echoed(store: Store) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"),
+        *("file_search", "code_interpreter"),
         *("computer", "computer_use_preview", "programmatic_tool_calling"),
     ],
 )
 async def test_unavailable_hosted_tools_are_refused_or_left_out(
     store: Store, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some clients send them by default; then the operator decides, and the log names them."""
+    """The operator decides, and the log names them."""
     tools = [{"type": kind, "x": 1, "vector_store_ids": ["vs_1"]}, WEATHER]
     name = unversioned(kind)
     with pytest.raises(UnsupportedParameter, match=f"--leave-out-tool {name}") as caught:
@@ -93,6 +93,50 @@ async def test_unavailable_hosted_tools_are_refused_or_left_out(
     assert resolved.facts.tools == Toolset((WEATHER_TOOL,))
     (record,) = caplog.records
     assert kind in record.getMessage()
+
+
+@pytest.mark.defect("40")
+@pytest.mark.parametrize(
+    "missing",
+    [
+        *({"type": kind} for kind in ("web_search", "web_search_preview_2025_03_11", "image_generation")),
+        {"type": "web_search", "external_web_access": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("own", [WEATHER, PATCH, AGENTS, {"type": "local_shell"}], ids=str)
+async def test_tool_that_agents_declare_unasked_is_left_out(
+    store: Store, missing: Json, own: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Coding agents declare it beside their own tools in each request; the response and the log name it."""
+    with caplog.at_level(logging.INFO):
+        resolved = await normalize(store, input="Hi", tools=[missing, own])
+    assert (resolved.facts.response.tools, resolved.facts.response.left_out_tools) == ((own,), (missing["type"],))
+    assert [record.getMessage() for record in caplog.records] == [f"Left out tools: {missing['type']}"]
+    in_items = await normalize(store, input=[USER, additional_tools(missing, own)])
+    assert in_items.facts.response.left_out_tools == (missing["type"],)
+
+
+async def test_cached_search_of_an_agent_leaves_the_web_alone(store: Store) -> None:
+    """Without the search, the model reaches no page, as the request wants it."""
+    search = {"type": "web_search", "external_web_access": False}
+    resolved = await normalize(store, input="Hi", tools=[search, WEATHER], hosted=ALL_HOSTED)
+    assert (resolved.facts.tools, resolved.facts.response.left_out_tools) == (Toolset((WEATHER_TOOL,)), ("web_search",))
+    with pytest.raises(UnsupportedParameter, match="no cache of the web"):
+        await normalize(store, input="Hi", tools=[search], hosted=ALL_HOSTED)
+
+
+@pytest.mark.parametrize("choice", [{"type": "web_search"}, allowed_tools({"type": "web_search"}, mode="required")])
+async def test_tool_that_the_choice_forces_is_never_left_out(store: Store, choice: Json) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await normalize(store, input="Hi", tools=[{"type": "web_search"}, WEATHER], tool_choice=choice)
+    assert (caught.value.status, caught.value.param) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("kind", ["web_search", "image_generation"])
+async def test_tool_that_stands_alone_is_refused(store: Store, kind: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=f"does not run tools of type '{kind}'"):
+        await normalize(store, input="Hi", tools=[{"type": kind}])
 
 
 async def test_all_missing_tools_can_be_left_out(store: Store) -> None:
@@ -116,12 +160,25 @@ async def test_refusal_names_the_option_that_provides_the_tool(store: Store, kin
     assert caught.value.message == f"This server does not run tools of type {kind!r}. {left_out}"
 
 
-async def test_refusal_of_a_denied_tool_names_the_key(store: Store) -> None:
-    access = ToolAccess(frozenset({"browser"}))
-    with pytest.raises(UnsupportedParameter, match="This API key may not use tools of type 'shell'") as caught:
+@pytest.mark.parametrize(
+    ("access", "whose"),
+    [
+        (ToolAccess(frozenset({"browser"})), "Clients of this server"),
+        (ToolAccess(None, lambda _: frozenset({"browser"})), "This API key"),
+    ],
+)
+async def test_refusal_of_a_denied_tool_names_who_may_not_use_it(store: Store, access: ToolAccess, whose: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=f"{whose} may not use tools of type 'shell'") as caught:
         tool = {"type": "shell", "environment": {"type": "container_auto"}}
         await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED, access=access)
     assert caught.value.param == "tools[0].type"
+
+
+@pytest.mark.parametrize(("label", "kind"), TYPE_OF_LABEL.items())
+async def test_label_in_place_of_a_type_gets_the_type(store: Store, label: str, kind: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        await normalize(store, input="Hi", tools=[{"type": label}], hosted=ALL_HOSTED)
+    assert caught.value.message == f"A tool of type {label!r} is {kind!r}, or 'mcp' with this server_label."
 
 
 async def test_unknown_tool_type_is_refused(store: Store) -> None:

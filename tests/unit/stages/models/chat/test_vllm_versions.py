@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.from_vllm import INSTEAD
 from penstock.api.settings import Settings
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart
 from tests.support.paths import ROOT
-from tests.support.vllm_source import SINCE, SOURCES, VllmSource, options_not_taken
+from tests.support.vllm_source import SINCE, SOURCES, VllmSource
 
 pytestmark = [
     pytest.mark.vllm,
@@ -83,4 +84,4 @@ def test_switches_of_the_http_server_are_known(source: VllmSource) -> None:
     options = {f"--{ast.unparse(field.target).replace('_', '-')}" for field in fields}
     assert "--tool-strict-level" in options
     ours = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--lora-modules", "--api-key"}
-    assert options - ours - options_not_taken() == set()
+    assert options - ours - INSTEAD.keys() == set()

@@ -9,12 +9,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 import uvloop
 
+from penstock.stages.services.sandbox import plan
 from penstock.stages.services.sandbox.plan import Kind, Mode, Plan
 from penstock.stages.services.sandbox.probe import NoSandbox, Sandbox, probe
 from tests.support.processes import descendants
@@ -127,8 +129,21 @@ def test_log_lists_active_protections() -> None:
     )
     weak = Sandbox(Plan("container", "landlock", "/usr/bin/python3"))
     assert weak.describe() == (
+        "container: no namespaces, no /mnt/data, Landlock, seccomp, limits, the server's user, /usr/bin/python3"
+    )
+    linked = Sandbox(replace(weak.plan, uses_link=True))
+    assert linked.describe() == (
         "container: no namespaces, Landlock, seccomp, limits, the server's user, /usr/bin/python3"
     )
+
+
+async def test_sandbox_works_without_the_drive_if_its_link_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The machine may have a disk of its own there, which no sandbox reads."""
+    assert (await available("python", ("landlock",))).has_home
+    monkeypatch.setattr(plan, "HOME", str(tmp_path))
+    assert not (await available("python", ("landlock",))).has_home
 
 
 def test_sandboxes_work_on_the_servers_event_loop(mode: Mode) -> None:
