@@ -99,6 +99,11 @@ class Refusal(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
 
     refusal: str
 
+    @property
+    def text(self) -> str:
+        """The explanation, which the model reads as it reads other text."""
+        return self.refusal
+
 
 class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
     """Raw text of the model's thinking."""
@@ -118,6 +123,7 @@ FileReading: TypeAlias = str | tuple[InputText | InputImage, ...]
 """The part of a prompt that a file becomes: its text alone, or texts and images."""
 """Content for the model from a client or one of its tools."""
 MessagePart: TypeAlias = InputPart | OutputText | Refusal
+PartType = TypeVar("PartType")
 OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
 """The parts that ``response.content_part`` events carry."""
 
@@ -155,7 +161,7 @@ class Message(BaseItem, frozen=True, tag="message"):
     @property
     def text(self) -> str:
         """All of its text, without its images; parts join without a separator, as they were generated."""
-        return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in self.content)
+        return "".join(part.text for part in self.content)
 
 
 class Reasoning(BaseItem, frozen=True, tag="reasoning"):
@@ -651,8 +657,22 @@ def is_file(part: MessagePart) -> TypeGuard[InputFile | InputImage]:
     return isinstance(part, InputFile) or (isinstance(part, InputImage) and part.file_id is not UNSET)
 
 
+def joined(parts: Iterable[PartType], between: str = "") -> list[PartType | InputText]:
+    """Return parts with each run of texts as one, with ``between`` between them."""
+    found: list[PartType | InputText] = []
+    for part in parts:
+        if isinstance(part, InputText) and found and isinstance(before := found[-1], InputText):
+            found[-1] = InputText(f"{before.text}{between}{part.text}")
+        else:
+            found.append(part)
+    return found
+
+
 def with_files(item: Item, readings: Iterable[FileReading]) -> Item:
-    """Return an item with what the model reads of its files in the place of these, each text on a line of its own."""
+    """Return an item with what the model reads of its files in the place of these.
+
+    The text of a file continues the text before it, on a line of its own.
+    """
     read: list[MessagePart] = []
     left = iter(readings)
     for part in parts_of(item):
@@ -660,7 +680,10 @@ def with_files(item: Item, readings: Iterable[FileReading]) -> Item:
             read.append(part)
             continue
         reading = next(left)
-        for shown in (InputText(reading),) if isinstance(reading, str) else reading:
-            follows_text = bool(read) and isinstance(read[-1], InputText) and not read[-1].text.endswith("\n")
-            read.append(InputText("\n" + shown.text) if follows_text and isinstance(shown, InputText) else shown)
+        shown = (InputText(reading),) if isinstance(reading, str) else reading
+        if read and isinstance(before := read[-1], InputText):
+            between = "" if before.text.endswith("\n") else "\n"
+            read[-1:] = joined((before, *shown[:1]), between)
+            shown = shown[1:]
+        read += shown
     return msgspec.structs.replace(item, **{"content" if isinstance(item, Message) else "output": tuple(read)})

@@ -114,6 +114,9 @@ class ToolFilter(msgspec.Struct, frozen=True):
     read_only: bool | None = None
 
 
+EVERY_TOOL = ToolFilter()
+
+
 class WebSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The options of a web search."""
 

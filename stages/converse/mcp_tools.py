@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.frames import CallFinished, ListedTools, ResolvedRequest, with_facts
 from penstock.pipeline.protocol.items import Item, ListedTool, McpListTools, of_type
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import (
     ANY_NAME,
     HOSTED,
@@ -32,7 +33,9 @@ async def list_tools(server: McpServer, toolbox: Toolbox, seconds: float) -> Cal
     """Request the tools of a server; return an error instead of raising it: a failing server only offers no tools."""
     try:
         async with asyncio.timeout(seconds):
-            return CallFinished(data=ListedTools(await toolbox.tools(server, seconds)))
+            tools = await toolbox.tools(server, seconds)
+            _warn_of_missing(server, tools)
+            return CallFinished(data=ListedTools(tools))
     except ServerUnavailable as error:
         return CallFinished(error=str(error))
     except TimeoutError:
@@ -40,6 +43,13 @@ async def list_tools(server: McpServer, toolbox: Toolbox, seconds: float) -> Cal
     except Exception:
         logger.exception("Listing the tools of the MCP server %s failed", server.label)
         return CallFinished(error="Internal error.")
+
+
+def _warn_of_missing(server: McpServer, listed: Iterable[ListedTool]) -> None:
+    allowed = server.allowed.names if server.allowed else None
+    if missing := frozenset(allowed or ()).difference(tool.name for tool in listed):
+        names = shortened(", ".join(sorted(missing)))
+        logger.warning("The MCP server %s has none of these allowed tools: %s", server.label, names)
 
 
 def known_tools(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
-from penstock.pipeline.protocol.tools import HostedKind, McpServer, ToolFilter
+from penstock.pipeline.protocol.tools import ANY_NAME, EVERY_TOOL, HostedKind, McpServer, ToolFilter
 from penstock.pipeline.secret import Secret
 from penstock.stages.normalize.tool_types import LABELS
 
@@ -44,10 +46,7 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_u
 
 def settings_of(tool: McpToolParam, kind: HostedKind) -> McpServer:
     """Return the settings of a built-in tool that is enabled as an MCP server: its headers and its allowed tools."""
-    allowed = _allowed(tool)
-    if allowed is not None and "*" in (allowed.names or ()):  # in vLLM, it allows all
-        allowed = None
-    return McpServer(kind, headers=Secret(tool.sent_headers), allowed=allowed)
+    return McpServer(kind, headers=Secret(tool.sent_headers), allowed=_allowed(tool))
 
 
 def refuse_own_server(tool: McpToolParam, path: str) -> None:
@@ -70,9 +69,9 @@ def refuse_headers(tool: McpToolParam, path: str) -> None:
 
 
 def _allowed(tool: McpToolParam) -> ToolFilter | None:
-    if isinstance(tool.allowed_tools, list):
-        return ToolFilter(tuple(tool.allowed_tools))
-    return _filter(tool.allowed_tools)
+    allowed = tool.allowed_tools
+    found = ToolFilter(_names(allowed)) if isinstance(allowed, list) else _filter(allowed)
+    return None if found == EVERY_TOOL else found
 
 
 def _approval(tool: McpToolParam) -> tuple[ToolFilter | None, ToolFilter | None, bool]:
@@ -87,4 +86,9 @@ def _filter(tool_filter: ToolFilterParam | None) -> ToolFilter | None:
     """Return the filter, or None if it is empty: an empty filter would match every tool."""
     if tool_filter is None or (tool_filter.tool_names is None and tool_filter.read_only is None):
         return None
-    return ToolFilter(None if tool_filter.tool_names is None else tuple(tool_filter.tool_names), tool_filter.read_only)
+    return ToolFilter(_names(tool_filter.tool_names), tool_filter.read_only)
+
+
+def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names; None for all, which `ANY_NAME` among them stands for, as in vLLM."""
+    return None if names is None or ANY_NAME in names else tuple(names)

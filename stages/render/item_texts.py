@@ -46,22 +46,28 @@ _VERBOSITIES: Mapping[str | None, str] = {
 _PLACE = "The user is here: {}. Search for what fits the place, if it matters."
 
 
-def split(request: ResolvedRequest) -> tuple[str, tuple[items.Item, ...]]:
-    """Return the instructions, and the items after them.
+def split(request: ResolvedRequest) -> tuple[tuple[str, ...], tuple[items.Item, ...]]:
+    """Return the texts of the instructions, and the items after them.
 
     System and developer messages at the start belong to the instructions.  The place of the user and the verbosity are
-    their last lines, since no model has a place of its own for them.
+    their last lines, since no model has a place of its own for them.  There are several texts if the instructions are
+    one message of several parts, and else one at most.
     """
     leading = tuple(takewhile(_is_leading, request.items))
-    added = (item.text for item in leading if isinstance(item, items.Message))
     response = request.facts.response
-    parts = [part for part in (response.instructions, *added) if part]
+    given = [(response.instructions or "",), *(_texts(item) for item in leading if isinstance(item, items.Message))]
+    given = [texts for texts in given if any(texts)]
     if place := request.facts.web.location:
-        parts.append(_PLACE.format(place))
+        given.append((_PLACE.format(place),))
     verbosity = _VERBOSITIES.get(response.text.get("verbosity"))
-    if verbosity and not (parts and parts[-1].endswith(verbosity)):  # raw messages of an earlier response have it
-        parts.append(verbosity)
-    return "\n\n".join(parts), request.items[len(leading) :]
+    if verbosity and not (given and given[-1][-1].endswith(verbosity)):  # raw messages of an earlier response have it
+        given.append((verbosity,))
+    instructions = given[0] if len(given) == 1 else ("\n\n".join(map("\n".join, given)),)
+    return instructions if any(instructions) else (), request.items[len(leading) :]
+
+
+def _texts(message: items.Message) -> tuple[str, ...]:
+    return tuple(part.text for part in message.content)
 
 
 def found_elsewhere(output: items.ToolSearchOutput) -> str:

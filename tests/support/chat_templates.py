@@ -12,6 +12,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import GenerationStarted, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
+from penstock.stages.models.chat.content import as_template_takes
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.vocabulary import Vocabulary
@@ -86,7 +87,7 @@ class JinjaTemplate:
 
         try:
             text = vocabulary().tokenizer.apply_chat_template(
-                list(messages),
+                [as_template_takes(message, parts=False) for message in messages],
                 tools=list(functions) or None,
                 chat_template=source or self.template,
                 tokenize=False,

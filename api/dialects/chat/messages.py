@@ -179,9 +179,9 @@ class Conversation:
     def _items(self, message: ChatMessage, path: str) -> Iterator[params.InputItem]:
         match message:
             case SystemMessage(content=content):
-                yield params.MessageItem(role="system", content=_text(content))
+                yield params.MessageItem(role="system", content=_texts(content))
             case DeveloperMessage(content=content):
-                yield params.MessageItem(role="developer", content=_text(content))
+                yield params.MessageItem(role="developer", content=_texts(content))
             case UserMessage(content=()):
                 raise InvalidRequest(
                     f"This needs a part (at {path}.content)", param=f"{path}.content", code="empty_array"
@@ -243,8 +243,8 @@ def _written(message: AssistantMessage) -> Iterator[params.MessagePart]:
         yield wire.Refusal(message.refusal)
 
 
-def _text(content: str | Iterable[ChatText]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+def _texts(content: str | Iterable[ChatText]) -> str | tuple[params.MessagePart, ...]:
+    return content if isinstance(content, str) else tuple(wire.InputText(part.text) for part in content)
 
 
 def _parts(content: str | Sequence[ChatPart], path: str) -> str | tuple[params.OutputPart, ...]:

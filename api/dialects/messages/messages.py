@@ -323,10 +323,13 @@ class Conversation:
         read = tuple(part for part, _ in placed)
         self._blocks = [place for _, place in placed]
         if block.is_error and not _names_a_failure(read):
-            read = (wire.InputText("Error: "), *read)
-            self._blocks = [(position, None), *self._blocks]
+            error = wire.InputText("Error: ")
+            if read and isinstance(read[0], wire.InputText):
+                read = (*wire.joined((error, read[0])), *read[1:])
+            else:
+                read, self._blocks = (error, *read), [(position, None), *self._blocks]
         if all(isinstance(part, wire.InputText) for part in read):
-            return "".join(part.text for part in read if isinstance(part, wire.InputText))
+            return "\n".join(part.text for part in read if isinstance(part, wire.InputText))
         return read
 
     def _result_parts(self, block: Any) -> Iterator[params.OutputPart]:
@@ -336,7 +339,7 @@ class Conversation:
             case ToolReferenceBlock(tool_name=name):
                 if tool := self._deferred.pop(name, None):
                     self._loaded.append(tool)
-                yield wire.InputText(f"The tool {name} is available from now on.\n")
+                yield wire.InputText(f"The tool {name} is available from now on.")
             case _:
                 yield from _parts(block)
 
@@ -372,9 +375,8 @@ def _parts(block: Any) -> Iterator[params.OutputPart]:
         case SearchResultBlock(source=source, title=title, content=content):
             yield wire.InputText(f"{title}\n{source}\n" + "\n".join(part.text for part in content))
         case DocumentBlock(source=source, title=title, context=context):
-            if context:
-                yield wire.InputText(f"{context}\n")
-            yield from _document(source, title)
+            about = [wire.InputText(f"{context}\n")] if context else []
+            yield from wire.joined([*about, *_document(source, title)])
         case _:
             pass
 
@@ -386,8 +388,7 @@ def _document(source: Any, title: str | None) -> Iterator[params.OutputPart]:
         case ContentSource(content=blocks):
             first, last = marks(title or "", [block.text for block in blocks if isinstance(block, TextBlock)])
             yield wire.InputText(first)
-            for block in blocks:
-                yield from _parts(block)
+            yield from wire.joined((part for block in blocks for part in _parts(block)), "\n")
             yield wire.InputText(last)
         case Base64Source(media_type=kind, data=data):
             yield params.FilePart(filename=title, file_data=f"data:{kind};base64,{data}")

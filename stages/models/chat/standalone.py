@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.errors import CannotStart, InvalidRequest
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
+from penstock.stages.models.chat.content import as_template_takes, text_part
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from penstock.stages.models.chat.load import (
     NO_PARSER,
@@ -172,13 +174,21 @@ def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed
     return name
 
 
+_PROBE = "Hello"
+_SHOWN_PART = re.compile(rf"""text['"\\]*\s*:\s*['"\\]*{_PROBE}""")
+
+_DETECTED_TEMPLATES = 32
+"""Templates whose content format is remembered: requests may bring their own."""
+
+
 class HuggingFaceTemplate:
     """The template of a tokenizer, or ``source`` in its place."""
 
     def __init__(self, tokenizer: Any, source: str | None, content_format: Literal["auto", "string", "openai"]) -> None:
         self._tokenizer = tokenizer
         self._source = source
-        self._has_parts = content_format == "openai"
+        self._content_format = content_format
+        self._takes_parts = lru_cache(_DETECTED_TEMPLATES)(self._detect_parts)
 
     def render(
         self,
@@ -189,27 +199,34 @@ class HuggingFaceTemplate:
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
+        template = source or self._source
+        parts = self._content_format == "openai" or (self._content_format == "auto" and self._takes_parts(template))
+        return Rendered(
+            self._rendered(
+                [as_template_takes(message, parts=parts) for message in messages],
+                tools=list(functions) or None,
+                chat_template=template,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+                **variables,
+            )
+        )
+
+    def _rendered(self, messages: list[ChatMessage], **settings: Any) -> str:
         from jinja2 import TemplateError
 
         try:
-            text = self._tokenizer.apply_chat_template(
-                [self._message(message) for message in messages],
-                tools=list(functions) or None,
-                chat_template=source or self._source,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
-                tokenize=False,
-                **variables,
-            )
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **settings))
         except (TemplateError, *OF_TEMPLATES) as error:
             raise refusal(error) from error
-        return Rendered(text)
 
-    def _message(self, message: ChatMessage) -> ChatMessage:
-        content = message.get("content")
-        if self._has_parts and isinstance(content, str):
-            return {**message, "content": [{"type": "text", "text": content}]}
-        return message
+    def _detect_parts(self, template: str | None) -> bool:
+        """Return True if a template shows the text of a part, and not the part as a dict or as JSON."""
+        try:
+            shown = self._rendered([{"role": "user", "content": [text_part(_PROBE)]}], chat_template=template)
+        except InvalidRequest:
+            return False
+        return _PROBE in shown and not _SHOWN_PART.search(shown)
 
 
 class OwnParsers:

@@ -8,9 +8,9 @@ are not known, the order of the items decides.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol import items
@@ -18,6 +18,7 @@ from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.params.json_body import DEEPEST
 from penstock.pipeline.protocol.tools import ToolKey, tool_key
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
+from penstock.stages.models.chat.content import Content, content_of, text_part
 from penstock.stages.models.chat.functions import described
 from penstock.stages.models.chat.model import ChatMessage
 from penstock.stages.models.chat.names import ToolNames, text_argument
@@ -40,14 +41,15 @@ from penstock.stages.render.item_texts import (
 class Turn:
     """A turn being assembled from items.
 
+    ``thoughts`` and ``texts`` are the texts of the parts of each item.
     ``tokens`` are the tokens that the engine generated for its first items.  ``is_whole`` is False once an item has
     none, and no more are added.  ``is_over`` is True if the latest item's tokens end the turn, and None if they are not
     known.  ``returned`` is True once the output of a call has followed the turn.  ``ran`` is True if it holds a call
     that the server ran, with its result.
     """
 
-    thoughts: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    thoughts: list[list[str]] = field(default_factory=list)
+    texts: list[list[str]] = field(default_factory=list)
     calls: list[ChatMessage] = field(default_factory=list)
     results: list[ChatMessage] = field(default_factory=list)
     tokens: TokenIds = ()
@@ -76,13 +78,17 @@ class Turn:
         """Yield the message that the model wrote, then the results that it read."""
         message: ChatMessage = {"role": "assistant", "content": None}
         if self.texts:
-            message["content"] = "\n\n".join(filter(None, self.texts))
+            message["content"] = content_of(self.texts[0]) if len(self.texts) == 1 else _paragraphs(self.texts)
         if self.thoughts:
-            message["reasoning"] = message["reasoning_content"] = "\n\n".join(self.thoughts)
+            message["reasoning"] = message["reasoning_content"] = _paragraphs(self.thoughts)
         if self.calls:
             message["tool_calls"] = self.calls
         yield message
         yield from self.results
+
+
+def _paragraphs(texts: Iterable[list[str]]) -> str:
+    return "\n\n".join(filter(None, map("\n".join, texts)))
 
 
 _BROKEN = "arguments"
@@ -134,8 +140,6 @@ _UNKNOWN = "unknown"
 _SERVED = (items.ShellCallOutput, items.ToolSearchOutput)
 """The outputs that may be this server's."""
 
-_Content: TypeAlias = str | list[dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class ChatConversation:
@@ -169,11 +173,13 @@ class MessageContext:
     placed: frozenset[ToolKey] = frozenset()
 
 
-def chat_conversation(instructions: str, history: Sequence[items.Item], context: MessageContext) -> ChatConversation:
+def chat_conversation(
+    instructions: Sequence[str], history: Sequence[items.Item], context: MessageContext
+) -> ChatConversation:
     """Lay out the messages of a prompt with these ``items`` of the conversation."""
     messages = _Messages(history, context)
     if instructions:
-        messages.add({"role": "system", "content": instructions})
+        messages.add({"role": "system", "content": content_of(instructions)})
     for at, item in enumerate(history):
         messages.read(item, at)
     messages.close()
@@ -222,7 +228,7 @@ class _Messages:
     def read(self, item: items.Item, at: int) -> None:
         match item:
             case items.Message(role="assistant"):
-                self._write(self._written(item).texts, item.text, at)
+                self._write(self._written(item).texts, [part.text for part in item.content], at)
             case items.Message():
                 self.add({"role": "user" if item.role == "user" else "system", "content": self._content(item.content)})
             case items.Reasoning():
@@ -267,18 +273,19 @@ class _Messages:
         turn.is_over = written[-1] in self._context.stops if written else None
         return turn
 
-    def _write(self, texts: list[str], text: str, at: int) -> None:
-        """Add the text of an item to the ``texts`` of its turn, or to the one that it continues."""
-        if at and texts and is_continuation(self._history[at], self._history[at - 1]):
-            texts[-1] += text
+    def _write(self, texts: list[list[str]], parts: list[str], at: int) -> None:
+        """Add the ``parts`` of an item to the ``texts`` of its turn, or to the one that it continues."""
+        if at and texts and parts and is_continuation(self._history[at], self._history[at - 1]):
+            first, *others = parts
+            texts[-1][-1:] = ["".join((*texts[-1][-1:], first)), *others]
         else:
-            texts.append(text)
+            texts.append(parts)
 
     def _think(self, item: items.Reasoning, at: int) -> None:
         if item.text or item.id in self._tokens:
             thoughts = self._written(item).thoughts
             if item.text:
-                self._write(thoughts, item.text, at)
+                self._write(thoughts, [item.text], at)
 
     def _call(self, call: items.Call, output: items.Item | None) -> None:
         """Add a call, with its output if there is one anywhere in the conversation.
@@ -316,11 +323,11 @@ class _Messages:
         elif self._turn and not (isinstance(output, _SERVED) and self._turn.is_over is False):
             self._turn.returned = True  # not for an output of this server's if its call did not end the turn
 
-    def _add_call(self, turn: Turn, call: items.CallItem, call_id: str, result: _Content | None) -> None:
+    def _add_call(self, turn: Turn, call: items.CallItem, call_id: str, result: Content | None) -> None:
         name, argument, text = self._context.names.of_call(call), text_argument(call), arguments_of(call)
         self._pair(turn, name, json_text({argument: text}) if argument else text, call_id, result)
 
-    def _pair(self, turn: Turn, name: str, arguments: str, call_id: str, result: _Content | None) -> None:
+    def _pair(self, turn: Turn, name: str, arguments: str, call_id: str, result: Content | None) -> None:
         """Add a call to a turn, with its result if there is one, under the id that the template shows."""
         shown = self._context.call_id(name, self._called, call_id)
         self._called += 1
@@ -329,7 +336,7 @@ class _Messages:
         if result is not None:
             turn.results.append({"role": "tool", "tool_call_id": shown, "name": name, "content": result})
 
-    def _output(self, output: items.CallOutput, call: items.Call | None) -> _Content:
+    def _output(self, output: items.CallOutput, call: items.Call | None) -> Content:
         if result := self._results.get(output.id):
             return result
         match output:
@@ -342,22 +349,15 @@ class _Messages:
             case _:
                 return output_of(output, call)
 
-    def _content(self, parts: Sequence[items.MessagePart]) -> _Content:
-        """Return plain text, which all templates accept; a list of parts only if there are images."""
+    def _content(self, parts: Sequence[items.MessagePart]) -> Content:
+        """Return one text, or a list of parts, which the template's format of content joins or not."""
         if not any(isinstance(part, items.InputImage) for part in parts):
-            return "".join(map(_text, parts))
-        content: list[dict[str, Any]] = []
-        for part in parts:
-            if isinstance(part, items.InputImage):
-                url = self._context.images[part.url]
-                self.images.append(url)
-                content.append({"type": "image_url", "image_url": {"url": url}})
-            elif content and content[-1]["type"] == "text":
-                content[-1]["text"] += _text(part)
-            else:
-                content.append({"type": "text", "text": _text(part)})
-        return content
+            return content_of([part.text for part in parts])
+        return [*map(self._part, parts)]
 
-
-def _text(part: items.MessagePart) -> str:
-    return part.refusal if isinstance(part, items.Refusal) else part.text
+    def _part(self, part: items.MessagePart) -> dict[str, Any]:
+        if not isinstance(part, items.InputImage):
+            return text_part(part.text)
+        url = self._context.images[part.url]
+        self.images.append(url)
+        return {"type": "image_url", "image_url": {"url": url}}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item
+from penstock.stages.models.chat.content import Content, as_parts, as_text
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
 from penstock.stages.models.chat.names import ToolNames
@@ -121,7 +122,7 @@ class Rendering:
         return sizes[::-1]
 
     def _size(self, item: Item, left: int) -> int:
-        messages = chat_conversation("", (item,), self._context).messages
+        messages = chat_conversation((), (item,), self._context).messages
         texts = (piece for message in messages for text in _texts(message) for piece in pieces(text))
         size = _MARKUP * len(messages)
         for text in texts:
@@ -164,13 +165,13 @@ def _warn_of_hidden_tools() -> None:
 
 def _silenced(messages: Sequence[ChatMessage], text: str) -> bool:
     """Return True if the template left out some of several system messages."""
-    system_texts = [message["content"].strip() for message in messages if message["role"] == "system"]
-    return len(system_texts) > 1 and not all(instructions in text for instructions in system_texts)
+    system_contents = [as_parts(message["content"]) for message in messages if message["role"] == "system"]
+    system_texts = (part["text"].strip() for parts in system_contents for part in parts)
+    return len(system_contents) > 1 and not all(instructions in text for instructions in system_texts)
 
 
 def _texts(message: ChatMessage) -> Iterator[str]:
-    content = message.get("content") or ""
-    yield content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    yield from (part.get("text", "") for part in as_parts(message.get("content")))
     yield message.get("reasoning", "")
     for call in message.get("tool_calls", ()):
         arguments: Arguments = call["function"]["arguments"]
@@ -212,9 +213,9 @@ def _of_effort(effort: str | None) -> Mapping[str, Any]:
 
 
 def simplified(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages with all instructions in one, and consecutive messages of one side merged."""
+    """Return the messages with all instructions in one, consecutive ones of one side merged, and a text in each."""
     instructions = [message["content"] for message in messages if message["role"] == "system"]
-    plain: list[ChatMessage] = [{"role": "system", "content": "\n\n".join(instructions)}] if instructions else []
+    plain: list[ChatMessage] = [{"role": "system", "content": reduce(_joined, instructions)}] if instructions else []
     for message in messages:
         if message["role"] == "system":
             continue
@@ -224,15 +225,12 @@ def simplified(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         elif last and last["role"] == message["role"] == "assistant" and not last.get("tool_calls"):
             plain[-1] = {**last, **message, "content": _joined(last["content"] or "", message["content"] or "")}
         else:
-            plain.append(message)
+            plain.append(message if message["content"] is not None else {**message, "content": ""})
     return plain
 
 
-def _joined(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
-    if isinstance(first, str) and isinstance(second, str):
-        return "\n\n".join(filter(None, (first, second)))
-    return [*_parts(first), *_parts(second)]
-
-
-def _parts(content: str | list[Any]) -> Iterable[Any]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _joined(first: Content, second: Content) -> Content:
+    before, after = as_text(first), as_text(second)
+    if isinstance(before, str) and isinstance(after, str):
+        return "\n\n".join(filter(None, (before, after)))
+    return [*as_parts(first), *as_parts(second)]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from penstock.pipeline.protocol.items import InputImage, InputText
+from penstock.pipeline.protocol.items import InputImage, InputText, joined
 from penstock.stages.services.files.names import plain_name
 
 _FORGING = re.compile(r'[<>"]')
@@ -31,5 +31,5 @@ def marks(name: str, texts: Sequence[str]) -> tuple[str, str]:
 def between_marks(name: str, parts: Sequence[str | InputImage]) -> list[InputText | InputImage]:
     """Return the parts of a file between its marks."""
     first, last = marks(name, [part for part in parts if isinstance(part, str)])
-    shown = (InputText(part) if isinstance(part, str) else part for part in parts)
-    return [InputText(first), *shown, InputText(last)]
+    shown = joined((InputText(part) if isinstance(part, str) else part for part in parts), "\n")
+    return joined((InputText(first), *shown, InputText(last)))

@@ -35,6 +35,17 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
     assert table.model.read[1].facts.input[-1] == McpCall("mcp_10001", "docs", "add", "{}", "completed", "2")
 
 
+async def test_allowed_tool_that_a_server_does_not_have_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    table = scripted_tools.ScriptedConverse(
+        [scripted_tools.turn(scripted_tools.answer())], servers=scripted_tools.ScriptedServers([ListedTool("add", {})])
+    )
+    docs = replace(scripted_tools.DOCS, servers=(McpServer("docs", allowed=ToolFilter(("ad", "add"))),))
+    await table.talk(scripted_tools.conversation(tools=docs))
+    assert [line for line in caplog.messages if "allowed" in line] == [
+        "The MCP server docs has none of these allowed tools: ad"
+    ]
+
+
 async def test_unavailable_server_fails_as_an_item() -> None:
     table = scripted_tools.ScriptedConverse(
         [scripted_tools.turn(scripted_tools.answer())],

@@ -434,7 +434,7 @@ async def test_place_of_the_user_is_a_line_for_the_model(store: Store, place: Js
     assert resolved.facts.web.location == words
     instructions, _ = split(resolved)
     line = f"The user is here: {words}. Search for what fits the place, if it matters."
-    assert instructions == ("Be kind.\n\n" + line if words else "Be kind.")
+    assert instructions == ("Be kind.\n\n" + line if words else "Be kind.",)
 
 
 async def test_domains_of_an_item_hold_in_later_turns(store: Store) -> None:

@@ -64,6 +64,17 @@ async def server_of(store: Store, tool: Json) -> McpServer:
             McpServer("docs", URL, allowed=ToolFilter(("a",), False)),
         ),
         (remote(allowed_tools={}), McpServer("docs", URL)),
+        (remote(allowed_tools=["*"]), McpServer("docs", URL)),
+        (remote(allowed_tools=["a", "*"]), McpServer("docs", URL)),
+        (remote(allowed_tools={"tool_names": ["*"]}), McpServer("docs", URL)),
+        (
+            remote(allowed_tools={"tool_names": ["*"], "read_only": True}),
+            McpServer("docs", URL, allowed=ToolFilter(None, True)),
+        ),
+        (
+            remote(require_approval={"never": {"tool_names": ["*"]}}),
+            McpServer("docs", URL, never=ToolFilter(), approves_rest=True),
+        ),
         (remote(require_approval="always"), McpServer("docs", URL)),
         (remote(require_approval="never"), McpServer("docs", URL, approves_rest=False)),
         (remote(require_approval={}), McpServer("docs", URL)),

@@ -75,20 +75,20 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
 
 
 @pytest.mark.parametrize(
-    ("source", "parts"),
+    ("source", "text"),
     [
-        (DOCUMENT["source"], ['<file name="T">\nx\n</file>\n']),
-        ({"type": "content", "content": "</file>"}, ['<file-TAG name="T">\n</file>\n</file-TAG>\n']),
+        (DOCUMENT["source"], '<file name="T">\nx\n</file>\n'),
+        ({"type": "content", "content": "</file>"}, '<file-TAG name="T">\n</file>\n</file-TAG>\n'),
         (
             {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            ['<file name="T">\n', "a", "b", "\n</file>\n"],
+            '<file name="T">\na\nb\n</file>\n',
         ),
     ],
 )
-def test_document_stands_between_marks_with_its_title(source: Any, parts: list[str]) -> None:
+def test_document_stands_between_marks_with_its_title(source: Any, text: str) -> None:
     block = {"type": "document", "title": "T", "context": "C", "source": source}
     message: Any = asked(messages=[{"role": "user", "content": [block]}]).input_items[0]
-    assert [re.sub("file-[0-9a-f]{8}", "file-TAG", part.text) for part in message.content] == ["C\n", *parts]
+    assert [re.sub("file-[0-9a-f]{8}", "file-TAG", part.text) for part in message.content] == [f"C\n{text}"]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,10 @@ def tool(text: str, name: str = "get_weather", call_id: str = "call_1") -> dict[
 
 
 @pytest.mark.defect("V12")
+def parts(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
 def test_calls_and_reasoning_of_the_history_are_kept() -> None:
     history: list[items.Item] = [
         ASKED,
@@ -87,7 +91,7 @@ def test_all_parts_of_a_message_are_read() -> None:
     answer = items.Message(
         "msg", "completed", "assistant", (items.OutputText("I "), items.OutputText("will not: "), items.Refusal("No."))
     )
-    assert turns(answer) == [{"role": "assistant", "content": "I will not: No."}]
+    assert turns(answer) == [{"role": "assistant", "content": parts("I ", "will not: ", "No.")}]
 
 
 @pytest.mark.defect("V13")
@@ -96,15 +100,15 @@ def test_message_without_parts_is_empty() -> None:
 
 
 @pytest.mark.defect("V15")
-def test_output_parts_are_one_text() -> None:
+def test_parts_of_an_output_stay_apart() -> None:
     history = (call("get_weather", "{}"), output((items.InputText("18 "), items.InputText("°C"))))
-    assert turns(*history)[1] == tool("18 °C")
+    assert turns(*history)[1] == {**tool(""), "content": parts("18 ", "°C")}
 
 
 @pytest.mark.defect("B28")
 def test_parts_of_an_answer_are_one_message() -> None:
     assert turns(reasoning("Hm."), message("assistant", "One. ", "Two.")) == [
-        {"role": "assistant", "reasoning": "Hm.", "content": "One. Two."}
+        {"role": "assistant", "reasoning": "Hm.", "content": parts("One. ", "Two.")}
     ]
 
 
@@ -306,7 +310,7 @@ def test_images_keep_their_places() -> None:
     assert layout.messages[0]["content"] == [
         {"type": "text", "text": "a"},
         {"type": "image_url", "image_url": {"url": "data:1"}},
-        {"type": "text", "text": "bc"},
+        *parts("b", "c"),
     ]
     assert layout.messages[2]["content"][1] == {"type": "image_url", "image_url": {"url": "data:2"}}
 
