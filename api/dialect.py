@@ -21,7 +21,7 @@ from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoke
 from penstock.api.http.errors import as_json
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
-from penstock.api.http.wire import Reading, Wire
+from penstock.api.http.wire import Reading, UsageSoFar, Wire
 from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import FORWARDED, Peers
@@ -223,7 +223,7 @@ class Edge:
         async with self._begun(request, prepared) as delivery:
             release(request)
             is_long = may_be_long(prepared.resolved, request.content_length or 0)
-            async with wire.translated(delivery.events()) as events:
+            async with wire.translated(delivery.events(), self._so_far(prepared)) as events:
                 return await self._written(request, events, wire, streams=prepared.streams, is_long=is_long)
 
     async def _written(
@@ -258,10 +258,13 @@ class Edge:
         """Run one request, and yield its rewritten events."""
         async with (
             self._begun(request, prepared) as delivery,
-            prepared.wire.translated(delivery.events()) as events,
+            prepared.wire.translated(delivery.events(), self._so_far(prepared)) as events,
         ):
             async for event in events:
                 yield event
+
+    def _so_far(self, prepared: Prepared) -> UsageSoFar:
+        return self.scheduler.runs.tallies.of(prepared.resolved.facts.response_id).usage
 
     @asynccontextmanager
     async def _begun(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Delivery, None]:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Model, Models
+from penstock.api.http.conventions import of_several_apis
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import ends
@@ -48,6 +49,7 @@ class ModelList:
             web.get(f"{base}/models/{{model:.+}}", self.retrieve_model),
         )
 
+    @of_several_apis
     @operation(Operation(Models, query=(LIMIT, AFTER, BEFORE), refusals=(InvalidRequest,)))
     async def list_models(self, request: web.Request) -> web.Response:
         """List the models: all of them, or a page of Anthropic's API."""
@@ -59,6 +61,7 @@ class ModelList:
         data = tuple(self._model(name, request[OWNER]) for name in shown)
         return as_json(Models(data, *ends(data), has_more=len(found) > limit))
 
+    @of_several_apis
     @operation(Operation(Model, refusals=(ModelNotFound,)))
     async def retrieve_model(self, request: web.Request) -> web.Response:
         """Retrieve a model by its name or an alias, if it is served here."""

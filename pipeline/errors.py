@@ -66,6 +66,9 @@ class InvalidPrompt(InvalidRequest):
 class ContextTooLong(InvalidRequest):
     """The prompt leaves no room for an answer.
 
+    Clients compact the conversation, or take a model with a larger context, if they find words that they know in the
+    message: it has those of vLLM, and those of Anthropic.
+
     Cure: send less; or leave out the oldest items with ``truncation``, or summarize them with
     ``context_management``; or serve the model with a larger ``--max-model-len``.
     """
@@ -75,7 +78,10 @@ class ContextTooLong(InvalidRequest):
     def __init__(self, prompt_tokens: int, limit: int, *, are_all: bool = True) -> None:
         self.prompt_tokens = prompt_tokens
         tokens = f"{prompt_tokens} tokens" if are_all else f"at least {prompt_tokens} tokens"
-        message = f"The input has {tokens}, and this model's context holds {limit}, the answer included."
+        message = (
+            f"The prompt is too long: this model's maximum context length is {limit} tokens, the answer included, "
+            f"and the input has {tokens}."
+        )
         super().__init__(message, param="input")
 
 

@@ -176,7 +176,8 @@ class Keys:
             try:
                 request[OWNER] = self._owner_of(request)
             except Unauthorized:
-                request[REFUSED_KEY] = self._refused(_bearer(_authorization(request)))
+                keys = filter(None, map(_bearer, authorizations(request)))
+                request[REFUSED_KEY] = self._refused(next(keys, ""))
                 raise
             request[KEYS] = self
         return await handler(request)
@@ -189,31 +190,36 @@ class Keys:
         if path_of(request) in OPEN | OPERATORS:
             return ""
         if getattr(request.match_info.handler, _FOR_OPERATORS, False):
-            return self.operator(_authorization(request))
-        return self.owner(_authorization(request))
+            return self.operator(*authorizations(request))
+        return self.owner(*authorizations(request))
 
-    def operator(self, authorization: str) -> str:
-        """Return the operator as an owner, for an ``Authorization`` header; raise `Unauthorized` for another key."""
-        is_right = compare_digest(digest_of(_bearer(authorization)), self._operator)  # of digests: no secret length
-        if not self._operator or not is_right:
+    def operator(self, *authorizations: str) -> str:
+        """Return the operator as an owner, for ``Authorization`` headers; raise `Unauthorized` if none has its key."""
+        if not self._operator or not any_opens(authorizations, self._operator):
             raise Unauthorized(variable="PENSTOCK_OPERATOR_KEY", is_set=bool(self._operator))
         return self._operator
 
-    def owner(self, authorization: str) -> str:
-        """Return the owner for an ``Authorization`` header; raise `Unauthorized` if its key is not valid."""
+    def owner(self, *authorizations: str) -> str:
+        """Return the owner for ``Authorization`` headers: that of the first valid key.
+
+        Raises `Unauthorized` if no key is valid.
+        """
         if not self.are_needed:
             return ""
-        if not (key := _bearer(authorization)):
-            raise Unauthorized
-        owner = digest_of(key)
-        self.check(owner)
-        return owner
+        owners = [digest_of(key) for key in map(_bearer, authorizations) if key]
+        for owner in owners:
+            if self._is_valid(owner):
+                return owner
+        raise Unauthorized(has_key=bool(owners))
 
     def check(self, owner: str) -> None:
         """Raise `Unauthorized` if the key of an owner is unknown, or expired or revoked by now."""
-        key = self.of(owner)  # the time that this takes reveals at most a digest
-        if self.are_needed and (key is None or key.is_expired):
+        if self.are_needed and not self._is_valid(owner):
             raise Unauthorized(has_key=True)
+
+    def _is_valid(self, owner: str) -> bool:
+        key = self.of(owner)  # the time that this takes reveals at most a digest
+        return key is not None and not key.is_expired
 
 
 def _shared_names(keys: Iterable[ApiKey]) -> Iterator[str]:
@@ -233,12 +239,20 @@ def _bearer(authorization: str) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _authorization(request: web.Request) -> str:
-    """Return the ``Authorization`` of a request, or what it would be if another header of its dialect has the key."""
+def any_opens(authorizations: Iterable[str], digest: str) -> bool:
+    """True if one of several ``Authorization`` headers has the key with a digest."""
+    sent = [digest_of(_bearer(each)) for each in authorizations]
+    return sum(compare_digest(each, digest) for each in sent) > 0  # of digests: no secret length
+
+
+def authorizations(request: web.Request) -> Iterator[str]:
+    """Yield each ``Authorization`` of a request, or what it would be if another header has the key.
+
+    Clients send a right key in one header beside an old key in another one, so all of them count.
+    """
     for name in conventions_of(request).key_headers:
         if given := request.headers.get(name):
-            return given if name == hdrs.AUTHORIZATION else f"Bearer {given}"
-    return ""
+            yield given if name == hdrs.AUTHORIZATION else f"Bearer {given}"
 
 
 KEYS: web.RequestKey[Keys] = web.RequestKey("keys", Keys)

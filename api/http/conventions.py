@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from posixpath import commonpath
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -42,10 +42,11 @@ class Conventions:
     """The headers and the errors of a dialect.
 
     ``key_headers`` may carry the key of a client: ``Authorization`` as ``Bearer KEY``, any other header the bare key.
-    The first one of them that a request has counts.  ``request_id_header`` carries the id of a request in
+    The first one of them with a valid key counts.  ``request_id_header`` carries the id of a request in
     its answer, beside ``X-Request-Id``.
     ``error`` returns the status and the body for a `RequestError`: an object that msgspec encodes, of the type
-    ``error_body``.  Only clients of the dialect send the header ``mark``, which tells them on routes of no dialect.
+    ``error_body``.  Only clients of the dialect send the header ``mark``, which tells them on routes that are no
+    dialect's, or `of_several_apis`.
     """
 
     key_headers: tuple[str, ...] = ("Authorization", "x-api-key")
@@ -53,6 +54,17 @@ class Conventions:
     error: Callable[[RequestError], tuple[int, Any]] = openai_error
     error_body: Any = ErrorBody
     mark: str = ""
+
+
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+
+_SHARED = "is_shared"
+
+
+def of_several_apis(handler: AnyHandler) -> AnyHandler:
+    """Let a handler of a route that several APIs have answer each client in the form of its own API."""
+    handler.__dict__[_SHARED] = True
+    return handler
 
 
 OPENAI = Conventions()
@@ -84,15 +96,22 @@ class SpokenByRoute:
                 self.of_resources[route.resource] = spoken
 
     def of(self, request: web.Request) -> Spoken | None:
-        """Return the dialect that a request speaks, if any: without a route, the one with the most similar routes."""
-        if resource := request.match_info.route.resource:
-            return self.of_resources.get(resource) or self._marked(request)
-        return self.nearest(without_doubling(path_of(request)))
+        """Return the dialect that a request speaks, if any."""
+        route = request.match_info.route
+        if route.resource is None:
+            return self.without_route(path_of(request), request.headers)
+        own = self.of_resources.get(route.resource)
+        is_shared = own is None or getattr(route.handler, _SHARED, False)
+        return (self._marked(request.headers) if is_shared else None) or own
 
-    def _marked(self, request: web.Request) -> Spoken | None:
+    def without_route(self, path: str, headers: Container[str]) -> Spoken | None:
+        """Return the dialect of a request without a route: that of its mark, or that with the most similar routes."""
+        return self._marked(headers) or self.nearest(without_doubling(path))
+
+    def _marked(self, headers: Container[str]) -> Spoken | None:
         """Return the dialect whose mark is in the headers of a request."""
         marks = ((spoken.conventions.mark, spoken) for below in self.of_bases.values() for spoken in below)
-        return next((spoken for mark, spoken in marks if mark and mark in request.headers), None)
+        return next((spoken for mark, spoken in marks if mark and mark in headers), None)
 
     def nearest(self, path: str) -> Spoken | None:
         """Return the dialect with the routes that are most similar to a path."""

@@ -10,12 +10,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
 import msgspec
+from multidict import CIMultiDict
 
 from penstock.api.http.bodies import Health, Problem, Ready
 from penstock.api.http.conventions import OPENAI, RequestError, SpokenByRoute
@@ -32,7 +34,7 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, listening: socket.socket, answer: Callable[[str], tuple[int, object]]) -> None:
+    def __init__(self, listening: socket.socket, answer: Callable[[str, Message], tuple[int, object]]) -> None:
         super().__init__(("", 0), partial(_Handler, answer), bind_and_activate=False)
         self.socket.close()
         self.socket = listening.dup()
@@ -44,13 +46,13 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = SECONDS
 
-    def __init__(self, answer: Callable[[str], tuple[int, object]], *arguments: Any) -> None:
+    def __init__(self, answer: Callable[[str, Message], tuple[int, object]], *arguments: Any) -> None:
         self._answer = answer
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
         """Answer a request; its body is not read."""
-        status, content = self._answer(self.path)
+        status, content = self._answer(self.path, self.headers)
         body = msgspec.json.encode(content)
         self.send_response(status)
         for name, value in (("Content-Type", "application/json"), ("Retry-After", RETRY_AFTER)):
@@ -67,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: probes come every few seconds."""
 
 
-def _answer_to(reason: str, began: float, by_route: SpokenByRoute, path: str) -> tuple[int, object]:
+def _answer_to(reason: str, began: float, by_route: SpokenByRoute, path: str, headers: Message) -> tuple[int, object]:
     """Return the status and the body of an answer."""
     step = f"{reason}, for {time.monotonic() - began:.0f} s"
     match path.partition("?")[0]:
@@ -76,7 +78,7 @@ def _answer_to(reason: str, began: float, by_route: SpokenByRoute, path: str) ->
         case "/ready":
             return 503, Ready("not ready", (step,))
         case place:
-            spoken = by_route.nearest(place)
+            spoken = by_route.without_route(place, CIMultiDict(headers.items()))
             problem = Problem(f"The server is starting: {step}.", "server_error", None, "server_starting")
             return (spoken.conventions if spoken else OPENAI).error(RequestError(503, problem))
 

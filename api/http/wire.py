@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -13,6 +13,10 @@ from penstock.api.http.conventions import RequestError
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent, to_json
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.response import Usage
+
+UsageSoFar: TypeAlias = Callable[[], Usage | None]
+"""A function that returns the usage of a running response; None if nothing is counted yet."""
 
 EVENT_STREAM = "text/event-stream"
 
@@ -29,7 +33,8 @@ class Wire:
     ``end`` is written after the last event, and ``keep_alive``, which clients skip, after a time of silence.  A form
     with a ``content_type`` of its own has a ``keep_alive`` of its own, too: the comment of server-sent events is none
     there.  ``fault`` writes the last frame of a stream that breaks off, in place of ``end``; without it, the connection
-    is closed.
+    is closed.  ``counting`` returns the stages of an answer that has counts of tokens before its end: it takes the
+    usage of the response so far.
     """
 
     encode: Callable[[Any], bytes]
@@ -41,6 +46,7 @@ class Wire:
     fault: Callable[[RequestError], bytes] | None = None
     content_type: str = EVENT_STREAM
     json: Callable[[Any], bytes] = to_json
+    counting: Callable[[UsageSoFar], Pipeline[ResponseEvent, Any]] | None = None
 
     def __post_init__(self) -> None:
         if self.content_type != EVENT_STREAM and self.keep_alive == KEEP_ALIVE:
@@ -49,10 +55,11 @@ class Wire:
             )
 
     def translated(
-        self, events: AsyncGenerator[ResponseEvent, None]
+        self, events: AsyncGenerator[ResponseEvent, None], so_far: UsageSoFar = lambda: None
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """Rewrite the events for the length of a block."""
-        return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
+        """Rewrite the events of a response with this usage ``so_far`` for the length of a block."""
+        outgoing = self.counting(so_far) if self.counting else self.outgoing
+        return aclosing(events) if outgoing is None else outgoing.open(events)
 
     @property
     def events(self) -> frozenset[Any]:

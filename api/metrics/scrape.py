@@ -8,13 +8,14 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from hmac import compare_digest
 
 from aiohttp import hdrs, web
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from penstock.api.api_key import digest_of
+from penstock.api.http.auth import any_opens, authorizations
 from penstock.api.http.connections import bind
 from penstock.api.metrics.sampler import Sampler
 from penstock.pipeline.errors import Unauthorized
@@ -35,7 +36,7 @@ class Metrics:
 
     async def scrape(self, request: web.Request) -> web.Response:
         """Report the metrics of this server, of its engine, and of the other processes of the server."""
-        self._check_key(request.headers.get(hdrs.AUTHORIZATION, ""))
+        self._check_key(request)
         self.sampler.sample()
         # Not OpenMetrics, in which prometheus_client 0.26 writes vllm_ in place of vllm:
         text = await asyncio.to_thread(lambda: generate_latest(_registry()))
@@ -43,13 +44,11 @@ class Metrics:
         answer.enable_compression()
         return answer
 
-    def _check_key(self, authorization: str) -> None:
-        """Raise `Unauthorized` unless the header has the key, or no key is needed."""
+    def _check_key(self, request: web.Request) -> None:
+        """Raise `Unauthorized` unless a header has the key, or no key is needed."""
         if not self.needs_key and not self.key:
             return
-        scheme, _, sent = authorization.partition(" ")
-        is_right = compare_digest(sent.strip().encode(errors="replace"), self.key.encode())
-        if not self.key or scheme.lower() != "bearer" or not is_right:
+        if not self.key or not any_opens(authorizations(request), digest_of(self.key)):
             raise Unauthorized(variable="PENSTOCK_METRICS_KEY", is_set=bool(self.key))
 
 

@@ -51,13 +51,15 @@ class Admit:
         patience, started = None, time.monotonic()
         if not self.is_accepted(prompt.facts.response_id):
             if self.is_full(owner):
-                raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
+                raise EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.")
             patience = self.patience(owner)
         try:
             with metrics.TURNS_WAITING.track_inprogress():
                 async with asyncio.timeout(patience):
                     await self.slots.acquire(owner)
         except TimeoutError:
-            raise EngineOverloaded(f"The engine was full for {patience:g} seconds. Try again later.") from None
+            raise EngineOverloaded(
+                f"The engine is overloaded: it was full for {patience:g} seconds. Try again later."
+            ) from None
         finally:
             metrics.TURN_WAIT_SECONDS.observe(time.monotonic() - started)

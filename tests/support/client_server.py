@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib import request as urls
 
 import pytest
 import uvicorn
@@ -43,6 +44,10 @@ input = "Say {{word}}."
 You greet people.
 """
 """The prompt ``greeting`` of the server."""
+
+FAILING_KEY = "sk-failing-0123456789"
+USED_UP_KEY = "sk-used-up-0123456789"
+"""The keys of the server that fails; one has used up its tokens."""
 
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
@@ -194,6 +199,23 @@ def agents(
     options = ("--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}")
     with agent_server(penstock, tmp_path_factory.mktemp("agents"), *options) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def failing(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    """The URL of a server whose engine fails as the prompt says, and one of whose keys has used up its tokens."""
+    folder = tmp_path_factory.mktemp("failing")
+    keys, limits = folder / "keys", folder / "limits.toml"
+    keys.write_text(f"{FAILING_KEY}\n{USED_UP_KEY} limits=small\n")
+    keys.chmod(0o600)
+    limits.write_text("[small]\ntokens_per_minute = 1\n")
+    engine = f"{ROOT / 'tests/support/failing_engine.py'}:engine"
+    command = [penstock, "serve", f"--engine={engine}", "--store=none", "--no-sandbox"]
+    with running([*command, f"--api-key-file={keys}", f"--limits={limits}"], folder / "serve.log") as url:
+        used_up = urls.Request(f"{url}/v1/responses", b'{"input": "Hi"}', {"Authorization": f"Bearer {USED_UP_KEY}"})
+        used_up.add_header("Content-Type", "application/json")
+        with urls.urlopen(used_up):  # its tokens are more than the key has
+            yield url
 
 
 @pytest.fixture(scope="session")

@@ -30,11 +30,11 @@ async def live_server(
     recorder = Recorder(recordings, Header(FORMAT, encoding="harmony")) if record else None
     changes = {"operator_key": SecretStr(KEY) if is_on else None, "record": recordings if record else None}
     given = read_settings([]).model_copy(update=changes)
-    options.setdefault("keys", Keys(given=CLIENT, operator=KEY))
+    options = {"keys": Keys(given=CLIENT, operator=KEY), "resources": ("live",)} | options
     if recorder:
         options["edit"] = recorder.tapped
     try:
-        async with running_server(engine, folder, resources=("live",), settings=given, **options) as server:
+        async with running_server(engine, folder, settings=given, **options) as server:
             yield server
     finally:
         if recorder:

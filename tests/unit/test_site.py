@@ -31,7 +31,8 @@ def test_page_of_errors_has_each_error_and_its_texts() -> None:
         kind.__name__ for kind in (*kinds(), *OPERATORS)
     ]
     found = {text.message: text for text in texts()}
-    assert found["The input has …, and this model's context holds …, the answer included."].error == "ContextTooLong"
+    too_long = "The prompt is too long: this model's maximum context length is … tokens, the answer included, "
+    assert found[f"{too_long}and the input has …."].error == "ContextTooLong"
     assert found["Only the server may set these template variables: …."].param == "chat_template_kwargs"
     assert "| text |\n|---|\n" not in page.split("### ContextTooLong")[1].split("###")[0]
     assert "| text |\n| --- |\n| The engine has died. |" in page.replace("| No engine can be reached. |\n", "")

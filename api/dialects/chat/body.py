@@ -61,7 +61,7 @@ ResponseFormat: TypeAlias = Annotated[TextFormat | SchemaFormat | JsonObjectForm
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    continuous_usage_stats: Refused = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import failure
 from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
+from penstock.api.http.wire import UsageSoFar
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
@@ -167,15 +168,17 @@ def _thought_delta(text: str) -> Delta:
 class Chunks:
     """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
 
-    ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then.
+    ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then, or the usage
+    ``so_far``.
     """
 
     usage: bool = True
     lists_usage: bool = False
+    so_far: UsageSoFar | None = None
 
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ChatEvent, None]:
         """Rewrite the events of one response."""
-        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET)
+        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, self.so_far)
         text, thought = events.OutputTextDelta, events.ReasoningTextDelta
         async for event in source:
             kind = type(event)
@@ -191,9 +194,10 @@ class Chunks:
 class ChunkWriter:
     """State machine, one per response."""
 
-    def __init__(self, adds_usage: bool, no_usage: UnsetType | None) -> None:
+    def __init__(self, adds_usage: bool, no_usage: UnsetType | None, so_far: UsageSoFar | None = None) -> None:
         self._adds_usage = adds_usage
         self._no_usage = no_usage
+        self._so_far = so_far
         self._id = self._model = ""
         self._created = 0
         self._around_text: tuple[bytes, ...] = ()
@@ -216,8 +220,8 @@ class ChunkWriter:
                 delta = BETWEEN + delta
             self._message_began_at = self._content + len(delta) - len(event.delta)
         self._content += len(delta)
-        if event.logprobs:
-            return self._chunk(Delta(content=delta), Logprobs(event.logprobs))
+        if event.logprobs or self._so_far:
+            return self._chunk(Delta(content=delta), Logprobs(event.logprobs) if event.logprobs else None)
         return DeltaChunk(self._around_text, delta, False)
 
     def feed(self, event: ResponseEvent) -> Iterator[ChatEvent]:
@@ -247,11 +251,13 @@ class ChunkWriter:
             case _:
                 pass
 
-    def feed_thought(self, delta: str) -> DeltaChunk:
+    def feed_thought(self, delta: str) -> DeltaChunk | Chunk:
         """Take a piece of a thought."""
         if self._is_next_thought and self._has_thought:
             delta = BETWEEN + delta
         self._is_next_thought, self._has_thought = False, True
+        if self._so_far:
+            return self._chunk(_thought_delta(delta))
         return DeltaChunk(self._around_thought, delta, True)
 
     def _begin(self, item: items.OutputItem) -> Iterator[Chunk]:
@@ -282,7 +288,7 @@ class ChunkWriter:
             yield Broken.by(failure(response))
             return
         choice = ChoiceDelta(0, Delta(), None, finish_reason(response), response.stop_reason)
-        yield Chunk(self._id, self._created, self._model, (choice,), self._no_usage)
+        yield Chunk(self._id, self._created, self._model, (choice,), self._usage)
         if self._adds_usage and response.usage:
             yield Chunk(self._id, self._created, self._model, (), ChatUsage.of(response.usage))
 
@@ -290,7 +296,13 @@ class ChunkWriter:
         return self._chunk(Delta(tool_calls=(delta,)))
 
     def _chunk(self, delta: Delta, logprobs: Logprobs | None = None) -> Chunk:
-        return Chunk(self._id, self._created, self._model, (ChoiceDelta(0, delta, logprobs),), self._no_usage)
+        return Chunk(self._id, self._created, self._model, (ChoiceDelta(0, delta, logprobs),), self._usage)
+
+    @property
+    def _usage(self) -> ChatUsage | UnsetType | None:
+        """The usage in a chunk that is not the last one."""
+        usage = self._so_far() if self._so_far else None
+        return self._no_usage if usage is None else ChatUsage.of(usage)
 
 
 def completion_id(response_id: str) -> str:
@@ -332,7 +344,7 @@ async def choices(source: AsyncIterator[tuple[int, ChatEvent]]) -> AsyncGenerato
                 if first is None:
                     raise RuntimeError("a text came before the chunk that begins its choice")
                 yield replace(first, choices=(ChoiceDelta(position, delta),))
-            case Chunk(usage=ChatUsage() as usage):
+            case Chunk(usage=ChatUsage() as usage, choices=()):
                 usages[position] = usage
             case Chunk():
                 first = first or event

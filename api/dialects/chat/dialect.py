@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 from aiohttp import web
 
@@ -20,10 +20,21 @@ from penstock.pipeline.protocol.params.validation import read_body
 
 
 @cache
-def wire(*, usage: bool = True, lists_usage: bool = False, hides: bool = False) -> Wire:
-    """Return the form of an answer, with or without the usage; ``hides`` pads each chunk to hide its length."""
-    chunks = Pipeline.start("chat", Chunks(usage, lists_usage))
-    return Wire(obfuscated if hides else encode, completion, chunks, choices, end=DONE, fault=fault)
+def wire(*, usage: bool = True, lists_usage: bool = False, hides: bool = False, counts: bool = False) -> Wire:
+    """Return the form of an answer, with or without the usage; ``hides`` pads each chunk to hide its length.
+
+    With ``counts``, each chunk has the usage so far.
+    """
+    chunks = partial(Chunks, usage, lists_usage)
+    return Wire(
+        obfuscated if hides else encode,
+        completion,
+        Pipeline.start("chat", chunks()),
+        choices,
+        end=DONE,
+        fault=fault,
+        counting=(lambda so_far: Pipeline.start("chat", chunks(so_far))) if counts else None,
+    )
 
 
 def read(body: bytes) -> Reading:
@@ -38,7 +49,9 @@ def _form(given: ChatBody) -> Wire:
         return wire()
     options = given.stream_options or StreamOptions()
     wants_usage = options.include_usage is True
-    return wire(usage=wants_usage, lists_usage=wants_usage, hides=options.include_obfuscation is True)
+    counts = wants_usage and options.continuous_usage_stats is True
+    hides = options.include_obfuscation is True
+    return wire(usage=wants_usage, lists_usage=wants_usage, hides=hides, counts=counts)
 
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:

@@ -51,7 +51,7 @@ Prompts: TypeAlias = Annotated[
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    continuous_usage_stats: Annotated[Any, only(False)] = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import failed, failure
 from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
+from penstock.api.http.wire import UsageSoFar
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
@@ -97,17 +98,19 @@ def _around(chunk: Chunk, index: int) -> tuple[bytes, ...]:
 class Chunks:
     """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
 
-    ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then.  With ``echoes``,
-    the first token follows nothing, and has no log probability.
+    ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then, or the usage
+    ``so_far``.  With ``echoes``, the first token follows nothing, and has no log probability.
     """
 
     usage: bool = True
     lists_usage: bool = False
     echoes: bool = False
+    so_far: UsageSoFar | None = None
 
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[CompletionEvent, None]:
         """Rewrite the events of one response."""
-        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, Spelling(is_first_given=self.echoes))
+        no_usage, spelling = None if self.lists_usage else UNSET, Spelling(is_first_given=self.echoes)
+        writer = ChunkWriter(self.usage, no_usage, spelling, self.so_far)
         text, rest = events.OutputTextDelta, YieldPoint()
         async for event in source:
             kind = type(event)
@@ -124,17 +127,21 @@ class Chunks:
 class ChunkWriter:
     """State machine, one per response."""
 
-    def __init__(self, adds_usage: bool, no_usage: UnsetType | None, spelling: Spelling) -> None:
+    def __init__(
+        self, adds_usage: bool, no_usage: UnsetType | None, spelling: Spelling, so_far: UsageSoFar | None = None
+    ) -> None:
         self._adds_usage = adds_usage
         self._no_usage = no_usage
+        self._so_far = so_far
         self._spelling = spelling
         self._first = Chunk("", 0, "", (), no_usage)
         self._around: tuple[bytes, ...] = ()
 
     def feed_text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
         """Take a piece of the text."""
-        if event.logprobs:
-            return replace(self._first, choices=(Choice(0, event.delta, self._spelling.of(event.logprobs)),))
+        if event.logprobs or self._so_far:
+            logprobs = self._spelling.of(event.logprobs) if event.logprobs else None
+            return self._with(Choice(0, event.delta, logprobs))
         return ChoiceChunk(self._around, event.delta, self._first)
 
     def feed(self, event: ResponseEvent) -> Iterator[CompletionEvent]:
@@ -155,9 +162,15 @@ class ChunkWriter:
         if response.status in ("failed", "cancelled"):
             yield Broken.by(failure(response))
             return
-        yield replace(self._first, choices=(Choice(0, "", None, finish_reason(response), response.stop_reason),))
+        yield self._with(Choice(0, "", None, finish_reason(response), response.stop_reason))
         if self._adds_usage and response.usage:
             yield replace(self._first, usage=CompletionUsage.of(response.usage))
+
+    def _with(self, choice: Choice) -> Chunk:
+        usage = self._so_far() if self._so_far else None
+        return replace(
+            self._first, choices=(choice,), usage=self._first.usage if usage is None else CompletionUsage.of(usage)
+        )
 
 
 class Spelling:
@@ -222,11 +235,12 @@ async def choices(
                 if position not in arounds:
                     arounds[position] = _around(first, position)
                 yield ChoiceChunk(arounds[position], event.text, first, position)
-            case Chunk(usage=CompletionUsage() as usage):
+            case Chunk(usage=CompletionUsage() as usage, choices=()):
                 usages[position] = usage
             case Chunk():
                 first = first or replace(event, choices=())
-                yield replace(first, choices=tuple(replace(choice, index=position) for choice in event.choices))
+                own = tuple(replace(choice, index=position) for choice in event.choices)
+                yield replace(first, choices=own, usage=event.usage)
     if first and usages:
         yield replace(first, usage=_total([usage for _, usage in sorted(usages.items())], of_each))
 

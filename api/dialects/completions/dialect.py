@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 from aiohttp import web
@@ -17,13 +18,24 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.params.validation import read_body
 
+STAGE = "completions"
+"""The name of the stage that writes the chunks."""
+
 
 @cache
-def wire(chunks: Chunks, of_each: int = 1, *, hides: bool = False) -> Wire:
-    """Return the form of an answer with ``of_each`` choices of each prompt; ``hides`` pads the chunks."""
-    weave = partial(choices, of_each=of_each)
+def wire(chunks: Chunks, of_each: int = 1, *, hides: bool = False, counts: bool = False) -> Wire:
+    """Return the form of an answer with ``of_each`` choices of each prompt; ``hides`` pads the chunks.
+
+    With ``counts``, each chunk has the usage so far.
+    """
     return Wire(
-        obfuscated if hides else encode, completion, Pipeline.start("completions", chunks), weave, end=DONE, fault=fault
+        obfuscated if hides else encode,
+        completion,
+        Pipeline.start(STAGE, chunks),
+        partial(choices, of_each=of_each),
+        end=DONE,
+        fault=fault,
+        counting=(lambda so_far: Pipeline.start(STAGE, replace(chunks, so_far=so_far))) if counts else None,
     )
 
 
@@ -45,7 +57,9 @@ def _form(given: CompletionBody) -> Wire:
         return wire(Chunks(echoes=echoes), given.choices)
     options = given.stream_options or StreamOptions()
     wants_usage = options.include_usage is True
-    return wire(Chunks(wants_usage, wants_usage, echoes), given.choices, hides=options.include_obfuscation is True)
+    counts = wants_usage and options.continuous_usage_stats is True
+    hides = options.include_obfuscation is True
+    return wire(Chunks(wants_usage, wants_usage, echoes), given.choices, hides=hides, counts=counts)
 
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:

@@ -21,10 +21,11 @@ from penstock.api.http.conventions import REQUEST_ID, Conventions
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import receive
-from penstock.api.http.wire import Reading, Wire
+from penstock.api.http.wire import Reading, UsageSoFar, Wire
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import ContextTooLong, InvalidEncryptedContent, InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.items import ReasoningItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
@@ -46,7 +47,12 @@ STAGE = "messages"
 
 def form(events: MessageEvents) -> Wire:
     """Return the form of answers whose events a stage writes."""
-    return Wire(to_sse, whole_message, Pipeline.start(STAGE, events), keep_alive=PING, fault=fault)
+
+    def counting(so_far: UsageSoFar) -> Pipeline[ResponseEvent, Event]:
+        return Pipeline.start(STAGE, replace(events, so_far=so_far))
+
+    outgoing = Pipeline.start(STAGE, events)
+    return Wire(to_sse, whole_message, outgoing, keep_alive=PING, fault=fault, counting=counting)
 
 
 FORMS: dict[Display, Wire] = {display: form(MessageEvents(display)) for display in ("shown", "omitted", "none")}
@@ -89,8 +95,9 @@ class Messages:
             (prepared,) = await self.edge.prepared(reading, self._prepare)
             most = prepared.resolved.facts.sampling.max_tokens if reading.generates else 0
             del reading
-            named = replace(prepared.wire, encode=partial(_encoded, request[REQUEST_ID]))
-            return await self.edge.answer(request, replace(prepared, wire=_bounded(named, most)))
+            wire = form(replace(_events_of(prepared.wire), most=most))
+            named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
+            return await self.edge.answer(request, replace(prepared, wire=named))
 
     async def _prepare(self, request: CreateResponse) -> ResolvedRequest:
         return await _leniently(self.edge.scheduler.prepare, self._budgeted(request))
@@ -123,7 +130,7 @@ class Messages:
         except ContextTooLong as error:
             tokens, most = error.prompt_tokens, self.edge.scheduler.engine.context_length
             message = f"prompt is too long: {tokens} tokens > {min(most, tokens - 1)} maximum"
-            raise InvalidRequest(message, param="messages", code=error.code) from error
+            raise InvalidRequest(message, code=error.code) from error  # without a place, which is none of those words
 
 
 def _encoded(request_id: str, event: Event) -> bytes:
@@ -131,11 +138,11 @@ def _encoded(request_id: str, event: Event) -> bytes:
     return to_sse(msgspec.structs.replace(event, request_id=request_id) if isinstance(event, MessageError) else event)
 
 
-def _bounded(wire: Wire, most: int | None) -> Wire:
-    """Return the form of an answer whose output has at most ``most`` tokens, or any number if None."""
+def _events_of(wire: Wire) -> MessageEvents:
+    """Return the stage that writes the events of a form."""
     assert wire.outgoing is not None
     events: MessageEvents = wire.outgoing.stage(STAGE)
-    return replace(wire, outgoing=wire.outgoing.replace(STAGE, replace(events, most=most)))
+    return events
 
 
 async def _leniently(prepare: Callable[[CreateResponse], Awaitable[Value]], request: CreateResponse) -> Value:

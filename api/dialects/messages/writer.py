@@ -46,6 +46,7 @@ from penstock.api.dialects.messages.events import (
     WebSearchToolResult,
 )
 from penstock.api.dialects.messages.messages import server_tool_use_id, tool_use_id
+from penstock.api.http.wire import UsageSoFar
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
@@ -74,15 +75,16 @@ class MessageEvents:
     """Write the events of a message.
 
     ``most`` is the bound on its output tokens: if it ends before without being whole, the context is full.  With 0, the
-    message has no content.
+    message has no content.  The first event has the usage ``so_far``: the tokens of the prompt.
     """
 
     display: Display = "shown"
     most: int | None = None
+    so_far: UsageSoFar = lambda: None
 
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Event, None]:
         """Yield the events of one message."""
-        writer = MessageWriter(self.display, self.most)
+        writer = MessageWriter(self.display, self.most, self.so_far)
         async for event in source:
             for written in writer.feed(event):
                 yield written
@@ -91,9 +93,10 @@ class MessageEvents:
 class MessageWriter:
     """State machine, one per message."""
 
-    def __init__(self, display: Display, most: int | None) -> None:
+    def __init__(self, display: Display, most: int | None, so_far: UsageSoFar) -> None:
         self._display = display
         self._most = most
+        self._so_far = so_far
         self._index = 0
         self._is_open = False
         self._held = ""
@@ -121,7 +124,7 @@ class MessageWriter:
             case events.OutputItemDone(item=item):
                 yield from self._end(item)
             case events.ResponseCreated(response=response):
-                yield MessageStart(_begun(response))
+                yield MessageStart(_begun(response, self._so_far()))
             case events.ResponseCompleted(response=response) | events.ResponseIncomplete(response=response):
                 yield from self._finish(response)
             case events.ResponseFailed(response=response):
@@ -252,8 +255,8 @@ class MessageWriter:
         return Ending("end_turn")
 
 
-def _begun(response: Response) -> CreatedMessage:
-    return CreatedMessage(f"msg_{response.id.removeprefix('resp_')}", response.model, (), _usage(None))
+def _begun(response: Response, usage: Usage | None) -> CreatedMessage:
+    return CreatedMessage(f"msg_{response.id.removeprefix('resp_')}", response.model, (), _usage(usage))
 
 
 def _usage(usage: Usage | None) -> MessageUsage:

@@ -196,7 +196,7 @@ class HttpGeneration:
         facts, without = self.prompt.facts, [*self._full, *self._unreachable]
         replica = self._replicas.choose(facts, len(self.prompt.token_ids), without, self._broken, cached)
         if replica is None and self._full:
-            raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
+            raise EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.")
         if replica is None:
             raise EngineDead("No engine can be reached.")
         if self.prompt.grammar is not None and replica.grammar_fault:

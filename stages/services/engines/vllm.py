@@ -380,7 +380,7 @@ def _refusals(context_length: int) -> Iterator[None]:
         with _faults():
             yield
     except GracefulHTTPError as error:
-        raise errors.EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
+        raise errors.EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.") from error
     except VLLMValidationError as error:
         if too_long := _TOO_LONG.search(error.args[0]):  # only vLLM knows the length with all image tokens
             raise errors.ContextTooLong(int(too_long[1]), context_length) from error

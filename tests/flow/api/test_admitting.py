@@ -77,7 +77,10 @@ async def test_queue_that_is_full_refuses_at_once(tmp_path: Path) -> None:
     async with running_server(engine, tmp_path, edit=Admitting(1, longest=1)) as served, served.open_stream() as stream:
         await stream.response_id()
         status, answer = await served.post({"input": "Hi"})
-        assert (status, answer["error"]["message"]) == (503, "The engine's queue is full. Try again in a moment.")
+        assert (status, answer["error"]["message"]) == (
+            503,
+            "The engine is overloaded: its queue is full. Try again in a moment.",
+        )
 
 
 async def test_accepted_response_waits_beyond_the_deadline(full: tuple[ScriptedServer, Admitting]) -> None:

@@ -88,6 +88,35 @@ async def test_choices_are_runs_over_one_prompt(served: ScriptedServer) -> None:
     assert len({chunk["id"] for chunk in chunks_of(stream)}) == 1
 
 
+COUNTING: dict[str, Any] = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_each_chunk_may_have_the_usage_so_far(served: ScriptedServer, n: int) -> None:
+    """Clients that measure load ask for it, as they do of vLLM."""
+    served.engine.script = script(THOUGHT + FINAL)
+    body = {**BODY, "n": n, "stream_options": COUNTING}
+    stream = await served.stream(body, PATH)
+    *chunks, last = chunks_of(stream)
+    for choice in range(n):
+        usages = [each["usage"] for each in chunks if each["choices"][0]["index"] == choice]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert (counts[0], counts) == (0, sorted(counts))
+        assert counts[-1] * n == last["usage"]["completion_tokens"]
+        assert len(set(counts)) > 5
+        assert {usage["prompt_tokens"] for usage in usages} == {last["usage"]["prompt_tokens"]}
+        assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    plain = await served.stream({**body, "stream_options": {"include_usage": True}}, PATH)
+    assert {**heard_by_openai(stream), "id": "", "created": 0} == {**heard_by_openai(plain), "id": "", "created": 0}
+
+
+@pytest.mark.parametrize("options", [{"continuous_usage_stats": True}, {"continuous_usage_stats": False}])
+async def test_usage_so_far_needs_the_usage(served: ScriptedServer, options: dict[str, Any]) -> None:
+    for more in ({}, {"include_usage": False}):
+        stream = await served.stream({**BODY, "stream_options": {**options, **more}}, PATH)
+        assert all("usage" not in chunk for chunk in chunks_of(stream))
+
+
 async def test_a_client_that_leaves_frees_the_engine_of_all_choices(served: ScriptedServer) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.001)
     async with served.client.post(served.url + PATH, json={**BODY, "n": 3, "stream": True}) as answer:

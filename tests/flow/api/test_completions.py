@@ -76,6 +76,23 @@ async def test_several_prompts_are_several_choices(served: ScriptedServer, promp
     assert len({chunk["id"] for chunk in chunks_of(stream)}) == 1
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_each_chunk_may_have_the_usage_so_far(served: ScriptedServer, n: int) -> None:
+    served.engine.script = script(OUTPUT)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "Once", "n": n}
+    *chunks, last = chunks_of(await served.stream({**body, "stream_options": options}, PATH))
+    for choice in range(n):
+        usages = [each["usage"] for each in chunks if each["choices"][0]["index"] == choice]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert (counts[0], counts) == (1, sorted(counts))
+        assert counts[-1] * n == last["usage"]["completion_tokens"]
+        assert {usage["prompt_tokens"] for usage in usages} == {last["usage"]["prompt_tokens"]}
+    for given in ({**options, "continuous_usage_stats": False}, {**options, "include_usage": False}):
+        *chunks, _ = chunks_of(await served.stream({**body, "stream_options": given}, PATH))
+        assert not any(chunk.get("usage") for chunk in chunks)
+
+
 async def test_log_probabilities_of_the_prompt_are_those_of_the_engine(served: ScriptedServer) -> None:
     """An evaluation sums those between the end of the context and the one token that is generated."""
     served.engine.script = Script((RETURN,), logprobs=SCORES)

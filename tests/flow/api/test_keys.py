@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -19,6 +20,7 @@ from penstock.api.cli.serve import greeting, main
 from penstock.api.http.auth import OPEN, Keys
 from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
+from penstock.api.resources.resources import SHIPPED
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, StoreFailed, Unauthorized
 from penstock.pipeline.protocol.tools import HostedKind
@@ -26,6 +28,7 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
 from tests.support.api_clients import PATIENCE, openai_client, wait_until
+from tests.support.live_server import live_server
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.socket_client import connected
@@ -48,14 +51,81 @@ def key_file(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-@pytest.mark.parametrize(
-    "headers", [{"Authorization": f"Bearer {ALICE}"}, {"x-api-key": ALICE}], ids=["bearer", "bare"]
-)
-async def test_each_route_takes_the_key_in_either_header(locked: ScriptedServer, headers: dict[str, str]) -> None:
-    routes = {route.resource.canonical for route in locked.api.app(1).router.routes() if route.resource}
-    for path in routes - OPEN - {"/metrics"}:  # which has a key of its own
-        async with locked.client.get(locked.url + path, headers=headers) as answer:
-            assert answer.status != 401, path
+HEADERS: list[dict[str, str]] = [
+    {"Authorization": f"Bearer {ALICE}"},
+    {"x-api-key": ALICE},
+    {"Authorization": f"Bearer {ALICE}", "x-api-key": "sk-ant-old-0123456789"},
+    {"Authorization": "Bearer sk-ant-old-0123456789", "x-api-key": ALICE},
+    {"Authorization": "Basic b2xkOm9sZA==", "x-api-key": ALICE},
+    {"Authorization": f"Bearer {ALICE}", "x-api-key": ""},
+]
+"""The headers of a client with a valid key, beside which another one may be old."""
+
+MARKS: list[dict[str, str]] = [{}, {"anthropic-version": "2023-06-01"}]
+
+
+def routes_of(server: ScriptedServer) -> set[tuple[str, str]]:
+    """Return the method and a path of each route of a server."""
+    routes = server.api.app(1).router.routes()
+    return {(each.method, re.sub(r"\{.*?\}", "x", each.resource.canonical)) for each in routes if each.resource}
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=["openai", "anthropic"])
+@pytest.mark.parametrize("headers", HEADERS, ids=["bearer", "bare", "old bare", "old bearer", "basic", "empty"])
+async def test_each_route_takes_the_key_in_either_header(
+    tmp_path: Path, headers: dict[str, str], mark: dict[str, str]
+) -> None:
+    engine, keys = ScriptedEngine(script()), Keys(given=ALICE, operator=ALICE)
+    async with live_server(engine, tmp_path, keys=keys, metrics_key=ALICE, resources=SHIPPED) as locked:
+        walked = routes_of(locked)
+        assert {("GET", "/metrics"), ("GET", "/v1/files"), ("POST", "/live/watch")} <= walked
+        for method, path in walked:
+            async with locked.client.request(method, locked.url + path, headers=headers | mark) as answer:
+                assert answer.status != 401, (method, path)
+
+
+@pytest.mark.parametrize("headers", HEADERS)
+async def test_socket_takes_the_key_in_either_header(locked: ScriptedServer, headers: dict[str, str]) -> None:
+    async with connected(locked, headers=headers) as client:
+        assert (await client.create(input="Hi")).status == "completed"
+
+
+async def test_first_valid_key_of_a_request_is_its_owner(locked: ScriptedServer) -> None:
+    both = {"Authorization": f"Bearer {ALICE}", "x-api-key": BOB}
+    async with locked.client.post(f"{locked.url}/v1/responses", json={"input": "Hi"}, headers=both) as answer:
+        url = f"{locked.url}/v1/responses/{(await answer.json())['id']}"
+    for key, status in ((ALICE, 200), (BOB, 404)):
+        async with locked.client.get(url, headers={"x-api-key": key}) as answer:
+            assert answer.status == status
+
+
+OF_OPENAI = re.compile(r"/(v1|openresponses/v1)/(responses|conversations|chat/completions|completions)(/|$)")
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=["openai", "anthropic"])
+async def test_each_route_refuses_a_client_in_the_form_of_its_api(tmp_path: Path, mark: dict[str, str]) -> None:
+    """Routes that several APIs have, and unknown ones, take the form of the client; others have only one."""
+    engine, keys = ScriptedEngine(script()), Keys(given=ALICE, operator=ALICE)
+    async with live_server(engine, tmp_path, keys=keys, metrics_key=ALICE, resources=SHIPPED) as locked:
+        walked = {(method, path) for method, path in routes_of(locked) if method != "HEAD" and path not in OPEN}
+        for method, path in walked | {("GET", "/v1/nothing"), ("GET", "/nothing"), ("PATCH", "/v1/models")}:
+            async with locked.client.request(method, locked.url + path, headers=mark) as answer:
+                body = await answer.json()
+            of_anthropic = path.startswith("/v1/messages") or (bool(mark) and not OF_OPENAI.match(path))
+            assert ("type" in body, "request-id" in answer.headers) == (of_anthropic,) * 2, (method, path)
+            kind = "authentication_error" if of_anthropic else "invalid_request_error"
+            assert (answer.status, body["error"]["type"]) == (401, kind), (method, path)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/metrics", "/live/server"])
+async def test_two_wrong_keys_are_unauthorized(tmp_path: Path, path: str) -> None:
+    wrong = {"Authorization": f"Bearer {ALICE}x", "x-api-key": f"{ALICE}y"}
+    engine, keys = ScriptedEngine(script()), Keys(given=ALICE, operator=ALICE)
+    async with (
+        live_server(engine, tmp_path, keys=keys, metrics_key=ALICE) as locked,
+        locked.client.get(locked.url + path, headers=wrong) as answer,
+    ):
+        assert answer.status == 401
 
 
 @pytest.mark.defect("V21")

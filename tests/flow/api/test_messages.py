@@ -129,6 +129,13 @@ async def test_the_end_of_a_message_has_its_reason(served: ScriptedServer, claud
     assert [block.to_dict() for block in silent.content] == [{"type": "text", "text": ""}]
 
 
+async def test_stream_begins_with_the_tokens_of_the_prompt(served: ScriptedServer) -> None:
+    first, *_, ended, _ = events_of(await served.stream(ASKING, PATH))
+    used = first["message"]["usage"]
+    assert used["input_tokens"] == len(served.engine.prompts[-1].token_ids) == ended["usage"]["input_tokens"]
+    assert used["output_tokens"] == 0
+
+
 async def test_a_prompt_that_is_too_long_is_counted_and_refused(
     served: ScriptedServer, claude: anthropic.AsyncAnthropic
 ) -> None:

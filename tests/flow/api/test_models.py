@@ -73,6 +73,14 @@ async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:
     assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
 
 
+@pytest.mark.parametrize("path", ["/v1/models/gpt-9", "/v1/models?after_id=gpt-9", "/v1/models?limit=x", "/v1/model"])
+async def test_client_of_anthropic_reads_errors_of_anthropic(served: ScriptedServer, path: str) -> None:
+    async with served.client.get(served.url + path, headers={"anthropic-version": "2023-06-01"}) as answer:
+        body = await answer.json()
+    assert (body["type"], body["request_id"]) == ("error", answer.headers["request-id"])
+    assert body["error"]["type"] in ("not_found_error", "invalid_request_error")
+
+
 BODIES: list[dict[str, Any]] = [
     {"input": "Hi"},
     {"input": "Hi", "instructions": "Be brief.", "tools": [WEATHER], "reasoning": {"effort": "high"}},

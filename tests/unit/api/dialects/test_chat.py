@@ -156,7 +156,7 @@ def test_tools_are_those_of_the_pipeline() -> None:
         ({"enable_response_messages": True}, "enable_response_messages"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"thinking_token_budget": -2}, "thinking_token_budget"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"messages": [ASSISTANT], "add_generation_prompt": True} | CONTINUED, "continue_final_message"),
