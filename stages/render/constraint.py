@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +25,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool, Toolset, tool_key
-from penstock.stages.render.schemas import EnforceablePart, fits_some_text
+from penstock.stages.render.schemas import EnforceablePart, fits_some_text, parts_of
 from penstock.stages.render.shortest_match import shortest, shortest_of_lark
 
 LARGEST = 500_000
@@ -33,6 +33,9 @@ LARGEST = 500_000
 
 MOST_ITEMS = 20_000
 """The largest sum of the ``minItems`` and ``maxItems`` of all arrays.  Checking it takes a tenth of a second."""
+
+_MANY_ITEMS = 10**15
+"""A bound from which on larger ones count as this one: no sum of numbers of thousands of digits is of use."""
 
 LONGEST_REPEATED = 4_000
 """The most characters that repetitions may demand: llguidance spells out forced text again at every token."""
@@ -50,10 +53,12 @@ OPTIONS = "x-guidance"
 _LENIENT = {"lenient": True}
 """The options that mark a `lenient_schema`."""
 
+_JSON = "%json "
+"""The directive of Lark before a schema."""
+
+_decoder = json.JSONDecoder()
+
 _SYNTAX = frozenset(r".^$*+?{}[]\|()&~#-")
-_ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)')
-_PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
-_PATTERNS_AS_KEYS = re.compile(r'("(?:\\.|[^"\\])*")\s*:')
 _LARK = re.compile(r""""(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|#)[^\n]*|(?P<special><)|%(?P<directive>\w+)""")
 """Special tokens and directives, and the strings, patterns and comments that may contain the same characters."""
 _CONTEXT = re.compile(r"\n\s*\d+ \| ")
@@ -76,25 +81,35 @@ def json_body(schema: Mapping[str, Any]) -> str:
     with the whole grammar; `schema_problem` then finds its mistake.  Raises `Unenforceable` for a schema that is too
     large, or that no text fits.
     """
-    body = _json_body(schema)
-    if '"$ref"' in body and '"$id"' not in body and not fits_some_text(schema):
+    body, parts = _json_body(schema)
+    refers, has_ids = (any(isinstance(part.get(key), str) for part in parts) for key in ("$ref", "$id"))
+    if refers and not has_ids and not fits_some_text(schema):
         raise Unenforceable("no text fits it, as each of its values needs another one")
     return body
 
 
-def _json_body(schema: Mapping[str, Any]) -> str:
+def _json_body(schema: Mapping[str, Any]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """Return the rule body for a schema, and the parts of the schema."""
     options = _COMPACT | {"lenient": schema.get(OPTIONS) == _LENIENT}
     try:
-        body = f"%json {json.dumps({**schema, OPTIONS: options})}"
+        body = f"{_JSON}{json.dumps({**schema, OPTIONS: options})}"
     except (ValueError, RecursionError) as error:  # integers of thousands of digits, or thousands of levels
         raise Unenforceable("it has a number that is too long, or is nested too deeply") from error
-    _refuse_large(body)
-    patterns = _PATTERN.findall(body)
-    if '"patternProperties"' in body:
-        patterns += _PATTERNS_AS_KEYS.findall(body)
-    for pattern in patterns:
-        _refuse_repeated(shortest(json.loads(pattern)))
-    return body
+    _refuse_long(body)
+    parts = parts_of(schema)
+    _refuse_items(parts)
+    for pattern in _patterns(parts):
+        _refuse_repeated(shortest(pattern))
+    return body, parts
+
+
+def _patterns(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the regular expressions in the parts of a schema."""
+    for part in parts:
+        if isinstance(pattern := part.get("pattern"), str):
+            yield pattern
+        if isinstance(named := part.get("patternProperties"), Mapping):
+            yield from named
 
 
 def lenient_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,7 +143,7 @@ def _enforceable_part(text: str) -> str:
 
 def _lenient_problem(schema: Mapping[str, Any]) -> str:
     try:
-        return _schema_problem(_json_body(schema))
+        return _schema_problem(_json_body(schema)[0])
     except Unenforceable as error:
         return str(error)
 
@@ -139,7 +154,7 @@ def _is_unsatisfiable(problem: str) -> bool:
 
 def regex_body(pattern: str) -> str:
     """Return the rule body for text that matches ``pattern`` as a whole.  Raises `Unenforceable`."""
-    _refuse_large(pattern)
+    _refuse_long(pattern)
     _refuse_repeated(shortest(pattern))
     if problem := _text_problem(LLMatcher.grammar_from_regex(pattern)):
         raise Unenforceable(_readable(_PLACE.sub("", problem, count=1)))
@@ -148,7 +163,7 @@ def regex_body(pattern: str) -> str:
 
 def lark_body(definition: str) -> str:
     """Return the rule body for text that matches a Lark grammar, whose names stay local.  Raises `Unenforceable`."""
-    _refuse_large(definition)
+    _refuse_long(definition)
     for match in _LARK.finditer(definition):
         if match["special"]:
             raise Unenforceable("a grammar cannot name special tokens")
@@ -190,12 +205,29 @@ def _text_problem(rule: str) -> str:
     return started.get_error()
 
 
-def _refuse_large(text: str) -> None:
+def _refuse_long(text: str) -> None:
     if len(text) > LARGEST:
         raise Unenforceable(f"it has {len(text)} characters, and {LARGEST} are the most")
-    items = sum(float(bound) for bound in _ITEM_BOUND.findall(text))
+
+
+def _refuse_items(parts: Iterable[Mapping[str, Any]]) -> None:
+    bounds = (part.get(key) for part in parts for key in ("minItems", "maxItems"))
+    items = sum(min(bound, _MANY_ITEMS) for bound in bounds if isinstance(bound, int | float) and bound > 0)
     if items > MOST_ITEMS:
         raise Unenforceable(f"its minItems and maxItems add up to {items:.15g}, and {MOST_ITEMS} are the most")
+
+
+def _schemas_in(grammar: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas in a grammar."""
+    at = grammar.find(_JSON)
+    while at >= 0:
+        try:
+            schema, at = _decoder.raw_decode(grammar, at + len(_JSON))
+        except (ValueError, RecursionError):  # the text of a rule may have the word as well
+            schema, at = None, at + len(_JSON)
+        if isinstance(schema, Mapping):
+            yield schema
+        at = grammar.find(_JSON, at)
 
 
 def _refuse_repeated(length: int) -> None:
@@ -232,7 +264,7 @@ class Constraint:
 
 def is_json(body: str) -> bool:
     """True if a rule body is a `json_body`."""
-    return body.startswith("%json")
+    return body.startswith(_JSON)
 
 
 def check(grammar: str, constraint: Constraint | None, inputs: Iterable[tuple[Tool, str]]) -> None:
@@ -241,7 +273,8 @@ def check(grammar: str, constraint: Constraint | None, inputs: Iterable[tuple[To
     ``inputs`` are the tools that may be called, with the rule bodies for their inputs.
     """
     try:
-        _refuse_large(grammar)
+        _refuse_long(grammar)
+        _refuse_items(part for schema in _schemas_in(grammar) for part in parts_of(schema))
         problem = _grammar_problem(grammar)
     except Unenforceable as error:
         problem = str(error)
@@ -259,7 +292,7 @@ def _schema_problem(body: str) -> str:
     """Return the mistake in a rule body; empty if there is none, or if it holds no schema."""
     if not is_json(body):
         return ""
-    return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(body.removeprefix("%json "))))
+    return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(body.removeprefix(_JSON))))
 
 
 def is_bound(tools: Toolset) -> bool:

@@ -1,4 +1,4 @@
-"""JSON schemas: the part of one that llguidance can enforce, and whether any text fits it."""
+"""JSON schemas: the parts of one, those that llguidance can enforce, and whether any text fits it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,61 @@ _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 _REST_OF = {"additionalProperties": _NAMED, "items": ("prefixItems",), "additionalItems": ("items",)}
 """The keywords that bind what other keywords leave over: without those, they would bind too much."""
+
+# Parts
+
+_NAMED_PARTS = (*_NAMED, *DEFINITIONS, "dependentSchemas", "dependencies")
+_LISTED_PARTS = (*_LISTED, "items")
+_SINGLE_PARTS = (
+    *(*_SINGLE, "contains", "not", "if", "then", "else", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+)
+
+
+def parts_of(schema: Schema) -> list[Schema]:
+    """Return a schema with all schemas in it, and those that its references name, each once.
+
+    What other keywords hold is data, such as the values of ``default``, ``const``, ``enum`` and ``examples``.  If a
+    reference is none to a place in the schema, its target may be anywhere, so that all objects are taken for schemas.
+    """
+    known, waiting, found, takes_all = {id(schema)}, [schema], list[Schema](), False
+    while waiting:
+        part = waiting.pop()
+        found.append(part)
+        inner = list(_values(part) if takes_all else _parts_within(part))
+        if isinstance(reference := part.get("$ref"), str):
+            target = _referenced(reference, schema)
+            if target is None and not takes_all:
+                known, waiting, found, takes_all = {id(schema)}, [schema], [], True
+                continue
+            inner.append(target)
+        for each in inner:
+            if isinstance(each, Mapping) and id(each) not in known:
+                known.add(id(each))
+                waiting.append(each)
+    return found
+
+
+def _parts_within(part: Schema) -> Iterator[Any]:
+    for key, value in part.items():
+        if key in _NAMED_PARTS and isinstance(value, Mapping):
+            yield from value.values()
+        elif key in _LISTED_PARTS and isinstance(value, list):
+            yield from value
+        elif key in _SINGLE_PARTS:
+            yield value
+
+
+def _values(part: Schema) -> Iterator[Any]:
+    """Yield the objects in an object, also those in its lists."""
+    waiting = list(part.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        else:
+            yield value
+
 
 # Parts that can be enforced
 

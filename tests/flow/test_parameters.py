@@ -82,6 +82,7 @@ PROBES: dict[str, list[Json]] = {
     "context_management": [[{"type": "compaction"}]],
     "moderation": [{"model": "omni-moderation-latest"}],
     "access_programs": [{"cyber": "standard"}],
+    "multi_agent": [{"enabled": True}],
     "image": [{"context_compression": "auto"}],
     "top_k": [5],
     "min_p": [0.1],

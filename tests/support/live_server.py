@@ -30,7 +30,8 @@ async def live_server(
     recorder = Recorder(recordings, Header(FORMAT, encoding="harmony")) if record else None
     changes = {"operator_key": SecretStr(KEY) if is_on else None, "record": recordings if record else None}
     given = read_settings([]).model_copy(update=changes)
-    options = {"keys": Keys(given=CLIENT, operator=KEY), "resources": ("live",)} | options
+    options.setdefault("keys", Keys(given=CLIENT, operator=KEY))
+    options.setdefault("resources", ("live",))
     if recorder:
         options["edit"] = recorder.tapped
     try:

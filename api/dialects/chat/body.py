@@ -143,6 +143,7 @@ class ChatBody(Generating):
 
     foreign = FOREIGN
     required = "messages"
+    looks_inside = True
 
     messages: ChatMessages
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,8 @@ _ToolName: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 class _Object(msgspec.Struct, frozen=True, kw_only=True):
     """An object in a body: types are strict, and keys that the API does not have are ignored."""
+
+    unused: ClassVar[frozenset[str]] = frozenset({"annotations", "index", "prompt_cache_breakpoint"})
 
 
 # Content parts

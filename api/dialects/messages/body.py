@@ -16,6 +16,7 @@ from penstock.api.dialects.messages.messages import (
     Turns,
     check_not_empty,
     instructions,
+    not_permitted,
 )
 from penstock.api.dialects.messages.writer import Display
 from penstock.pipeline.errors import InvalidRequest
@@ -178,6 +179,7 @@ class Thinking(Body):
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: Any = None
 
 
 class JsonFormat(Body):
@@ -219,6 +221,7 @@ class CountTokens(Body):
 
     foreign: ClassVar[ForeignNames] = FOREIGN
     required: ClassVar[str] = "messages"
+    looks_inside: ClassVar[bool] = True
 
     model: str
     messages: Turns
@@ -231,6 +234,7 @@ class CountTokens(Body):
     """The former name of the format of ``output_config``."""
 
     cache_control: Unused = None
+    compaction: Any = None
     context_management: ContextManagement | None = None
     mcp_servers: Refused = None
     speed: Unused = None
@@ -243,6 +247,8 @@ class CountTokens(Body):
         Raises `InvalidRequest` for what Anthropic's types do not tell.
         """
         check_not_empty(self.messages)
+        if self.thinking is not None and self.thinking.block_binding is not None:
+            raise not_permitted(f"thinking.{self.thinking.type}.block_binding", "thinking.block_binding")
         if self.thread is not None:
             message = "This server keeps no threads. Send the whole conversation without `thread`."
             raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
@@ -341,6 +347,13 @@ class CreateMessage(CountTokens):
     metadata: Unused = None
     service_tier: Unused = None
     user_profile_id: Unused = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request of the pipeline, which is not stored."""
+        if self.compaction is not None:
+            raise not_permitted("compaction", "compaction")
+        return super().create_request
 
     @property
     def generates(self) -> bool:

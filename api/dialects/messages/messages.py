@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,8 @@ BILLING = "x-anthropic-billing-header"
 
 class _Object(msgspec.Struct, frozen=True, kw_only=True):
     """An object in a body: types are strict, and keys that the API does not have are ignored."""
+
+    unused: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller", "citations", "safeguards", "toolset_name"})
 
 
 class _Typed(_Object, frozen=True, kw_only=True, tag_field="type"):
@@ -146,7 +148,9 @@ AssistantBlock: TypeAlias = (
 
 
 class _Message(_Object, frozen=True, kw_only=True, tag_field="role"):
-    pass
+    clear_at: Literal["next_user_message", "never"] | None = None
+    """The message until which the model reads this one; only of system messages."""
+    output_config: dict[str, Any] | None = None
 
 
 class UserTurn(_Message, frozen=True, kw_only=True, tag="user"):
@@ -160,7 +164,7 @@ class AssistantTurn(_Message, frozen=True, kw_only=True, tag="assistant"):
 class SystemTurn(_Message, frozen=True, kw_only=True, tag="system"):
     """Instructions in the middle of a conversation."""
 
-    content: str | tuple[TextBlock, ...]
+    content: str | tuple[TextBlock, ...] = ()
 
 
 Turn: TypeAlias = UserTurn | AssistantTurn | SystemTurn
@@ -255,7 +259,11 @@ class Conversation:
         self._open_calls: dict[str, str] = {}
         """The places of the messages with calls that have no result yet, by the ids of the calls."""
         cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
+        last_of_user = max((at for at, message in enumerate(messages) if isinstance(message, UserTurn)), default=0)
         for position, message in enumerate(messages):
+            _check_options(message, position)
+            if message.clear_at == "next_user_message" and position < last_of_user:
+                continue
             self._pair(message, f"messages[{position}]")
             for item in self._items(message, is_last=position == len(messages) - 1):
                 if not (position in cleared and isinstance(item, params.ReasoningItem)):
@@ -289,7 +297,8 @@ class Conversation:
     def _items(self, message: Turn, *, is_last: bool) -> Iterator[params.InputItem]:
         match message:
             case SystemTurn(content=content):
-                yield params.MessageItem(role="system", content=instructions(content))
+                if text := instructions(content):
+                    yield params.MessageItem(role="system", content=text)
             case UserTurn(content=str(text)):
                 yield params.MessageItem(role="user", content=text)
             case UserTurn(content=blocks):
@@ -442,6 +451,19 @@ def check_not_empty(messages: Sequence[Turn]) -> None:
 
 def _blocks(message: UserTurn) -> Sequence[UserBlock]:
     return (TextBlock(text=message.content),) if isinstance(message.content, str) else message.content
+
+
+def _check_options(message: Turn, position: int) -> None:
+    """Raise `UnsupportedParameter` for options of a message that have no effect here."""
+    if message.clear_at is not None and not isinstance(message, SystemTurn):
+        raise not_permitted(f"messages.{position}.clear_at", f"messages[{position}].clear_at")
+    if any(value is not None for value in (message.output_config or {}).values()):
+        raise not_permitted(f"messages.{position}.output_config", f"messages[{position}].output_config")
+
+
+def not_permitted(path: str, place: str) -> UnsupportedParameter:
+    """Return the error for a parameter, in the words on which Anthropic's clients send the request without it."""
+    return UnsupportedParameter(f"{path}: Extra inputs are not permitted", param=place)
 
 
 def _refusal(problem: str, place: str) -> InvalidRequest:

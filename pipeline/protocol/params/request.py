@@ -25,6 +25,7 @@ from penstock.pipeline.protocol.params.common import (
     Refused,
     TextOr,
     at_most,
+    only,
 )
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS
 from penstock.pipeline.protocol.params.items import (
@@ -319,6 +320,7 @@ class CreateResponse(Generating):
 
     prompt: PromptParam | None = None
     access_programs: Refused = None
+    multi_agent: Annotated[Any, only({"enabled": False})] = None
     image: Refused = None
 
     # vLLM's extensions

@@ -13,10 +13,13 @@ from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.json_body import read_json, shortened
 from penstock.pipeline.protocol.params.refusal import refusal_of
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
+from penstock.pipeline.protocol.params.unknown_keys import unknown_keys
 
 logger = logging.getLogger(__name__)
 
 AnyBody = TypeVar("AnyBody", bound=Body)
+
+IGNORED = "Ignored unknown parameters: %s"
 
 MOST_NAMES = 500
 """The most names in a body among which a misspelt one is searched for: a few milliseconds' work."""
@@ -36,9 +39,12 @@ def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     parsed = read_json(body)
     _check_names(parsed, shape)
     try:
-        return shape.model_validate(parsed)
+        read = shape.model_validate(parsed)
     except ValidationError as error:
         raise refusal_of(error, parsed) from error
+    if shape.looks_inside and (unknown := unknown_keys(read, parsed)):
+        logger.info(IGNORED, shortened(", ".join(unknown)))
+    return read
 
 
 def _check_names(parsed: Any, shape: type[Body]) -> None:
@@ -56,7 +62,7 @@ def _check_names(parsed: Any, shape: type[Body]) -> None:
         for name in get_close_matches(required, unknown, n=1, cutoff=0.7):
             raise _unknown(name, required)
     if unknown and shape.model_config.get("extra") != "forbid":
-        logger.info("Ignored unknown parameters: %s", shortened(", ".join(unknown)))
+        logger.info(IGNORED, shortened(", ".join(unknown)))
 
 
 def _unknown(name: str, meant: str | None) -> InvalidRequest:

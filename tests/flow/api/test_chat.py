@@ -275,4 +275,10 @@ async def test_last_answer_is_continued(served: ScriptedServer, sdk: openai.Asyn
 async def test_unknown_parameters_are_logged(served: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert (await served.post({**BODY, "brand_new": 1}, PATH))[0] == 200
-    assert "Ignored unknown parameters: brand_new" in caplog.messages
+        call = {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}", "y": 1}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call], "annotations": [], "x": 1}
+        result = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a", "z": 1}]}
+        assert (await served.post({**BODY, "messages": [USER, answer, result]}, PATH))[0] == 200
+    inner = "messages[1].x, messages[2].content[0].z, messages[1].tool_calls[0].function.y"
+    expected = [f"Ignored unknown parameters: {unknown}" for unknown in ("brand_new", inner)]
+    assert [line for line in caplog.messages if "Ignored" in line] == expected

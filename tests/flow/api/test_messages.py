@@ -305,3 +305,93 @@ async def test_unknown_parameters_are_passed_over(served: ScriptedServer, caplog
     assert [message for message in caplog.messages if "brand_new" in message] == [
         "Ignored unknown parameters: brand_new"
     ]
+
+
+REMINDED: list[dict[str, Any]] = [
+    {"role": "user", "content": "One"},
+    {"role": "system", "content": "REMINDER"},
+    {"role": "assistant", "content": "Two"},
+    {"role": "user", "content": "Three"},
+]
+
+
+@pytest.mark.parametrize(("clear_at", "is_read"), [("next_user_message", False), ("never", True), (None, True)])
+async def test_a_reminder_ends_at_the_next_message_of_the_user(
+    served: ScriptedServer,
+    clear_at: str | None,
+    is_read: bool,
+) -> None:
+    reminder = {**REMINDED[1], "clear_at": clear_at}
+    for messages, expected in (
+        ([REMINDED[0], reminder, *REMINDED[2:]], is_read),
+        ([REMINDED[0], reminder], True),
+        ([REMINDED[0], reminder, REMINDED[2], {**REMINDED[3], "content": [{"type": "text", "text": "x"}]}], is_read),
+    ):
+        assert (await served.post({**ASKING, "messages": messages}, PATH))[0] == 200
+        assert ("REMINDER" in served.prompt_text()) == expected
+        body = {"model": "tiny", "messages": messages}
+        _, counted = await served.post(body, f"{PATH}/count_tokens")
+        assert counted["input_tokens"] == len(served.engine.prompts[-1].token_ids)
+
+
+LOW: dict[str, Any] = {"role": "system", "output_config": {"effort": "low"}}
+UNDONE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"messages": [REMINDED[0], {"role": "system", "content": [], "output_config": {"effort": "low"}}]},
+        "messages.1.output_config",
+    ),
+    ({"messages": [REMINDED[0], {"role": "system", "output_config": {"effort": "low"}}]}, "messages.1.output_config"),
+    ({"messages": [{**REMINDED[0], "clear_at": "never"}]}, "messages.0.clear_at"),
+    ({"thinking": {"type": "adaptive", "block_binding": {}}}, "thinking.adaptive.block_binding"),
+    (
+        {
+            "thinking": {
+                "type": "enabled",
+                "budget_tokens": 2000,
+                "block_binding": {"prefix_mismatch_behavior": "error"},
+            }
+        },
+        "thinking.enabled.block_binding",
+    ),
+    ({"compaction": {"type": "summarize"}}, "compaction"),
+    ({"compaction": {"type": "nonsense"}}, "compaction"),
+]
+
+
+@pytest.mark.parametrize(("changed", "path"), UNDONE)
+async def test_what_is_not_done_is_refused_in_the_words_on_which_clients_leave_it_out(
+    served: ScriptedServer, changed: dict[str, Any], path: str
+) -> None:
+    status, answer = await served.post({**ASKING, **changed}, PATH)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert answer["error"]["message"].startswith(f"{path}: Extra inputs are not permitted")
+
+
+async def test_a_clear_at_that_does_not_exist_is_refused(served: ScriptedServer) -> None:
+    status, answer = await served.post({**ASKING, "messages": [{**REMINDED[1], "clear_at": "soon"}]}, PATH)
+    assert (status, "(at messages[0].clear_at)" in answer["error"]["message"]) == (400, True)
+
+
+async def test_system_message_without_text_is_no_part_of_the_prompt(served: ScriptedServer) -> None:
+    for content in ([], "", [{"type": "text", "text": ""}]):
+        extra = {"role": "system", "content": content, "output_config": {"effort": None}}
+        await served.post({**ASKING, "messages": [*REMINDED, extra]}, PATH)
+        await served.post({**ASKING, "messages": REMINDED}, PATH)
+        assert served.engine.prompts[-1].token_ids == served.engine.prompts[-2].token_ids
+
+
+async def test_unknown_keys_of_turns_and_blocks_are_logged(
+    served: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{**text, "z": 1}]}
+    messages = [
+        {"role": "user", "content": [text, {**text, "y": 1}, {**text, "y": 2}], "x": True},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"any": 1}}]},
+        {"role": "user", "content": [result], "nothing": None},
+    ]
+    with caplog.at_level(logging.INFO):
+        changed = {"messages": messages, "tools": [{**WEATHER, "u": 1}]}
+        assert (await served.post({**ASKING, **changed}, PATH))[0] == 200
+    unknown = "messages[0].x, tools[0].u, messages[0].content[1].y, messages[2].content[0].content[0].z"
+    assert [line for line in caplog.messages if "Ignored" in line] == [f"Ignored unknown parameters: {unknown}"]

@@ -301,6 +301,7 @@ async def test_other_tasks_run_while_a_long_request_is_resolved() -> None:
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
         ("moderation", {"moderation": {"model": "omni-moderation-latest"}}),
         ("access_programs", {"access_programs": {"cyber": "standard"}}),
+        ("multi_agent", {"multi_agent": {"enabled": True}}),
         ("image", {"image": {"context_compression": "auto"}}),
         ("prompt_cache_options.prewarm", {"prompt_cache_options": {"prewarm": True}}),
         ("reasoning.mode", {"reasoning": {"mode": "pro"}}),

@@ -1,0 +1,67 @@
+"""Keys in the objects of a body that no field of them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, TypeAlias
+
+import msgspec
+from pydantic import BaseModel
+
+MOST_OBJECTS = 10_000
+"""The most objects and lists in a body that are compared; more would take a tenth of a second."""
+
+_OBJECTS = (msgspec.Struct, BaseModel, list, tuple)
+
+_Place: TypeAlias = "tuple[_Place, str | int] | None"
+"""The place of an object: that of the one that it is in, and its key or its index there."""
+
+MOST_KEYS = 20
+"""The most keys that are found in one body."""
+
+
+def unknown_keys(read: Any, sent: Any) -> list[str]:
+    """Return the places of unknown keys with a value, below the top level of a body: of each, the first one.
+
+    ``read`` is what was read of the JSON ``sent``.  A class names in ``unused`` the keys that mean nothing here.
+    """
+    found: dict[tuple[type, str], str] = {}
+    waiting: list[tuple[Any, Any, _Place]] = [(read, sent, None)]
+    for each, its, place in waiting:  # it grows meanwhile: a generator for each object would take ten times as long
+        if isinstance(each, list | tuple):
+            pairs = enumerate(zip(each, its, strict=False)) if isinstance(its, list) else ()
+            waiting += [(inner, of_it, (place, at)) for at, (inner, of_it) in pairs if isinstance(inner, _OBJECTS)]
+        elif isinstance(its, dict):
+            kind: Any = type(each)
+            fields, known = _shape(kind)
+            if place is not None and not its.keys() <= known:
+                for key in [key for key, value in its.items() if key not in known and value is not None]:
+                    found.setdefault((kind, key), _written((place, key)))
+            for name, key in fields:
+                if isinstance(inner := getattr(each, name), _OBJECTS) and key in its:
+                    waiting.append((inner, its[key], (place, key)))
+        if len(found) >= MOST_KEYS or len(waiting) > MOST_OBJECTS:
+            break
+    return list(found.values())
+
+
+def _written(place: _Place) -> str:
+    before, step = place or (None, "")
+    if before is None:
+        return str(step)
+    return f"{_written(before)}[{step}]" if isinstance(step, int) else f"{_written(before)}.{step}"
+
+
+@cache
+def _shape(kind: Hashable) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
+    """Return the names and the keys of the fields of a class, and the keys that it knows."""
+    tag: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = tuple(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+        tag = kind.__struct_config__.tag_field
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = tuple((name, field.alias or name) for name, field in kind.model_fields.items())
+    unused: frozenset[str] = getattr(kind, "unused", frozenset())
+    return fields, unused | {key for _, key in fields} | ({tag} if tag else set())
