@@ -35,6 +35,7 @@ from penstock.api.http.conventions import conventions_of
 from penstock.api.http.errors import STREAMING, Handler
 from penstock.api.http.prefix import mount_of
 from penstock.pipeline.errors import ContainerElsewhere, ServerUnreachable, StoreFailed
+from penstock.pipeline.foreign_errors import name_of
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services import tracing
@@ -245,7 +246,7 @@ def _losses() -> Iterator[None]:
     try:
         yield
     except (ClientError, TimeoutError, *NO_JSON) as error:
-        raise PeerLost(str(error)) from error
+        raise PeerLost(name_of(error)) from error
 
 
 @dataclass

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
+from penstock.pipeline.foreign_errors import traceback_of
+
 current_response: ContextVar[str] = ContextVar("current_response", default="-")
 """The id of the response that the current task works for; ``normalize`` sets it for each new response."""
 
@@ -25,11 +27,36 @@ def name_response(record: logging.LogRecord) -> bool:
     return True
 
 
-class Coloured(logging.Formatter):
+class Lines(logging.Formatter):
+    """Lines of text, of which no record can forge one, whatever a client's texts in it are.
+
+    The first line of a record has all of its message: line breaks, and other characters that do not print, are escaped.
+    The lines of its traceback follow, and begin with two spaces.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, and the lines of its traceback."""
+        record.message = record.getMessage()
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        more = [traceback_of(record.exc_info[1])] if record.exc_info and record.exc_info[1] else []
+        more += [record.stack_info] if record.stack_info else []
+        further = (f"  {printable(line)}" for text in more for line in text.split("\n"))
+        return "\n".join([printable(self.formatMessage(record)), *further])
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes in place of line breaks, and of all else that does not print, such as bidi marks."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+class Coloured(Lines):
     """Lines for a terminal: warnings in yellow, and errors in red."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the lines of a record."""
         line, colour = super().format(record), _COLOURS.get(record.levelno)
         return f"\x1b[{colour}m{line}\x1b[0m" if colour else line
 
@@ -53,7 +80,7 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _PLAIN and value is not None}
         if record.exc_info and record.exc_info[0]:
             line["error"] = record.exc_info[0].__name__
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = traceback_of(record.exc_info[1]) if record.exc_info[1] else ""
         return json.dumps(line, default=str)  # msgspec refuses bytes of other programs that are not UTF-8
 
 
@@ -67,10 +94,8 @@ def log_to_stderr(level: str, *, as_json: bool = False) -> None:
     logging.basicConfig(level=level, format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(name_response)
-        if as_json:
-            handler.setFormatter(JsonLines())
-        elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
-            handler.setFormatter(Coloured(FORMAT))
+        is_coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        handler.setFormatter(JsonLines() if as_json else Coloured(FORMAT) if is_coloured else Lines(FORMAT))
     logging.captureWarnings(as_json)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.pipeline.errors import StageError, StageFault
 from penstock.pipeline.faults import code_of, name_stage, note_stage
 from penstock.pipeline.field_types import WrongType, check_fields, is_large
+from penstock.pipeline.foreign_errors import text_of
 from penstock.pipeline.frame_order import Order
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
@@ -125,7 +126,7 @@ class StageGuard:
             raise WrongType(f"expected {self.accepted.label}, got {_described(frame)}")
 
     def _raised(self, error: BaseException, stage: Any, last: Iterable[Any] = ()) -> StageFault:
-        return self._fault(f"raised {type(error).__name__}", self.location(stage, error), last, str(error))
+        return self._fault(f"raised {type(error).__name__}", self.location(stage, error), last, text_of(error))
 
     def _fault(self, problem: str, location: str, last: Iterable[Any] = (), message: str = "") -> StageFault:
         frames = ", ".join(map(_described, last)) or "none"

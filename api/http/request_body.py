@@ -65,7 +65,7 @@ async def receive(request: web.Request) -> bytes:
     except TimeoutError:
         raise RequestTimeout(late) from None
     except web.RequestPayloadError as error:
-        raise InvalidRequest(f"The body cannot be read: {error}") from error
+        raise InvalidRequest("The body cannot be read: it breaks off, or its transfer coding is wrong.") from error
     return await joined(chunks, held.size)
 
 

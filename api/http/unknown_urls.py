@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from aiohttp import web
 
@@ -39,7 +40,7 @@ def explained(error: web.HTTPException, request: web.Request) -> tuple[str, str 
         return f"Not allowed: {sent}. This URL takes {allowed}.", "method_not_supported"
     if isinstance(error, web.HTTPNotFound):
         return f"Unknown request URL: {sent}. {_advice(request)}", "unknown_url"
-    return error.reason, None
+    return HTTPStatus(error.status).phrase, None
 
 
 def _advice(request: web.Request) -> str:

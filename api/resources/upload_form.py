@@ -8,7 +8,15 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, BodyPartReader, hdrs, web
+from aiohttp import (
+    BadContentDispositionHeader,
+    BadContentDispositionParam,
+    BodyPartReader,
+    MultipartReader,
+    StreamReader,
+    hdrs,
+    web,
+)
 from aiohttp.http_exceptions import HttpProcessingError
 
 from penstock.api.http.request_body import SECONDS
@@ -20,6 +28,12 @@ SLOWEST = 16 << 10
 
 MOST_PARTS = 20
 """The most parts of a form."""
+
+MOST_LINES = 200
+"""The most lines of a form outside of its fields: boundaries, headers of parts, and what stands before and after them."""
+
+LONGEST_LINE = 8_190
+"""Bytes of such a line."""
 
 LONGEST_FIELD = 4_096
 """The most bytes of a field that is no file."""
@@ -70,7 +84,7 @@ class UploadForm:
 
         Raises `InvalidRequest` if the form breaks off or cannot be read, `BodyTooLarge`, or `RequestTimeout`.
         """
-        reader = await self._step(self._request.multipart)
+        reader = self._reader()
         for _ in range(MOST_PARTS):
             part = await self._step(reader.next)
             if part is None:
@@ -91,6 +105,13 @@ class UploadForm:
                 async for piece in self._pieces(part, self._most):
                     await write(piece)
         raise InvalidRequest(f"The form has more than {MOST_PARTS} parts.")
+
+    def _reader(self) -> MultipartReader:
+        content: Any = _Lines(self._request.content)
+        try:
+            return MultipartReader(self._request.headers, content, max_field_size=LONGEST_LINE)
+        except (AssertionError, ValueError) as error:
+            raise InvalidRequest("The Content-Type of the form needs a boundary of 1 to 70 characters.") from error
 
     def _add(self, name: str, value: str) -> None:
         fields: Any = self.fields
@@ -126,10 +147,35 @@ class UploadForm:
         except TimeoutError:
             raise RequestTimeout("The form arrives too slowly.") from None
         except web.RequestPayloadError as error:
-            raise InvalidRequest(f"The form breaks off: {error}") from error
-        except (AssertionError, RuntimeError, ValueError, RuntimeWarning, HttpProcessingError) as error:
-            why = error.message if isinstance(error, HttpProcessingError) else str(error)
-            raise InvalidRequest(f"The form cannot be read: {shortened(why)}") from error
+            raise InvalidRequest("The form breaks off, or its transfer coding is wrong.") from error
+        except HttpProcessingError as error:
+            why = f"a header of a part is wrong, or a line is longer than {LONGEST_LINE} bytes"
+            raise InvalidRequest(f"The form cannot be read: {why}.") from error
+        except (AssertionError, RuntimeError, ValueError, RuntimeWarning) as error:
+            why = "it does not have the parts and boundaries that its Content-Type declares"
+            raise InvalidRequest(f"The form cannot be read: {why}.") from error
+
+
+class _Lines:
+    """The content of a form, of which aiohttp's reader gets at most `MOST_LINES` lines.
+
+    The reader looks for the first boundary line by line, and never yields while lines are buffered: a form of line
+    breaks would hold the event loop for seconds.  What is in the fields is read in pieces, which `UploadForm` counts.
+    """
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self._lines = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        """Return the next line; raises `InvalidRequest` if there were too many."""
+        self._lines += 1
+        if self._lines > MOST_LINES:
+            raise InvalidRequest(f"The form has more than {MOST_LINES} lines outside of its fields.")
+        return await self._content.readline(max_line_length=max_line_length or LONGEST_LINE)
 
 
 def _declared(part: BodyPartReader) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from penstock.api.wiretap import asking
 from penstock.api.wiretap.streams import readable
 from penstock.api.wiretap.tap import Listener, Tap
 from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.foreign_errors import name_of
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Proxy:
         try:
             return await self._passed(request, listener)
         except BrokenOff as error:
-            logger.warning("%s broke off an answer: %r", self.upstream, error.__cause__)
+            logger.warning("%s broke off an answer: %s", self.upstream, name_of(error.__cause__ or error))
             listener.over("The server broke off its answer.")
             if request.transport is not None:
                 request.transport.close()  # after what came before
@@ -176,7 +177,7 @@ class Proxy:
 
     def _unreached(self, error: Exception) -> web.StreamResponse:
         """Return the answer of a server that cannot be reached, or that does not speak HTTP."""
-        logger.warning("%s: %s", self.upstream, error)
+        logger.warning("%s: %s", self.upstream, name_of(error))
         reason = "does not answer in HTTP" if isinstance(error, aiohttp.ClientResponseError) else "cannot be reached"
         return refusal(502, f"{self.upstream} {reason}.")
 

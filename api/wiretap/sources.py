@@ -11,6 +11,8 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, hdrs
 from yarl import URL
 
+from penstock.pipeline.foreign_errors import name_of
+
 logger = logging.getLogger(__name__)
 
 SECONDS = 5.0
@@ -80,4 +82,4 @@ class Sources:
                         break
             self._models = {model.id: model for model in msgspec.json.decode(listed, type=_Models).data}
         except (ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.info("%s gives no list of models, so recordings do not say where theirs is: %s", url, error)
+            logger.info("%s gives no list of models, so recordings do not say where theirs is: %s", url, name_of(error))

@@ -134,7 +134,7 @@ class Decoder:
                 yield self._inflating.decompress(data, PIECE)
                 data = self._inflating.unconsumed_tail or self._inflating.unused_data
         except zlib.error as error:
-            raise Unrecordable(f"its compression is broken: {error}") from error
+            raise Unrecordable("its compression is broken") from error
 
 
 def _inflating() -> zlib._Decompress:

@@ -116,8 +116,8 @@ class Tokens:
             self.began = self.began or at
             try:
                 self._read(at, msgspec.convert(frame.data, _Event))
-            except msgspec.ValidationError as error:
-                self._lose(f"an event cannot be read ({error})")
+            except msgspec.ValidationError:
+                self._lose("an event has an unexpected form")
 
     @property
     def problem(self) -> str:

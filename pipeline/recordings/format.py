@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from penstock.pipeline.errors import CannotRun, StageError, error_named
+from penstock.pipeline.foreign_errors import text_of
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -95,7 +96,7 @@ class Failure(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> Failure:
         """Return the failure that records an error."""
-        return cls(type(error).__name__, error.message if isinstance(error, StageError) else str(error))
+        return cls(type(error).__name__, error.message if isinstance(error, StageError) else text_of(error))
 
     def again(self) -> Exception:
         """Return an error of the same class if it is in `penstock.pipeline.errors`, otherwise a `RuntimeError`."""

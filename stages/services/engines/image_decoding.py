@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TypeVar
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from penstock.pipeline.errors import InvalidPrompt
-from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import image_in
 from penstock.stages.services.slots import Slots
 
@@ -68,10 +67,8 @@ def _decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels]) -> list[Pix
             images.append(decode(image))
         except _TooMuch as error:
             raise InvalidPrompt(f"Image {number} is too large: {error}", param="input") from error
-        except UnidentifiedImageError as error:
-            raise InvalidPrompt(f"Image {number} cannot be read: its content is malformed.", param="input") from error
         except Exception as error:  # each image format raises errors of its own
-            raise InvalidPrompt(f"Image {number} cannot be read: {shortened(str(error))}", param="input") from error
+            raise InvalidPrompt(f"Image {number} cannot be read: its content is malformed.", param="input") from error
     return images
 
 

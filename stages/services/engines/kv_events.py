@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from penstock.pipeline.foreign_errors import name_of
 from penstock.pipeline.frames import Prompt
 from penstock.stages.services.engines.cached_blocks import AllBlocksCleared, CachedBlocks, CacheEvent
 
@@ -120,7 +121,7 @@ class KvEvents:
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
-            raise ValueError(f"{address} is no address of KV events: {error}") from error
+            raise ValueError(f"{address} is no address of KV events: {name_of(error)}") from error
         return socket
 
     def _listen(self) -> None:
@@ -148,7 +149,7 @@ class KvEvents:
             self._forget(server)
             if not server.has_complaint:
                 server.has_complaint = True
-                logger.warning("KV events of the engine at %s cannot be read: %r", server.url, error)
+                logger.warning("KV events of the engine at %s cannot be read: %s", server.url, name_of(error))
 
     def _count(self, server: _Server, number: int) -> None:
         if server.due is None:

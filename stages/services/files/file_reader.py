@@ -25,6 +25,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.foreign_errors import name_of
 from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url
@@ -266,7 +267,7 @@ class FileReader:
         try:
             return await fetcher.fetch(url, read)
         except fetch.NotFetched as error:
-            raise NotRead(f"{shortened(url)} could not be fetched. {error}") from error
+            raise NotRead(f"{shortened(url)} could not be fetched. {name_of(error)}") from error
         finally:
             await fetcher.close()
 

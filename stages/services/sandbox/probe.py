@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.pipeline.foreign_errors import name_of
 from penstock.stages.services.containers import HOME
 from penstock.stages.services.sandbox.folder import Folder
 from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, Plan, SandboxLimits, interpreters
@@ -62,7 +63,7 @@ class Sandbox:
                 raise
             except (SandboxDied, OSError) as exc:
                 if plan is self.plan:
-                    self.refusals.append(f"{plan.mode} with {plan.interpreter}: {exc}")
+                    self.refusals.append(f"{plan.mode} with {plan.interpreter}: {name_of(exc)}")
                     if not self.weaker:
                         raise
                     self.plan, *weaker = self.weaker

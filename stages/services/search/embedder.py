@@ -10,6 +10,7 @@ import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from numpy.typing import NDArray
 
+from penstock.pipeline.foreign_errors import name_of
 from penstock.pipeline.tasks import in_thread
 from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.search.ranking import unit
@@ -92,7 +93,7 @@ class Embedder:
             ) as answer:
                 read = await read_whole(answer.content.iter_any(), LARGEST)
         except (ClientError, TimeoutError, Unreadable) as error:
-            raise NotEmbedded(f"It does not answer: {error!r}.") from error
+            raise NotEmbedded(f"It does not answer ({name_of(error)}).") from error
         if answer.status != 200:
             self._model = ""
             raise NotEmbedded(f"It answers with status {answer.status}.")

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.foreign_errors import name_of
 from penstock.stages.services.store.database import (
     DatabaseRefused,
     DatabaseUnavailable,
@@ -59,6 +60,14 @@ _SEARCHERS = 2
 
 _FOR_EVER = ("22", "23", "42", "54")
 """SQLSTATE classes of errors in the statement or its values: another attempt would fail again."""
+
+
+_PROBLEMS = {
+    "28": "its user does not exist there, or the server refuses it or its password",
+    "3D": "its database does not exist there",
+    "53": "the server has no room left",
+}
+"""Words for SQLSTATE classes that an operator can mend; PostgreSQL's own may quote the values of a statement."""
 
 
 class PostgresDatabase:
@@ -177,14 +186,15 @@ def _named_errors() -> Iterator[None]:
     try:
         yield
     except asyncpg.PostgresError as exc:
-        state = str(getattr(exc, "sqlstate", ""))
-        raise (DatabaseRefused if state.startswith(_FOR_EVER) else DatabaseUnavailable)(str(exc)) from exc
+        state: str = getattr(exc, "sqlstate", None) or ""
+        problem = f"{_PROBLEMS[state[:2]]} ({name_of(exc)})" if state[:2] in _PROBLEMS else name_of(exc)
+        raise (DatabaseRefused if state.startswith(_FOR_EVER) else DatabaseUnavailable)(problem) from exc
     except ValueError as exc:
         raise DatabaseRefused("what it was given cannot be understood") from exc
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:  # also a connection lost mid-message
-        raise DatabaseUnavailable(str(exc)) from exc
+        raise DatabaseUnavailable(name_of(exc)) from exc
     except OSError as exc:
-        raise DatabaseUnavailable(str(exc) or "it does not answer") from exc
+        raise DatabaseUnavailable(name_of(exc)) from exc
 
 
 def _place(url: str) -> str:

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.foreign_errors import name_of
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
 from penstock.stages.services.foreign import Unreadable, read_whole
@@ -101,7 +102,7 @@ class ImageCache:
         try:
             return await fetcher.fetch(url, read)
         except fetch.NotFetched as error:
-            raise NoImage(str(error)) from error
+            raise NoImage(name_of(error)) from error
         finally:
             await fetcher.close()
 

@@ -55,7 +55,7 @@ async def test_any_decoding_error_refuses_the_image(error: type[Exception]) -> N
     def fail(image: bytes) -> None:
         raise error("broken")
 
-    with pytest.raises(InvalidPrompt, match="Image 1 cannot be read: broken"):
+    with pytest.raises(InvalidPrompt, match="Image 1 cannot be read: its content is malformed"):
         await image_decoding.decoded([data_url(png())], fail)
 
 
