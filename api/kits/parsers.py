@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from types import FrameType
 from typing import Any
 
@@ -44,6 +46,15 @@ _FEW, _GROWTH, _MOST_WORK = 50, 4, 6
 _MOST_PLACES = 8
 """Places in an example at which the work is counted."""
 
+_SHORT, _LONGER, _ROUNDS = 500, 8, 5
+"""Parts of a short output whose time is taken, the factor by which a long one has more, and the most rounds."""
+
+_LINEAR, _QUADRATIC = 1.5 * _LONGER, 5 * _LONGER
+"""The ratios of the times below which the work is linear at the first look, and above which it is not at the last."""
+
+_MOST_HELD = 100
+"""Characters of text that a parser may hold back, as they may be the beginning of a mark."""
+
 
 @dataclass(frozen=True)
 class _Tester:
@@ -62,6 +73,14 @@ class _Tester:
     def beginnings(self) -> Iterable[str]:
         """Yield the beginnings of each example, which leave the parser in any state."""
         return (output[:length] for output in self.examples for length in range(len(output) + 1))
+
+    def texts(self) -> Iterable[str]:
+        """Yield outputs after which words are text, unless a call has begun."""
+        for output, pieces in self.examples.items():
+            is_text = not any(isinstance(piece, CallPiece) for piece in pieces)
+            yield from (output[:length] for length in range(0 if is_text else len(output), len(output) + 1))
+        signs = {letter: None for output in self.examples for letter in output if not letter.isalnum()}
+        yield from (f"{sign} " for sign in signs)
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
@@ -160,15 +179,56 @@ def _check_idle(tester: _Tester) -> None:
         rule(_joined(pieces) == tester.read([output]), f"an idle parser need not see text: {output!r}: {cure}")
 
 
+def _check_streams(tester: _Tester) -> None:
+    """Check that text comes out at once: after each place of an example without calls, and after a lone sign.
+
+    The end of an output that was cut drops a call that is not whole, so what it still returns was held for nothing.
+    """
+    for begun in tester.texts():
+        reader = tester.make(tester.start)
+        for part in (begun, *[_WORDS] * _FEW):
+            list(reader.feed(part))
+        held = _text(list(reader.finish(cut=True)))
+        cure = "return all but the beginning of a mark from feed"
+        rule(len(held) <= _MOST_HELD, f"text comes out at once: after {begun!r}, {len(held)} characters wait: {cure}")
+
+
 def _check_work(tester: _Tester) -> None:
     for output in tester.examples:
         for at in range(0, len(output), max(1, len(output) // _MOST_PLACES)):
             few, many = (_work(tester, output[:at], count) for count in (_FEW, _GROWTH * _FEW))
+            steady = f"the work for a part of the text does not grow with the output: after {output[:at]!r}"
             rule(
                 many <= _MOST_WORK * few,
-                f"the work for a part of the text does not grow with the output: after {output[:at]!r}, {_GROWTH} "
-                f"times as many parts take {many / few:.1f} times the work",
+                f"{steady}, {_GROWTH} times as many parts take {many / few:.1f} times the work",
             )
+            ratio = _time_ratio(tester, output[:at])
+            rule(ratio <= _QUADRATIC, f"{steady}, {_LONGER} times as many parts take {ratio:.0f} times the time")
+
+
+def _time_ratio(tester: _Tester, begun: str) -> float:
+    """Return by how much more time of the processor a long output takes than a short one.
+
+    Lines do not show the work of C code, such as a search through all that is held.  The ratio is that of the number of
+    parts, or its square.  These are so far apart that the load of the machine does not decide, and each time is the
+    least of several rounds, unless the first one is clear.
+    """
+    few = many = inf
+    for _ in range(_ROUNDS):
+        few, many = min(few, _time(tester, begun, _SHORT)), min(many, _time(tester, begun, _LONGER * _SHORT))
+        if many <= _LINEAR * few:
+            break
+    return many / few
+
+
+def _time(tester: _Tester, begun: str, parts: int) -> float:
+    """Return the seconds of this thread for an output, without its beginning and its end."""
+    reader = tester.make(tester.start)
+    list(reader.feed(begun))
+    started = time.thread_time()
+    for _ in range(parts):
+        list(reader.feed(_WORDS))
+    return time.thread_time() - started
 
 
 def _work(tester: _Tester, begun: str, parts: int) -> int:
@@ -202,5 +262,6 @@ _RULES: dict[str, Callable[[_Tester], None]] = {
     "text": _check_text,
     "arguments": _check_arguments,
     "idle": _check_idle,
+    "streams": _check_streams,
     "work": _check_work,
 }

@@ -18,12 +18,13 @@ muse = "muse_parser:calls"
 ```
 
 `check_parser(Lines, {output: pieces})` of `penstock.testing` checks the rules: an output cut anywhere gives the same
-pieces, no text is lost, arguments are JSON objects, and a long output costs no more for each word.
+pieces, no text is lost or held back, arguments are JSON objects, and a long output costs no more for each word.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 from penstock.stages.models.chat.marked_calls import CallForm
@@ -36,31 +37,46 @@ calls = CallForm(("<call>",), ("</call>",))
 
 
 class Lines:
-    """Reads a line ``# text`` as a thought, and a line ``! name {...}`` as a call."""
+    """Reads a line ``# text`` as a thought, and a line ``! name {...}`` as a call.
+
+    A call is held until its line ends.  All other text is returned as it comes.
+    """
 
     def __init__(self, start: OutputStart) -> None:
         self._names = start.names
-        self._held = ""
+        self._kind: type[ReasoningPiece] | type[ContentPiece] | None = None
+        self._held: list[str] = []  # the beginning of a line, or a call so far
 
     def feed(self, text: str) -> Iterator[Piece]:
-        self._held += text
-        *lines, self._held = self._held.split("\n")
-        for line in lines:
-            yield from self._read(f"{line}\n")
+        for part in re.findall(r"[^\n]*\n|[^\n]+", text):
+            if self._kind is None:
+                yield from self._begin(part)
+            else:
+                yield self._kind(part)
+            if part.endswith("\n"):
+                yield from self._end()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        if self._held and not (cut and self._held[0] in "#!"):
-            yield from self._read(self._held)
+        if not cut:
+            yield from self._end()
 
-    def _read(self, line: str) -> Iterator[Piece]:
-        sign, _, rest = line.partition(" ")
-        name, _, arguments = rest.partition(" ")
-        if sign == "#":
-            yield ReasoningPiece(rest)
-        elif sign == "!" and name in self._names and is_object(arguments):
+    def _begin(self, part: str) -> Iterator[Piece]:
+        self._held.append(part)
+        if len(self._held) > 2 or (line := "".join(self._held)) in ("#", "!") or line.startswith("! "):
+            return  # more than two parts are those of a call
+        self._held.clear()
+        self._kind = ReasoningPiece if line.startswith("# ") else ContentPiece
+        yield self._kind(line.removeprefix("# "))
+
+    def _end(self) -> Iterator[Piece]:
+        line = "".join(self._held)
+        self._held.clear()
+        self._kind = None
+        name, _, arguments = line.removeprefix("! ").partition(" ")
+        if name in self._names and is_object(arguments):
             yield CallPiece(name)
             yield ArgumentsPiece(arguments.strip())
-        else:
+        elif line:
             yield ContentPiece(line)
 
 

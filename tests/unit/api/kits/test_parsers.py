@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,11 +57,14 @@ def test_own_parsers_keep_them_for_any_argument(name: str, city: str) -> None:
     check_parser(PARSERS[name], {output: [CallPiece("get_weather"), ArgumentsPiece(arguments)]})
 
 
+MARK, END = re.compile(r"@@(\w+)@@"), re.compile(r"\}\s*;")
+
+
 class Toy:
     """Reads ``name{...}`` between two ``$`` as a call."""
 
     def __init__(self, start: OutputStart) -> None:
-        self.call: str | None = None
+        self.call: list[str] | None = None
 
     def feed(self, text: str) -> Iterator[Piece]:
         for letter in text:
@@ -68,19 +72,19 @@ class Toy:
 
     def read(self, letter: str) -> Iterator[Piece]:
         if letter == "$" and self.call is None:
-            self.call = ""
+            self.call = []
         elif letter == "$":
-            name, brace, rest = (self.call or "").partition("{")
+            name, brace, rest = "".join(self.call or ()).partition("{")
             self.call = None
             yield from (CallPiece(name), ArgumentsPiece(brace + rest))
         elif self.call is None:
             yield ContentPiece(letter)
         else:
-            self.call += letter
+            self.call.append(letter)
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         if self.call is not None and not cut:
-            yield ContentPiece("$" + self.call)
+            yield ContentPiece("".join(["$", *self.call]))
         self.call = None
 
 
@@ -120,7 +124,7 @@ class Forgetful(Toy):
 class Repeating(Toy):
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         if self.call is not None:
-            yield from (ContentPiece(self.call), ContentPiece(self.call))
+            yield from [ContentPiece("".join(self.call))] * 2
 
 
 class Hasty(Toy):
@@ -148,11 +152,39 @@ class Slow(Toy):
 
     def feed(self, text: str) -> Iterator[Piece]:
         if self.call:
-            self.look(self.call)
+            self.look("".join(self.call))
         yield from super().feed(text)
 
     def look(self, call: str) -> None:
         json.dumps(call)
+
+
+class Searching(Toy):
+    """Searches all of a call again for each part of it, by one call of C code."""
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        if self.call:
+            END.search("".join(self.call))
+        yield from super().feed(text)
+
+
+class Holding(Toy):
+    """Waits for the second half of a mark after any beginning of one, and looks through all that it holds."""
+
+    def __init__(self, start: OutputStart) -> None:
+        self.held = ""
+        super().__init__(start)
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        self.held += text
+        if "@" not in self.held or MARK.search(self.held):
+            held, self.held = self.held, ""
+            yield from super().feed(held)
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        held, self.held = self.held, ""
+        yield from super().feed(held)
+        yield from super().finish(cut=cut)
 
 
 class Raising(Toy):
@@ -171,12 +203,14 @@ class Raising(Toy):
         (Broken, "examples", "and it should be"),
         (Restless, "idle", "an idle parser need not see text"),
         (Slow, "work", "times the work"),
+        (Searching, "work", "8 times as many parts take .* times the time"),
+        (Holding, "streams", "after 'I look @', .* characters wait"),
         (Raising, "chunks", "it raised AssertionError"),
     ],
 )
 def test_broken_rule_is_named(kind: type[Toy], broken: str, problem: str) -> None:
     with pytest.raises(BrokenRule, match=problem) as wrong:
-        check_parser(kind, EXAMPLES)
+        check_parser(kind, EXAMPLES | {"I look @ it.": [ContentPiece("I look @ it.")]})
     assert wrong.value.rule == broken
 
 
