@@ -22,6 +22,7 @@ from penstock.api.limits.admission import Admission
 from penstock.pipeline.errors import (
     ConversationLocked,
     ConversationNotFound,
+    DiskFull,
     InvalidRequest,
     ItemNotFound,
     StorageFull,
@@ -43,6 +44,8 @@ from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.files.owned import OwnedFiles
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.stored import StoredConversation
+
+_FULL = (StorageFull, DiskFull)
 
 _LOOKING = (InvalidRequest, ConversationNotFound, StoreFailed)
 
@@ -70,13 +73,14 @@ class Conversations:
             web.delete(f"{one}/items/{{item_id}}", self.delete_item),
         )
 
-    @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, StorageFull, StoreFailed)))
+    @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, StoreFailed, *_FULL)))
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
         if not self.store.keeps:
             raise UnsupportedParameter("This server stores nothing (--store none), so it has no conversations.")
         body, owner = await off_loop(read_body, await receive(request), CreateConversation), request[OWNER]
         await self.admission.storing(owner, self.store)
+        await self.store.check_room(request.content_length or 0)
         items = await self._read(body.items or (), owner)
         conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), body.metadata or {})
         await self.store.conversations.create(conversation, owner, items)
@@ -114,13 +118,14 @@ class Conversations:
         )
         return as_json(page(items[: wanted.limit], has_more=len(items) > wanted.limit))
 
-    @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_LOOKING, StorageFull, ConversationLocked)))
+    @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_LOOKING, *_FULL, ConversationLocked)))
     async def add_items(self, request: web.Request) -> web.Response:
         """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)
         body = await off_loop(read_body, await receive(request), AddItems)
         conversation, owner = await self._found(request), request[OWNER]
         await self.admission.storing(owner, self.store)
+        await self.store.check_room(request.content_length or 0)
         items = await self._read(body.items, owner, conversation.id)
         if not await self.store.conversations.add_items(conversation.id, owner, items):
             raise _not_found(request)

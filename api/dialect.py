@@ -54,7 +54,7 @@ READ_REFUSALS = (
 )
 """The errors that reading a request may raise."""
 
-REFUSALS = (*READ_REFUSALS, errors.EngineOverloaded, errors.EngineDead)
+REFUSALS = (*READ_REFUSALS, errors.EngineOverloaded, errors.EngineDead, errors.DiskFull)
 """The errors that keep a response from beginning."""
 
 
@@ -175,7 +175,10 @@ class Edge:
     async def prepare_all(self, request: web.Request, body: bytes, read: Read | None = None) -> list[Prepared]:
         """Prepare the requests of a body that is for an answer of several responses."""
         try:
-            return await self.prepared(await self.read(request, body, read))
+            reading = await self.read(request, body, read)
+            if reading.request.store is not False:
+                await self.scheduler.store.check_room(len(body))
+            return await self.prepared(reading)
         except errors.ContainerElsewhere as error:
             error.body = body
             raise

@@ -484,6 +484,19 @@ class StorageFull(StageError):
     code = "insufficient_quota"
 
 
+class DiskFull(StageError):
+    """The disk of the store is almost full, and what is left is kept for deletions and running responses.
+
+    Cure: delete files, vector stores or responses that are not needed any more; the operator makes room on the disk.
+    """
+
+    status = 507
+    code = "insufficient_storage"
+
+    def __init__(self) -> None:
+        super().__init__("The disk of this server is almost full. Delete what is not needed any more, and try again.")
+
+
 class ServerStopping(StageError):
     """The server is stopping and takes no new requests; another one may be up in a moment.
 

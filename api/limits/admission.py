@@ -130,7 +130,7 @@ class Admission:
         for payer, limits in self._payers(owner):
             if (most := limits.stored_bytes) is not None:
                 known = self._stored.setdefault(payer, StoredBytes(None if payer == EVERYBODY else payer))
-                if (now := await known.read(store, most)) + size > most:
+                if (now := await known.read(store, most - size)) > most - size:
                     has = "All API keys together have" if payer == EVERYBODY else "This API key has"
                     remedy = 'Delete files, responses or conversations, or send "store": false.'
                     raise StorageFull(f"{has} stored {now} bytes, of at most {most}. {remedy}")
@@ -266,14 +266,14 @@ class StoredBytes:
         self._bytes += size
 
     async def read(self, store: Store, most: int) -> int:
-        """Return the bytes of some seconds ago, or of the time before an outage of the store."""
+        """Return the bytes of some seconds ago, of one if they are more than ``most``, or of before an outage."""
         async with self._turn:
-            self._is_full = self._bytes >= most
+            self._is_full = self._bytes > most
             fresh = FRESH_IF_FULL if self._is_full else FRESH
             if time.monotonic() - self._read_at > fresh:
                 try:
                     self._bytes = await store.bytes_of(self.owner)
                 except StoreFailed:  # it is counted and logged where it happens
                     return self._bytes
-                self._read_at, self._is_full = time.monotonic(), self._bytes >= most
+                self._read_at, self._is_full = time.monotonic(), self._bytes > most
             return self._bytes

@@ -26,6 +26,7 @@ from penstock.api.resources.resources import BASE, ServerParts
 from penstock.api.resources.upload_form import ANY_TYPE, UploadForm
 from penstock.pipeline.errors import (
     BodyTooLarge,
+    DiskFull,
     InvalidRequest,
     ServerBusy,
     StorageFull,
@@ -174,7 +175,7 @@ class Files:
             FileObject,
             body=UploadFile,
             body_type=FORM,
-            refusals=(InvalidRequest, BodyTooLarge, StorageFull, StoreFailed),
+            refusals=(InvalidRequest, BodyTooLarge, StorageFull, StoreFailed, DiskFull),
         )
     )
     async def upload(self, request: web.Request) -> web.Response:
@@ -184,7 +185,8 @@ class Files:
         await self.admission.storing(owner, self.store, request.content_length or 1)
         api = _form_of(request)
         with self._turn(owner):
-            async with self.store.files.uploading(owner) as upload, self._counting(owner, upload) as write:
+            uploading = self.store.files.uploading(owner, size=request.content_length or 0)
+            async with uploading as upload, self._counting(owner, upload) as write:
                 await form.receive(write)
                 asked = read_body(msgspec.json.encode(form.fields), api.upload)
                 expires_at = None if asked.lasts is None else upload.created_at + asked.lasts

@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.errors import DiskFull, StoreFailed
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.tasks import in_thread
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -134,6 +134,8 @@ class Ingestion:
             await self._fail(claimed, "unsupported_file" if error.is_unsupported else "invalid_file", str(error))
         except NotEmbedded as error:
             await self._fail(claimed, "server_error", f"The server of --embeddings fails. {error}")
+        except DiskFull as error:
+            await self._fail(claimed, "server_error", error.message)
         except (StoreFailed, _GivenUp):
             raise
         except Exception:

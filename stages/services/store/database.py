@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = Sequence[Any]
@@ -105,6 +105,15 @@ class Database(Protocol):
 
     async def close(self) -> None:
         """Close all connections.  Closing twice is harmless."""
+
+
+@runtime_checkable
+class HasRoom(Protocol):
+    """A database that knows the room on its disk."""
+
+    async def room(self) -> int:
+        """Return the bytes that may still be stored."""
+        ...
 
 
 def size_of(values: Iterable[Value]) -> int:

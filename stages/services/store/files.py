@@ -127,7 +127,8 @@ class Upload:
         await asyncio.to_thread(self._digest.update, chunk)
         own = self._context.server_id
         grown = Statement(_GROW, (self.id, len(chunk), own))
-        await self._write(grown, Statement(_APPEND, (self.id, start, chunk, own)))
+        async with self._context.room_for(len(chunk)):
+            await self._write(grown, Statement(_APPEND, (self.id, start, chunk, own)))
 
     async def _write(self, *statements: Statement) -> None:
         counts = await self._context.writer.carry_out(statements, self.id)
@@ -143,8 +144,15 @@ class StoredFiles:
         self._clearing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def uploading(self, owner: str, created_at: float | None = None) -> AsyncGenerator[Upload, None]:
-        """Receive a new file for the length of a block; nothing is left of it unless the block finishes it."""
+    async def uploading(
+        self, owner: str, created_at: float | None = None, size: int = 0
+    ) -> AsyncGenerator[Upload, None]:
+        """Receive a new file for the length of a block; nothing is left of it unless the block finishes it.
+
+        Raises `DiskFull` if there is no room for the ``size`` that its sender declares.
+        """
+        async with self.context.room_for(size):
+            pass
         upload = Upload(self.context, time.time() if created_at is None else created_at)
         row = (upload.id, owner, upload.created_at, self.context.server_id)
         try:

@@ -18,6 +18,7 @@ from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from shutil import disk_usage
 from typing import TypeVar
 
 from penstock.pipeline.errors import StoreFailed
@@ -63,6 +64,15 @@ class SqliteDatabase:
         pragmas = ("page_count", "freelist_count", "page_size")
         pages, free, size = [(await self.read(f"pragma {name}"))[0][0] for name in pragmas]
         return int((pages - free) * size)
+
+    async def room(self) -> int:
+        """Return the bytes that the file has free within, and may still grow by."""
+        return await self._on(self._write_thread, self._room)
+
+    def _room(self) -> int:
+        names = ("page_count", "freelist_count", "page_size", "max_page_count")
+        pages, free, size, most = (self._writing.execute(f"pragma {name}").fetchone()[0] for name in names)
+        return int(min(disk_usage(self._file.parent).free, (most - pages) * size) + free * size)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._close)

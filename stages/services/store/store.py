@@ -52,7 +52,7 @@ from penstock.stages.services.store.stored import Orphan, Report, Server, Stored
 from penstock.stages.services.store.stored_keys import StoredKeys
 from penstock.stages.services.store.vector_stores import StoredVectorStores
 from penstock.stages.services.store.webhooks import StoredWebhooks
-from penstock.stages.services.store.writer import Statements, StoreContext
+from penstock.stages.services.store.writer import BULK, Statements, StoreContext
 
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
 
@@ -142,6 +142,12 @@ class Store:
     def check(self) -> None:
         """Raise `StoreFailed` if too many bytes wait to be written."""
         self.writer.check()
+
+    async def check_room(self, size: int) -> None:
+        """Raise `DiskFull` if a body of this size is large, and would fill the disk; small ones use the reserve."""
+        if size > BULK and self.keeps:
+            async with self.context.room_for(size):
+                pass
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date; raises `StoreFailed` if that is not possible."""

@@ -169,6 +169,9 @@ _CLAIMED = f"select owner, work, {_FILE_COLUMNS} from vector_store_files where n
 
 _READING = "from vector_store_files where number = $1 and server_id = $2 and work = 'read'"
 
+_INDEXED = 3
+"""About the bytes that a byte of a chunk takes on disk, with the index of its terms."""
+
 _ADD_CHUNK = f"""
     insert into vector_store_chunks (number, text, fresh, terms)
     select cast($3 as bigint), cast($4 as text), cast($5 as bigint), cast($6 as text) {_READING}
@@ -541,12 +544,16 @@ class StoredVectorStores:
         return None
 
     async def append(self, number: int, first: int, chunks: Sequence[Chunk], vectors: bytes | None) -> bool:
-        """Store the next chunks of a file, the first of them at a place; False if it is not to be read any more."""
+        """Store the next chunks of a file, the first of them at a place; False if it is not to be read any more.
+
+        Raises `DiskFull`.
+        """
         own, at = self.context.server_id, (number << PLACES) + first
         added = [Statement(_ADD_CHUNK, (number, own, at + place, *chunk)) for place, chunk in enumerate(chunks)]
         if vectors is not None:
             added.append(Statement(_ADD_VECTORS, (number, own, at, len(chunks), vectors)))
-        return (await self.context.writer.carry_out(added))[0] > 0
+        async with self.context.room_for(_INDEXED * sum(size_of(each.arguments) for each in added)):
+            return (await self.context.writer.carry_out(added))[0] > 0
 
     async def complete(self, number: int, size: int, chunks: int) -> bool:
         """Have the chunks of a file found; False if it is not to be read any more."""

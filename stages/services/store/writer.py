@@ -14,18 +14,19 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
 from penstock.pipeline import metrics
-from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.errors import DiskFull, StoreFailed
 from penstock.stages.services.store.database import (
     Database,
     DatabaseRefused,
     DatabaseUnavailable,
+    HasRoom,
     Row,
     Statement,
     Unit,
@@ -51,6 +52,12 @@ SLOW = 1.0
 
 TICK = SLOW / 10
 """Seconds between two ticks of `_Wait`."""
+
+RESERVE = 8 * 2**20
+"""Bytes of the disk that uploads and the chunks of vector stores leave free."""
+
+BULK = 2**20
+"""Bytes of a body for which there must be room beside the reserve."""
 
 READ_WAIT = 3.0
 """Seconds that a read waits for the changes that it must see."""
@@ -326,6 +333,8 @@ class StoreContext:
 
     def __init__(self, database: Database, stale: float) -> None:
         self.database = database
+        self.arriving = 0
+        """Bytes of uploads and chunks that are about to be stored, for which there is room."""
         self.writer = Writer(database)
         self.server_id = secrets.token_hex(8)
         self.stale = stale
@@ -338,6 +347,26 @@ class StoreContext:
                 return await self.database.read(sql, *arguments)
         except (DatabaseUnavailable, DatabaseRefused) as exc:
             _READ_ERRORS.inc()
+            raise StoreFailed("The store cannot be read.") from exc
+
+    @asynccontextmanager
+    async def room_for(self, count: int) -> AsyncGenerator[None, None]:
+        """Keep room for so many bytes for the length of a block.  Raises `DiskFull` if less than `RESERVE` were left.
+
+        The reserve is for deletions, which first make the file larger, and for the responses that run.
+        """
+        self.arriving += count
+        try:
+            if isinstance(self.database, HasRoom) and await self._room(self.database) - self.arriving < RESERVE:
+                raise DiskFull
+            yield
+        finally:
+            self.arriving -= count
+
+    async def _room(self, database: HasRoom) -> int:
+        try:
+            return await database.room()
+        except (DatabaseUnavailable, DatabaseRefused, OSError) as exc:  # a folder that is gone has no room
             raise StoreFailed("The store cannot be read.") from exc
 
     async def size(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from io import BytesIO
 from pathlib import Path
@@ -18,10 +19,12 @@ import pytest
 
 from penstock.api.assembly import database
 from penstock.api.http.auth import Keys
+from penstock.api.limits import admission as admissions
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.resources import files, upload_form
 from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.store import writer
 from penstock.stages.services.store.files import CHUNK
 from penstock.stages.services.store.sqlite import SqliteDatabase
 from penstock.stages.services.store.store import Store
@@ -399,7 +402,92 @@ async def test_too_many_uploads_at_once_are_refused(store_at: str, monkeypatch: 
         assert (await send(served, form(), **bearer(ONE)))[0] == 200
 
 
-async def test_full_disk_in_mid_upload_is_a_clear_error(tmp_path: Path) -> None:
+ROOM = 2 * writer.RESERVE
+"""Bytes of a small disk."""
+
+
+@asynccontextmanager
+async def on_a_small_disk(folder: Path) -> AsyncGenerator[tuple[ScriptedServer, SqliteDatabase], None]:
+    """Serve with a file whose size SQLite limits, as a small disk would."""
+    disk = SqliteDatabase(folder / "store.sqlite3")
+    async with running_server(
+        ScriptedEngine(script(HELLO)), disk, resources=["files", "vector_stores"], max_body_bytes=ROOM
+    ) as served:
+        ((size,),) = disk._writing.execute("pragma page_size")
+        disk._writing.execute(f"pragma max_page_count = {ROOM // size}")
+        yield served, disk
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_upload_leaves_room_for_deletions(is_declared: bool, tmp_path: Path) -> None:
+    async with on_a_small_disk(tmp_path) as (served, disk):
+        status, kept = await send(served, form(bytes(2 * CHUNK)))
+        assert status == 200
+        status, refused = await send(served, form(bytes(2 * ROOM) if is_declared else endless(size=2 * ROOM)))
+        assert (status, refused["error"]["code"]) == (507, "insufficient_storage")
+        assert "almost full. Delete" in refused["error"]["message"]
+        async with asyncio.timeout(120):
+            while await rows(served.store) != [1, 2]:
+                await asyncio.sleep(0.01)
+        assert await disk.room() >= writer.RESERVE
+        assert (await send(served, form()))[0] == 200
+        assert (await served.delete(f"/v1/files/{kept['id']}"))[0] == 200
+
+
+async def test_uploads_at_once_leave_room_for_deletions(tmp_path: Path) -> None:
+    async with on_a_small_disk(tmp_path) as (served, disk):
+        sent = await asyncio.gather(*(send(served, form(endless(size=ROOM // 8))) for _ in range(12)))
+        assert 507 in {status for status, _ in sent} <= {200, 507}
+        assert await disk.room() >= writer.RESERVE
+        for status, made in sent:
+            assert status != 200 or (await served.delete(f"/v1/files/{made['id']}"))[0] == 200
+
+
+async def test_large_bodies_and_chunks_leave_room_for_deletions(tmp_path: Path) -> None:
+    async with on_a_small_disk(tmp_path) as (served, disk):
+        while await disk.room() >= writer.RESERVE + 2 * CHUNK:
+            status, kept = await send(served, form(b"word " * (CHUNK // 5)))
+            assert status == 200
+        large = "a" * 3 * writer.BULK
+        message = {"type": "message", "role": "user", "content": large}
+        for path, body in (("responses", {"input": large}), ("conversations", {"items": [message]})):
+            status, refused = await post_large(served, path, body)
+            assert (status, refused["error"]["code"]) == (507, "insufficient_storage")
+        assert (await post_large(served, "responses", {"input": large, "store": False}))[0] != 507
+        assert (await served.post({"input": "Hi"}))[0] == 200
+        _, searched = await served.post({}, "/v1/vector_stores")
+        status, added = await served.post({"file_id": kept["id"]}, f"/v1/vector_stores/{searched['id']}/files")
+        async with asyncio.timeout(120):
+            while added["status"] == "in_progress":
+                _, added = await served.get(f"/v1/vector_stores/{searched['id']}/files/{kept['id']}")
+        assert "almost full" in added["last_error"]["message"]
+        assert (await served.delete(f"/v1/files/{kept['id']}"))[0] == 200
+
+
+async def post_large(served: ScriptedServer, path: str, body: Json) -> tuple[int, Json]:
+    data, url = BytesIO(json.dumps(body).encode()), f"{served.url}/v1/{path}"
+    async with served.client.post(url, data=data, headers={"Content-Type": "application/json"}) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_key_stores_again_once_it_has_deleted(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key is at its limit if what it wants to store does not fit, and its bytes are then read again soon."""
+    monkeypatch.setattr(admissions, "FRESH", 1e9)
+    monkeypatch.setattr(admissions, "FRESH_IF_FULL", 0.0)
+    admission = Admission(tables={"default": KeyLimits(stored_bytes=3 * CHUNK)})
+    async with running_server(
+        ScriptedEngine(script(HELLO)), store_at, resources=["files"], admission=admission
+    ) as served:
+        status, made = await send(served, form(bytes(2 * CHUNK)))
+        assert status == 200
+        assert (await send(served, form(bytes(2 * CHUNK))))[0] == 429
+        assert (await served.delete(f"/v1/files/{made['id']}"))[0] == 200
+        assert (await send(served, form(bytes(2 * CHUNK))))[0] == 200
+
+
+async def test_full_disk_in_mid_upload_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may fill the disk, too."""
+    monkeypatch.setattr(writer, "RESERVE", -(1 << 40))
     disk = SqliteDatabase(tmp_path / "store.sqlite3")
     async with running_server(ScriptedEngine(script(HELLO)), disk, resources=["files"]) as served:
         disk._writing.execute("pragma max_page_count = 500")
