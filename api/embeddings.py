@@ -15,7 +15,7 @@ from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.prefix import path_of
 from penstock.api.http.request_body import receive, release
 from penstock.pipeline.errors import UpstreamFailed
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.request import trace_headers
 from penstock.stages.services import tracing
@@ -100,7 +100,7 @@ async def _passed_back(request: web.Request, answer: ClientResponse) -> web.Stre
         async for data in answer.content.iter_any():
             await passed.write(data)
     except (ClientError, TimeoutError) as error:
-        logger.warning("The server of --embeddings broke off an answer: %s", name_of(error))
+        logger.warning("The server of --embeddings broke off an answer: %s", named_error(error))
         if request.transport is not None:
             request.transport.close()
         return passed

@@ -35,9 +35,10 @@ from penstock.api.http.conventions import conventions_of
 from penstock.api.http.errors import STREAMING, Handler
 from penstock.api.http.prefix import mount_of
 from penstock.pipeline.errors import ContainerElsewhere, ServerUnreachable, StoreFailed
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
 from penstock.pipeline.protocol.params.json_body import NO_JSON
+from penstock.pipeline.urls import shown_url
 from penstock.stages.services import tracing
 from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.store.heartbeats import STALE, Servers
@@ -155,7 +156,7 @@ class Peers:
         with _losses():
             async with self._request(request, server, request.rel_url, timeout) as answer:
                 if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                    raise PeerLost(f"{server.url} answers {answer.status}")
+                    raise PeerLost(f"{shown_url(server.url)} answers {answer.status}")
                 headers = {name: answer.headers[name] for name in RELAYED_HEADERS if name in answer.headers}
                 body = await read_whole(answer.content.iter_any(), LARGEST_RELAYED)
                 return web.Response(status=answer.status, body=body, headers=headers)
@@ -202,12 +203,12 @@ class Peers:
         with _losses():
             async with self._request(request, server, url, timeout) as answer:
                 if answer.status != HTTPStatus.OK:
-                    raise PeerLost(f"{server.url} answers {answer.status}")
+                    raise PeerLost(f"{shown_url(server.url)} answers {answer.status}")
                 async for data in answer.content.iter_any():
                     if frames := relayed.feed(data):
                         yield frames
         if not relayed.ended:
-            raise PeerLost(f"{server.url} has broken off")
+            raise PeerLost(f"{shown_url(server.url)} has broken off")
 
     def _request(
         self,
@@ -246,7 +247,7 @@ def _losses() -> Iterator[None]:
     try:
         yield
     except (ClientError, TimeoutError, *NO_JSON) as error:
-        raise PeerLost(name_of(error)) from error
+        raise PeerLost(named_error(error)) from error
 
 
 @dataclass

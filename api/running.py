@@ -46,6 +46,7 @@ from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.recordings.writer import make_folder
 from penstock.stages.services import tracing
+from penstock.stages.services.files.marks import number_by
 from penstock.stages.services.prompts import Prompts
 from penstock.stages.services.runs.run import RunRegistry
 from penstock.stages.services.sealing import Sealer
@@ -157,7 +158,9 @@ async def _scheduler(
         backend = await closing.enter_async_context(start_engine(settings))
         await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
         runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
-        sealer = Sealer(seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")])
+        sealing = seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")]
+        number_by(sealing[0])
+        sealer = Sealer(sealing)
         tools = backend.toolbox or tools
         pipeline = assembled(settings, backend, runs, tools, sealer, loaded.prompts)
         pipeline = await closing.enter_async_context(shadowed(settings, backend, pipeline))

@@ -46,8 +46,8 @@ def decoded(value: Any) -> Any:
 
 def web_address(url: str) -> str:
     """Return a URL of a server; raise `ValueError` if it is none."""
-    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
-        raise ValueError("it must begin with http:// or https://, and name a host")
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+        raise ValueError("it must begin with http:// or https://, and name a host, without a user or a password")
     return url
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StageError, StageFault
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 
 Frame = TypeVar("Frame")
@@ -78,10 +78,12 @@ def log_failure(logger: Logger, response_id: str, error: Exception) -> None:
     about = {"response_id": response_id, "stage": stage, "code": code}
     match error:
         case StageFault():
-            logger.error("Response %s failed: %s", response_id, name_of(error), exc_info=error.__cause__, extra=about)
+            logger.error(
+                "Response %s failed: %s", response_id, named_error(error), exc_info=error.__cause__, extra=about
+            )
         case StageError():
             text = "Response %s failed in %s: %s"
-            logger.warning(text, response_id, stage, name_of(error), exc_info=error.__cause__, extra=about)
+            logger.warning(text, response_id, stage, named_error(error), exc_info=error.__cause__, extra=about)
         case _:
             logger.error("Response %s met a bug in %s", response_id, stage, exc_info=error, extra=about)
 

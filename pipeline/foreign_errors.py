@@ -1,7 +1,7 @@
 """Errors of libraries, in words that hold none of the secrets which a library was given.
 
 The text of such an error may repeat them: aiohttp's have all headers of a request in their ``repr``, asyncpg's the
-values of a row, pydantic's the whole input, and those of URLs a password.  So a place that catches one writes `name_of`,
+values of a row, pydantic's the whole input, and those of URLs a password.  So a place that catches one writes `named_error`,
 and the log leaves its text out of tracebacks.  ``tests/unit/test_error_texts.py`` finds every other place.
 """
 
@@ -14,7 +14,19 @@ from collections.abc import Iterator
 from penstock.pipeline.errors import StageError
 
 GIVEN_SECRETS = frozenset(
-    {"aiohttp", "asyncpg", "cryptography", "grpc", "h11", "http", "httpcore2", "httpx2", "mcp", "mcp_types", "multidict"}
+    {
+        "aiohttp",
+        "asyncpg",
+        "cryptography",
+        "grpc",
+        "h11",
+        "http",
+        "httpcore2",
+        "httpx2",
+        "mcp",
+        "mcp_types",
+        "multidict",
+    }
     | {"opentelemetry", "pydantic", "pydantic_core", "pydantic_settings", "requests", "sqlite3", "urllib", "urllib3"}
     | {"yarl", "zmq"}
 )
@@ -22,7 +34,10 @@ GIVEN_SECRETS = frozenset(
 
 LEFT_OUT = "its text is left out, as it may hold secrets"
 
-_JOINTS = {True: "\nIt was the direct cause of this exception:\n\n", False: "\nWhile it was handled, this followed:\n\n"}
+_JOINTS = {
+    True: "\nIt was the direct cause of this exception:\n\n",
+    False: "\nWhile it was handled, this followed:\n\n",
+}
 
 
 def is_own(error: BaseException) -> bool:
@@ -30,7 +45,7 @@ def is_own(error: BaseException) -> bool:
     return isinstance(error, StageError) or type(error).__module__.partition(".")[0] == "penstock"
 
 
-def name_of(error: BaseException) -> str:
+def named_error(error: BaseException) -> str:
     """Return the text of an own error; of any other the name of its class, and what its system or database calls it."""
     if is_own(error):
         return str(error)

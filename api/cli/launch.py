@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.client import HTTPException
 from typing import Annotated, TypeVar
 from urllib.error import HTTPError
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from urllib.request import build_opener
 
 import msgspec
@@ -111,6 +111,8 @@ def _base(url: str) -> str:
     """Return the URL of a server, which may be given with ``/v1``."""
     if not url.startswith(("http://", "https://")):
         raise CannotRun(f"--url {url} must begin with http:// or https://")
+    if "@" in urlsplit(url).netloc or "?" in url or "#" in url:
+        raise CannotRun(f"--url: give the address alone; the key is in the variable {CLIENT_KEY}")
     return url.rstrip("/").removesuffix("/v1")
 
 

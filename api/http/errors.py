@@ -18,7 +18,7 @@ from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import OPENAI, REQUEST_ID, RequestError, conventions_of
 from penstock.api.http.unknown_urls import explained
 from penstock.pipeline import errors, metrics
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.tasks import LARGE, MANY, in_thread, let_go
@@ -117,7 +117,7 @@ def refusal(request: web.Request, error: errors.StageError) -> web.Response:
     if isinstance(error, errors.StageFault):
         logger.error("%s", error, exc_info=error.__cause__)
     elif not isinstance(error, errors.InvalidRequest | errors.LimitReached):
-        text = " ".join(name_of(part) for part in (error, error.__cause__) if part)
+        text = " ".join(named_error(part) for part in (error, error.__cause__) if part)
         request.app[REFUSALS].warn(logger, type(error).__name__, text)
     return answer
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from penstock.api.http.access_log import fields_of, outcome_of
 from penstock.pipeline.errors import EngineOverloaded, ServerStopping, StageError, StoreFailed
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.tools import McpServer
@@ -167,7 +167,7 @@ class BackgroundQueue:
             return False
         except Exception as error:
             cause = error.__cause__ if isinstance(error, StageError) else error
-            logger.warning("Response %s could not begin: %s", run.response.id, name_of(error), exc_info=cause)
+            logger.warning("Response %s could not begin: %s", run.response.id, named_error(error), exc_info=cause)
             run.fail(error)
         return True
 

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings
 from penstock.api.http.http_settings import is_here
 from penstock.api.values import Duration, web_address
 from penstock.pipeline.plugins import STORES, installed, names_code
+from penstock.pipeline.urls import shown_url
 
 NO_STORE = "none"
 """The value of ``--store`` for a server that stores nothing."""
@@ -41,11 +42,7 @@ def is_missing(place: str) -> bool:
 
 def without_password(store: str) -> str:
     """Return the setting ``store`` as it may be shown."""
-    if "://" not in store:
-        return store
-    password = urlsplit(store).password
-    shown = store.replace(f":{password}@", ":***@") if password else store
-    return re.sub(r"([?&](ssl)?password=)[^&]+", r"\1***", shown)
+    return shown_url(store, with_path=True) if "://" in store else store
 
 
 def _data_folder() -> Path:

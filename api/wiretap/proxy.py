@@ -11,10 +11,12 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -23,7 +25,7 @@ from penstock.api.wiretap import asking
 from penstock.api.wiretap.streams import readable
 from penstock.api.wiretap.tap import Listener, Tap
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ class Proxy:
         try:
             return await self._passed(request, listener)
         except BrokenOff as error:
-            logger.warning("%s broke off an answer: %s", self.upstream, name_of(error.__cause__ or error))
+            logger.warning("%s broke off an answer: %s", self.upstream, named_error(error.__cause__ or error))
             listener.over("The server broke off its answer.")
             if request.transport is not None:
                 request.transport.close()  # after what came before
@@ -177,7 +179,7 @@ class Proxy:
 
     def _unreached(self, error: Exception) -> web.StreamResponse:
         """Return the answer of a server that cannot be reached, or that does not speak HTTP."""
-        logger.warning("%s: %s", self.upstream, name_of(error))
+        logger.warning("%s: %s", self.upstream, named_error(error))
         reason = "does not answer in HTTP" if isinstance(error, aiohttp.ClientResponseError) else "cannot be reached"
         return refusal(502, f"{self.upstream} {reason}.")
 
@@ -250,10 +252,43 @@ async def _remove_added(_: web.Request, answer: web.StreamResponse) -> None:
                 answer.headers.popall(name, None)
 
 
+class _Connection(web.RequestHandler):
+    """A connection that answers a request which is no HTTP, and logs it in one line."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer a request that cannot be parsed; all others reach the application."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        logger.info("%s sent a request that is not valid HTTP", request.remote)
+        answer = refusal(status, "The request is not valid HTTP.")
+        answer.force_close()
+        return answer
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            **made._kwargs,  # noqa: SLF001 - aiohttp has no public way to choose the class of its server
+        )
+
+
 @asynccontextmanager
 async def proxying(proxy: Proxy, host: str, port: int) -> AsyncGenerator[str, None]:
     """Run the proxy for the length of a block, and yield its URL.  Raise `OSError` if the address cannot be had."""
-    runner = web.AppRunner(
+    runner = _Runner(
         proxy.app(),
         access_log=None,
         auto_decompress=False,

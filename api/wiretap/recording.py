@@ -17,7 +17,7 @@ from penstock.api.wiretap.streams import BodyReader, Decoder, EventReader, Unrec
 from penstock.api.wiretap.token_file import Asked, NoTokens, write_tokens
 from penstock.api.wiretap.tokens import WITH_TOKENS, Tokens
 from penstock.pipeline import metrics
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.recordings.format import End, Failure, Header, line
 from penstock.pipeline.recordings.masking import mask, mask_json
 from penstock.pipeline.recordings.response_folder import REQUEST, append, write_json
@@ -173,7 +173,7 @@ class WireRecording:
         self.is_cut = True
         metrics.RECORDINGS_CUT.inc()
         bug = None if isinstance(error, (OSError, Unrecordable)) else error
-        logger.warning("The recording of %s is cut: %s", self.path.name, name_of(error), exc_info=bug)
+        logger.warning("The recording of %s is cut: %s", self.path.name, named_error(error), exc_info=bug)
 
     def _keep_lines(self) -> None:
         """Write what was read before something that cannot be read."""

@@ -13,7 +13,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
 from penstock.api.wiretap.recording import EVENT_STREAM
 from penstock.api.wiretap.streams import BodyReader, EventReader, Unrecordable
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
 from penstock.pipeline.recordings.response_folder import REQUEST
@@ -89,7 +89,7 @@ class Other:
                     raise NotAnswered(f"{answer.status} {_reason(await answer.text(errors='replace'))}")
                 return [AnswerBegun(answer.status, answer.content_type), *await _read(answer)]
         except (ClientError, OSError) as error:
-            raise NotAnswered(f"it breaks off ({name_of(error)})") from error
+            raise NotAnswered(f"it breaks off ({named_error(error)})") from error
         except Unrecordable as error:
             raise NotAnswered(str(error)) from error
 

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, hdrs
 from yarl import URL
 
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 
 logger = logging.getLogger(__name__)
 
@@ -82,4 +82,6 @@ class Sources:
                         break
             self._models = {model.id: model for model in msgspec.json.decode(listed, type=_Models).data}
         except (ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.info("%s gives no list of models, so recordings do not say where theirs is: %s", url, name_of(error))
+            logger.info(
+                "%s gives no list of models, so recordings do not say where theirs is: %s", url, named_error(error)
+            )

@@ -17,10 +17,10 @@ from penstock.api.wiretap.spoken import Generation, generation_at
 from penstock.api.wiretap.tokens import WITH_TOKENS
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Origin
-from penstock.pipeline.protocol.params.tools import without_path
 from penstock.pipeline.recordings.format import FORMAT, Failure, Header
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.pipeline.recordings.writer import PAUSE, Writer
+from penstock.pipeline.urls import shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Tap:
             FORMAT,
             versions={"penstock": version("penstock")},
             recorded_at=now.isoformat(timespec="microseconds"),
-            upstream=without_path(self.upstream),
+            upstream=shown_url(self.upstream),
             dialect=generation.dialect,
             path=path,
             headers={name: headers[name] for name in REPEATED if name in headers},

@@ -17,7 +17,7 @@ from penstock.api.dialects.named import OPTION, named
 from penstock.api.wiretap.tokens import Tokens
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import StageError
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import ChatTurn, GenerationStarted, RequestFacts, ResolvedRequest, TokenFrame
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import FILES, Encoding, End, Failure, Header, line
@@ -162,7 +162,7 @@ async def _facts(header: Header, sent: Mapping[str, Any]) -> RequestFacts:
     try:
         return await _resolved(header, bare(header, shaping))
     except (StageError, ValueError) as error:
-        raise NoTokens(f"penstock cannot read how they were sampled: {name_of(error)}") from error
+        raise NoTokens(f"penstock cannot read how they were sampled: {named_error(error)}") from error
 
 
 def request_of(header: Header, sent: Mapping[str, Any]) -> CreateResponse:

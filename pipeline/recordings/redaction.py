@@ -12,10 +12,11 @@ import msgspec
 from pydantic_core import from_json
 
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.params.tools import ECHOED_KEYS, without_path
+from penstock.pipeline.protocol.params.tools import ECHOED_KEYS
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import Failure
 from penstock.pipeline.secret import unwritten
+from penstock.pipeline.urls import shown_url
 
 
 def redacted_request(body: bytes) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def without_secrets(frame: Any) -> dict[str, Any]:
         facts["scheduling"] = {"priority": scheduling["priority"]}
     for server in facts.get("tools", {}).get("servers", ()):
         if server["url"]:
-            server["url"] = without_path(server["url"])
+            server["url"] = shown_url(server["url"])
     return fields
 
 
@@ -68,7 +69,7 @@ def without_credentials(data: Any) -> Any:
         case {"type": "mcp"}:
             server = {name: value for name, value in data.items() if name in ECHOED_KEYS or name == "name"}
             url = server.get("server_url")
-            return server | {"server_url": without_path(str(url))} if url else server
+            return server | {"server_url": shown_url(str(url))} if url else server
         case dict():
             return {name: _part(name, value) for name, value in data.items()}
         case _:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import GenerationStarted, ItemDelta, Prompt, ResponseStarted, TokenChunk, ToolFrame
 from penstock.pipeline.protocol.events import DELTAS, TerminalEvent
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, line
@@ -211,7 +211,7 @@ class ResponseFolder:
         for file in tuple(self.files.values()):
             file.is_cut = True
         bug = None if isinstance(error, OSError) else error
-        logger.warning("The recording of %s is cut: %s", self.name, name_of(error), exc_info=bug)
+        logger.warning("The recording of %s is cut: %s", self.name, named_error(error), exc_info=bug)
 
     def _written(self) -> list[JunctionFile]:
         return [file for file in tuple(self.files.values()) if file.is_kept]

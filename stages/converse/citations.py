@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, MessageOpened
 from penstock.pipeline.protocol.items import Logprob
+from penstock.pipeline.urls import host_of
 from penstock.stages.services.tools import FileSource, Listed, Source
 
 Frame = TypeVar("Frame")
@@ -112,7 +112,7 @@ class Citations:
         the text, and those of the mark do not spell the link.
         """
         address = source.url.replace("(", "%28").replace(")", "%29")  # a bare ")" would end the Markdown link
-        link = f"([{urlsplit(source.url).netloc}]({address}))"
+        link = f"([{host_of(source.url) or source.title}]({address}))"
         start = self._length
         if self._last.strip():
             start += 1

@@ -16,7 +16,7 @@ from itertools import count
 
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StageError
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.forced.scores import ForcedTurn, alternatives, forced, judged
 from penstock.stages.services.forced.turn import Turn
@@ -105,7 +105,7 @@ class Shadow:
     def _note(self, error: Exception) -> None:
         """Log the first failure of several."""
         if not self._failed:
-            logger.warning("The shadow cannot read an answer: %s", name_of(error))
+            logger.warning("The shadow cannot read an answer: %s", named_error(error))
         self._failed = True
 
 

@@ -1,7 +1,7 @@
 """Texts of other libraries' errors stay inside: a client, a log or a store gets words of penstock's own.
 
 An error of a library may repeat what the library was given.  So each place that catches one, or takes one as an argument,
-writes `penstock.pipeline.foreign_errors.name_of` or words of its own.  `ALLOWED` lists the places that may write its text.
+writes `penstock.pipeline.foreign_errors.named_error` or words of its own.  `ALLOWED` lists the places that may write its text.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ ALLOWED = {
     "stages/services/mcp/mcp_servers.py arguments": SENT,
     "stages/services/tool_search.py run": SENT,
     "api/http/auth.py take": OWN,
-    "pipeline/foreign_errors.py name_of": OWN,
+    "pipeline/foreign_errors.py named_error": OWN,
     "pipeline/foreign_errors.py text_of": OWN,
     "pipeline/lifecycle/outcome.py failed_response": OWN,
     "pipeline/recordings/format.py of": OWN,
@@ -114,7 +114,7 @@ WRITERS = frozenset({"str", "repr", "format", "print", "ascii", "vars"})
 LOGGING = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
 TEXTS = frozenset({"args", "message", "msg", "reason", "errors", "filename", "doc", "object", "detail"})
 CAUSES = frozenset({"__cause__", "__context__"})
-HARMLESS = frozenset({"type", "name_of", "text_of", "isinstance", "getattr"})
+HARMLESS = frozenset({"type", "named_error", "text_of", "isinstance", "getattr"})
 
 
 def is_error(kind: object) -> bool:
@@ -155,7 +155,7 @@ class Places(ast.NodeVisitor):
         called = node.func
         is_writer = isinstance(called, ast.Name) and called.id in WRITERS
         is_log = isinstance(called, ast.Attribute) and called.attr in LOGGING and "log" in ast.unparse(called.value)
-        if is_writer or is_log or isinstance(called, ast.Attribute) and called.attr == "format":
+        if is_writer or is_log or (isinstance(called, ast.Attribute) and called.attr == "format"):
             for argument in node.args:
                 self._check(argument)
         else:
@@ -255,7 +255,7 @@ def test_writing_is_found(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "harmless", ["name_of(e)", "f'{type(e).__name__}'", "logger.info('%s', name_of(e))", "f'{e.errno}'"]
+    "harmless", ["named_error(e)", "f'{type(e).__name__}'", "logger.info('%s', named_error(e))", "f'{e.errno}'"]
 )
 def test_naming_is_not_found(harmless: str) -> None:
     places = Places({})

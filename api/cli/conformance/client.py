@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.api.cli.conformance.check import Lacking, Limited, Speech, Violation, must
 from penstock.api.cli.conformance.sse import EventReader, SentEvent
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 
 Json: TypeAlias = dict[str, Any]
 
@@ -250,7 +250,7 @@ class Talk:
         except TimeoutError:
             raise Violation(f"no whole answer came within {timeout:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Violation(f"the connection broke: {name_of(error)}") from error
+            raise Violation(f"the connection broke: {named_error(error)}") from error
 
     def _headers(self, key: str | None) -> dict[str, str]:
         key = self.server.key if key is None else key

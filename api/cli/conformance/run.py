@@ -14,6 +14,7 @@ import msgspec
 from penstock.api.cli.conformance.check import Check, Doubt, Lacking, Limited, Speech, Verdict, Violation
 from penstock.api.cli.conformance.client import ADVICE, UNKNOWN, Server, Talk
 from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.urls import shown_url
 
 CHECK_TIME = 4
 """Time that a check may take, in times of that of a request."""
@@ -61,9 +62,11 @@ async def model_of(server: Server, wanted: str) -> str:
     try:
         answer = await talk.send("GET", "/models")
     except Violation as violation:
-        raise CannotRun(f"no server answers at {server.base}: {shown(str(violation), server.key)}") from None
+        raise CannotRun(
+            f"no server answers at {shown_url(server.base, with_path=True)}: {shown(str(violation), server.key)}"
+        ) from None
     except Limited as limited:
-        raise CannotRun(f"{server.base}: {limited}") from None
+        raise CannotRun(f"{shown_url(server.base, with_path=True)}: {limited}") from None
     if wanted:
         return wanted
     with suppress(Violation, KeyError, IndexError, TypeError):

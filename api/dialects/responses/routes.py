@@ -41,6 +41,7 @@ from penstock.pipeline.protocol.pieces import in_pieces, is_long
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.tasks import MANY, apart, in_thread
+from penstock.pipeline.urls import shown_url
 from penstock.stages.services import tracing
 from penstock.stages.services.runs.run import Run, RunReleased, read_stored_log
 from penstock.stages.services.store.store import Server, Store, StoredResponse
@@ -280,7 +281,7 @@ class Responses:
             except PeerLost as error:
                 # Log the loss of a server once; further attempts to reach it are only of interest for debugging.
                 level = logging.DEBUG if found.id == missed else logging.INFO
-                logger.log(level, "A stream continues without %s: %s", found.url, error)
+                logger.log(level, "A stream continues without %s: %s", shown_url(found.url), error)
                 missed = found.id
             else:
                 return

@@ -37,6 +37,7 @@ from penstock.pipeline.protocol.params.common import (
 )
 from penstock.pipeline.protocol.params.file_search import Filters, MaxResults, RankingOptions, StoreIds
 from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
+from penstock.pipeline.urls import shown_url
 
 MOST_STORES = 20
 """The most vector stores of a file search."""
@@ -415,7 +416,7 @@ class McpToolParam(_DeferrableTool):
     def without_secrets(self) -> dict[str, Any]:
         """The tool without headers, tokens, unknown keys, and the path of its URL."""
         fields = {key: value for key, value in self.sent.items() if key in ECHOED_KEYS}
-        return fields | {"server_url": without_path(self.server_url)} if self.server_url else fields
+        return fields | {"server_url": shown_url(self.server_url)} if self.server_url else fields
 
 
 ECHOED_KEYS = frozenset(
@@ -423,13 +424,6 @@ ECHOED_KEYS = frozenset(
     | {"allowed_callers", "defer_loading"}
 )
 """The keys that a response repeats: no secrets, and no unknown keys, which might hold one."""
-
-
-def without_path(url: str) -> str:
-    """Return ``url`` without its path and query, because both may hold a key."""
-    parts = urlsplit(url)
-    has_more = parts.path not in ("", "/") or parts.query or parts.fragment
-    return f"{parts.scheme}://{parts.netloc}/{'<redacted>' if has_more else ''}"
 
 
 # All tools

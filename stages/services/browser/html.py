@@ -91,7 +91,7 @@ class _Page:
         self.size = 0
         self._linked = 0
         self._base = base
-        self._domain = urlsplit(url).netloc
+        self._domain = urlsplit(url).netloc.rpartition("@")[2]
         self._left_out = left_out
         self._pieces: list[str] = []
         self._breaks = 0
@@ -200,7 +200,7 @@ class _Page:
             if self._linked > _MOST_LINKED:
                 self._write(words)
                 return
-        domain = urlsplit(url).netloc
+        domain = urlsplit(url).netloc.rpartition("@")[2]
         number = self.links.setdefault(url, len(self.links))
         self._raw(link_mark(number, re.sub("^#{1,6} ", "", words), domain if domain != self._domain else ""))
 

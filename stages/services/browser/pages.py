@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from penstock.pipeline.urls import host_of
 from penstock.stages.services.browser.html import LONGEST_TEXT, clean, link_mark
 from penstock.stages.services.browser.search_engines import Hit
 from penstock.stages.services.tools import CallFailed, Listed, Source
@@ -68,7 +69,7 @@ class Page:
 def opened(url: str, title: str, text: str, links: Iterable[str]) -> Page:
     """Make the page of a URL from its converted text."""
     lines = wrapped(f"\nURL: {url}\n{text[:LONGEST_TEXT]}")
-    return Page("page", _title(title) or urlsplit(url).netloc, url, lines, tuple(links))
+    return Page("page", _title(title) or host_of(url) or url, url, lines, tuple(links))
 
 
 def results(query: str, hits: Iterable[Hit]) -> Page:
@@ -77,7 +78,7 @@ def results(query: str, hits: Iterable[Hit]) -> Page:
     places: dict[str, int] = {}
     for hit in hits:
         if hit.url not in places:
-            mark = link_mark(len(places), _title(hit.title) or hit.url, urlsplit(hit.url).netloc)
+            mark = link_mark(len(places), _title(hit.title) or hit.url, host_of(hit.url) or "")
             places[hit.url] = len(lines)
             lines += wrapped(f"  * {mark} {_one_line(hit.snippet[:_SNIPPET])}".rstrip())
     return Page("results", _title(query), "", tuple(lines), tuple(places), tuple(places.values()))

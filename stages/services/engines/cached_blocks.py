@@ -21,6 +21,12 @@ EngineHash: TypeAlias = bytes | int
 MOST_BLOCKS = 2**21
 """Blocks that one cache is believed to hold: 33 million tokens in blocks of 16."""
 
+MOST_SIZES = 8
+"""Sizes of blocks that one cache is believed to have: each costs a look at every prompt."""
+
+MOST_GROUPS = 64
+"""Groups of layers that one cache is believed to have."""
+
 _ENDS = frozenset({"sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba"})
 """Kinds of layers that keep the ends of prompts only.  How much of a prompt is cached, the other layers decide."""
 
@@ -56,6 +62,10 @@ CacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 """An event of a cache, in the form in which vLLM publishes it."""
 
 
+class TooMuch(ValueError):
+    """A cache claims more than one can have: the message says of what, without any text of the engine."""
+
+
 @dataclass
 class _Cache:
     """The blocks of one cache."""
@@ -65,6 +75,8 @@ class _Cache:
     """The numbers of its blocks, by vLLM's hashes."""
     copies: dict[EngineHash, int] = field(default_factory=dict)
     """The number of further copies of a block that has some."""
+    sizes: set[int] = field(default_factory=set)
+    """The sizes of its blocks."""
     ends: set[int | None] = field(default_factory=set)
     """The groups of its layers that keep the ends of prompts only."""
 
@@ -79,17 +91,23 @@ class CachedBlocks:
     def __init__(self) -> None:
         self._holders = dict[int, int]()  # of each block, by its number
         self._caches = dict[int, _Cache]()
-        self._sizes = set[int]()
+        self._sizes = dict[
+            int, int
+        ]()  # the number of caches with blocks of a size; a thread may write as another reads
 
     def count(self, cache: int) -> int:
         """Return the number of blocks that a cache is known to hold."""
         held = self._caches.get(cache)
         return len(held.numbers) if held else 0
 
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes of the blocks of all caches, for each of which a prompt is looked up."""
+        return tuple(self._sizes)
+
     def take(self, cache: int, event: CacheEvent) -> None:
         """Take an event of a cache.  Those of slower memory, into which vLLM moves blocks, do not count.
 
-        Raises `ValueError` or another error for an event that cannot be true, and may have taken a part of it.
+        Raises `TooMuch` or another error for an event that cannot be true, and may have taken a part of it.
         """
         held = self._caches.setdefault(cache, _Cache(1 << cache))
         match event:
@@ -107,12 +125,15 @@ class CachedBlocks:
         if held := self._caches.pop(cache, None):
             for number in held.numbers.values():
                 self._release(number, held.bit)
+            for size in held.sizes:
+                if caches := self._sizes.pop(size) - 1:
+                    self._sizes[size] = caches
 
     def cached(self, token_ids: Sequence[int], adapter: str | None, salt: str | None) -> dict[int, int]:
         """Return how many tokens at the beginning of a prompt each cache holds; caches without any are left out."""
         tokens = array("q", token_ids)
         found = dict[int, int]()
-        for size in tuple(self._sizes):
+        for size in self.sizes():
             first = _root(size, adapter, salt)
             for cache, blocks in self._depths(_chain(first, tokens, size)):
                 found[cache] = max(found.get(cache, 0), blocks * size)
@@ -135,13 +156,15 @@ class CachedBlocks:
     def _store(self, held: _Cache, event: BlockStored) -> None:
         if event.kv_cache_spec_kind in _ENDS:
             held.ends.add(event.group_idx)
+            if len(held.ends) > MOST_GROUPS:
+                raise TooMuch(f"it has more than {MOST_GROUPS} groups of layers")
             return
         if event.block_size < 1 or not event.block_hashes:
             return
         keys = event.extra_keys or [None] * len(event.block_hashes)
         if event.parent_block_hash is None:
             first = _root(event.block_size, event.lora_name, _salt(event.lora_name, keys[0] or []))
-            self._sizes.add(event.block_size)
+            self._know(event.block_size, held)
         elif event.parent_block_hash in held.numbers:
             first = held.numbers[event.parent_block_hash]
         else:
@@ -157,7 +180,16 @@ class CachedBlocks:
             holders = self._holders.get(number)
             self._holders[number] = held.bit if holders is None else holders | held.bit
         if len(held.numbers) > MOST_BLOCKS:
-            raise ValueError(f"it holds more than {MOST_BLOCKS:,} blocks")
+            raise TooMuch(f"it holds more than {MOST_BLOCKS:,} blocks")
+
+    def _know(self, size: int, held: _Cache) -> None:
+        """Note that a cache has blocks of a size."""
+        if size in held.sizes:
+            return
+        if len(held.sizes) == MOST_SIZES:
+            raise TooMuch(f"its blocks have more than {MOST_SIZES} sizes")
+        held.sizes.add(size)
+        self._sizes[size] = self._sizes.get(size, 0) + 1
 
     def _remove(self, held: _Cache, event: BlockRemoved) -> None:
         if event.group_idx in held.ends:

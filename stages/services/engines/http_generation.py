@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.stages.services.engines.affinity import SESSION_HEADER, session_id
@@ -230,13 +230,13 @@ class HttpGeneration:
 
     def _lost(self, error: aiohttp.ClientError | RequestRefused) -> EngineFailed:
         if isinstance(error, RequestRefused):
-            return self._failed(f"answered {error.status}: {name_of(error)}")
+            return self._failed(f"answered {error.status}: {named_error(error)}")
         return self._failed("closed the connection before the answer was complete", error)
 
     def _failed(self, what: str, cause: Exception | None = None) -> EngineFailed:
         """Return the error: clients read which of the engines failed, and only the operator reads its address."""
         assert self._replica is not None
-        details = f"{self._replica.url}: {name_of(cause)}" if cause else self._replica.url
+        details = f"{self._replica.url}: {named_error(cause)}" if cause else self._replica.url
         return EngineFailed(f"{self._replicas.name(self._replica)} {what.rstrip('.')}.", details)
 
 

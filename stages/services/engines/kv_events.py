@@ -10,12 +10,11 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import zmq
 
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import Prompt
 from penstock.stages.services.engines.cached_blocks import AllBlocksCleared, CachedBlocks, CacheEvent
 
@@ -27,8 +26,8 @@ POLL_MILLISECONDS = 200
 MOST_WAITING = 10_000
 """Messages of a server that wait for the thread; if more come, some are lost, and its cache is learned anew."""
 
-LARGEST_MESSAGE = 2**26
-"""Bytes of a message; a larger one is lost."""
+LARGEST_MESSAGE = 2**22
+"""Bytes of a message, which is far more than the blocks of one step of an engine; a larger one is lost."""
 
 LEAST_SOCKETS = 1_023
 """ZeroMQ's default number of sockets."""
@@ -39,11 +38,10 @@ KNOWN_SHARE = 0.5
 
 class _Batch(msgspec.Struct, array_like=True, frozen=True):
     ts: float
-    events: list[msgspec.Raw]
+    events: list[CacheEvent]
 
 
 _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
-_decode_event: Any = msgspec.msgpack.Decoder(CacheEvent).decode
 
 
 @dataclass
@@ -121,7 +119,7 @@ class KvEvents:
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
-            raise ValueError(f"{address} is no address of KV events: {name_of(error)}") from error
+            raise ValueError(f"{address} is no address of KV events: {named_error(error)}") from error
         return socket
 
     def _listen(self) -> None:
@@ -141,15 +139,14 @@ class KvEvents:
         try:
             _, number, payload = message
             self._count(server, int.from_bytes(number))
-            for raw in _decode_batch(payload).events:
-                event = _decode_event(raw)
+            for event in _decode_batch(payload).events:
                 self._blocks.take(server.cache, event)
                 server.is_whole |= isinstance(event, AllBlocksCleared)
         except Exception as error:  # noqa: BLE001
             self._forget(server)
             if not server.has_complaint:
                 server.has_complaint = True
-                logger.warning("KV events of the engine at %s cannot be read: %s", server.url, name_of(error))
+                logger.warning("KV events of the engine at %s cannot be read: %s", server.url, named_error(error))
 
     def _count(self, server: _Server, number: int) -> None:
         if server.due is None:

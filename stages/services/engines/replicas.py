@@ -17,13 +17,13 @@ from functools import cached_property
 from heapq import nlargest
 from itertools import chain, cycle, islice
 from typing import Any, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RequestFacts
+from penstock.pipeline.urls import host_of
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
 from penstock.stages.services.engines.affinity import (
     FARTHEST,
@@ -164,7 +164,7 @@ class Replica:
     @property
     def address(self) -> str:
         """The host and port of the server."""
-        return urlsplit(self.url).netloc
+        return host_of(self.url) or self.url
 
     @property
     def load(self) -> int:

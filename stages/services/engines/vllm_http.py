@@ -17,7 +17,7 @@ from typing import Any, Literal
 import aiohttp
 
 from penstock.pipeline.errors import ServerStopping
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from penstock.stages.services.engines.http_endpoints import ENDPOINTS, Endpoint, RequestRefused
@@ -175,7 +175,7 @@ async def _served(replica: Replica, model: str | None) -> ServedModel | str:
     try:
         return await replica.probe(model)
     except (aiohttp.ClientError, TimeoutError) as error:
-        return name_of(error)
+        return named_error(error)
     except RequestRefused as error:
         if error.status == 429 or error.status >= 500:
             return str(error)

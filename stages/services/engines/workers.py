@@ -38,13 +38,14 @@ _TILE_DATA = 18
 
 
 def mark_workers() -> None:
-    """Make vLLM processes and frontends that are started from now on end with this one.
+    """Make vLLM processes and frontends that are started from now on end with this one, and report to nobody.
 
     Start them from the main thread: to the kernel, a process loses its parent when the thread that started it ends.
     They are spawned instead of forked, because a forked copy of the server would keep its port open.
     """
     os.environ[MARK] = "1"
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report the model, GPU and cloud to its makers
 
 
 def take_steps_whole() -> None:

@@ -25,9 +25,10 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.urls import shown_url
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url
 from penstock.stages.services.files.marks import between_marks, marks, safe_name
 from penstock.stages.services.files.owned import OwnedFiles
@@ -267,7 +268,9 @@ class FileReader:
         try:
             return await fetcher.fetch(url, read)
         except fetch.NotFetched as error:
-            raise NotRead(f"{shortened(url)} could not be fetched. {name_of(error)}") from error
+            raise NotRead(
+                f"{shortened(shown_url(url, with_path=True))} could not be fetched. {named_error(error)}"
+            ) from error
         finally:
             await fetcher.close()
 

@@ -12,7 +12,7 @@ import httpx2
 from mcp import MCPError
 from pydantic import ValidationError
 
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.stages.services.mcp import failures
 from penstock.stages.services.mcp.config import SecretMask
 from penstock.stages.services.mcp.incoming import TooMuch
@@ -60,7 +60,7 @@ def _plain(error: BaseException, seconds: float) -> failures.McpFailure:
 def _message(error: BaseException) -> str:
     match error:
         case TooMuch():
-            return f"The server sent {name_of(error)}."
+            return f"The server sent {named_error(error)}."
         case httpx2.ConnectError():
             return "No connection to the server could be made."
         case httpx2.HTTPError() | httpx2.InvalidURL() | httpx2.StreamError():

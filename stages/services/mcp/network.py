@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 import httpcore2
 import httpx2
 
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.stages.services.mcp.incoming import bound
 from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_address
 
@@ -83,7 +83,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         except TimeoutError as error:
             raise httpcore2.ConnectTimeout from error
         except OSError as error:
-            raise httpcore2.ConnectError(name_of(error)) from error
+            raise httpcore2.ConnectError(named_error(error)) from error
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         """Return the host's permitted addresses: all of them if the operator allows the host by name.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.stages.services.containers import HOME
 from penstock.stages.services.sandbox.folder import Folder
 from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, Plan, SandboxLimits, interpreters
@@ -63,7 +63,7 @@ class Sandbox:
                 raise
             except (SandboxDied, OSError) as exc:
                 if plan is self.plan:
-                    self.refusals.append(f"{plan.mode} with {plan.interpreter}: {name_of(exc)}")
+                    self.refusals.append(f"{plan.mode} with {plan.interpreter}: {named_error(exc)}")
                     if not self.weaker:
                         raise
                     self.plan, *weaker = self.weaker

@@ -10,7 +10,7 @@ import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from numpy.typing import NDArray
 
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.tasks import in_thread
 from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.search.ranking import unit
@@ -23,8 +23,17 @@ AT_ONCE = 64
 SECONDS = 60.0
 """Seconds in which the other server has to answer."""
 
-LARGEST = 64 << 20
-"""Bytes of an answer."""
+MOST_NUMBERS = 8_192
+"""Numbers of a vector."""
+
+LONGEST_NUMBER = 26
+"""Bytes of a number of an answer, with what stands around it."""
+
+AROUND = 1 << 16
+"""Bytes of an answer besides the numbers of its vectors."""
+
+LARGEST_LIST = 1 << 20
+"""Bytes of the list of models."""
 
 
 class NotEmbedded(Exception):
@@ -54,6 +63,7 @@ class Embedder:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._model = ""
+        self._dimensions = 0
         self._session: ClientSession | None = None
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -69,13 +79,19 @@ class Embedder:
 
     async def _some(self, texts: Sequence[str]) -> NDArray[np.float32]:
         body = msgspec.json.encode({"model": await self._name(), "input": texts, "encoding_format": "float"})
-        answer = await self._asked("POST", "/v1/embeddings", body)
-        return await in_thread(_vectors, answer, len(texts))
+        answer = await self._asked("POST", "/v1/embeddings", self._largest(len(texts)), body)
+        vectors = await in_thread(_vectors, answer, len(texts))
+        self._dimensions = vectors.shape[1]
+        return vectors
+
+    def _largest(self, texts: int) -> int:
+        """Return the most bytes of an answer with the vectors of some texts, once their dimensions are known."""
+        return AROUND + texts * (self._dimensions or MOST_NUMBERS) * LONGEST_NUMBER
 
     async def _name(self) -> str:
         if not self._model:
             try:
-                models = msgspec.json.decode(await self._asked("GET", "/v1/models"), type=_Models)
+                models = msgspec.json.decode(await self._asked("GET", "/v1/models", LARGEST_LIST), type=_Models)
             except msgspec.MsgspecError as error:
                 raise NotEmbedded("It does not list its models.") from error
             if not models.data:
@@ -83,7 +99,7 @@ class Embedder:
             self._model = models.data[0].id
         return self._model
 
-    async def _asked(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    async def _asked(self, method: str, path: str, most: int, body: bytes | None = None) -> bytes:
         if self._session is None:
             self._session = ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=SECONDS))
         headers = {**self._headers, "Content-Type": "application/json"}
@@ -91,9 +107,9 @@ class Embedder:
             async with self._session.request(
                 method, f"{self._url}{path}", data=body, headers=headers, allow_redirects=False
             ) as answer:
-                read = await read_whole(answer.content.iter_any(), LARGEST)
+                read = await read_whole(answer.content.iter_any(), most)
         except (ClientError, TimeoutError, Unreadable) as error:
-            raise NotEmbedded(f"It does not answer ({name_of(error)}).") from error
+            raise NotEmbedded(f"It does not answer ({named_error(error)}).") from error
         if answer.status != 200:
             self._model = ""
             raise NotEmbedded(f"It answers with status {answer.status}.")
@@ -107,4 +123,7 @@ def _vectors(answer: bytes, count: int) -> NDArray[np.float32]:
         raise NotEmbedded("Its answer has no vectors.") from error
     if len(read) != count or len({len(vector.embedding) for vector in read}) != 1 or not read[0].embedding:
         raise NotEmbedded("Its answer has not one vector for each text.")
-    return unit(np.array([vector.embedding for vector in read], np.float32))
+    numbers = np.array([vector.embedding for vector in read], np.float64)
+    if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
+        raise NotEmbedded("Its vectors have numbers that 32 bits cannot hold.")
+    return unit(numbers)

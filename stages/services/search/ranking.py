@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import log
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,7 @@ def nearest(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> Scores:
     return (vectors @ query).astype(np.float64)
 
 
-def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     """Return vectors with the length 1."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(lengths == 0, 1, lengths), np.float32)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.stages.services.store.database import (
     DatabaseRefused,
     DatabaseUnavailable,
@@ -63,6 +63,7 @@ _FOR_EVER = ("22", "23", "42", "54")
 
 
 _PROBLEMS = {
+    "25": "it is in a read-only transaction, as those of a standby are",
     "28": "its user does not exist there, or the server refuses it or its password",
     "3D": "its database does not exist there",
     "53": "the server has no room left",
@@ -187,14 +188,14 @@ def _named_errors() -> Iterator[None]:
         yield
     except asyncpg.PostgresError as exc:
         state: str = getattr(exc, "sqlstate", None) or ""
-        problem = f"{_PROBLEMS[state[:2]]} ({name_of(exc)})" if state[:2] in _PROBLEMS else name_of(exc)
+        problem = f"{_PROBLEMS[state[:2]]} ({named_error(exc)})" if state[:2] in _PROBLEMS else named_error(exc)
         raise (DatabaseRefused if state.startswith(_FOR_EVER) else DatabaseUnavailable)(problem) from exc
     except ValueError as exc:
         raise DatabaseRefused("what it was given cannot be understood") from exc
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:  # also a connection lost mid-message
-        raise DatabaseUnavailable(name_of(exc)) from exc
+        raise DatabaseUnavailable(named_error(exc)) from exc
     except OSError as exc:
-        raise DatabaseUnavailable(name_of(exc)) from exc
+        raise DatabaseUnavailable(named_error(exc)) from exc
 
 
 def _place(url: str) -> str:

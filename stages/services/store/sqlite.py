@@ -22,7 +22,7 @@ from shutil import disk_usage
 from typing import TypeVar
 
 from penstock.pipeline.errors import StoreFailed
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.stages.services.store import database
 from penstock.stages.services.store.migrations import EXECUTED, EXECUTED_TABLE, SQLITE
 from penstock.stages.services.store.statements import bulks
@@ -81,9 +81,9 @@ class SqliteDatabase:
         try:
             return await asyncio.get_running_loop().run_in_executor(thread, work)
         except sqlite3.OperationalError as exc:  # locked, disk full, or file removed
-            raise database.DatabaseUnavailable(name_of(exc)) from exc
+            raise database.DatabaseUnavailable(named_error(exc)) from exc
         except (sqlite3.Error, OverflowError, UnicodeError) as exc:
-            raise database.DatabaseRefused(name_of(exc)) from exc
+            raise database.DatabaseRefused(named_error(exc)) from exc
 
     def _open(self) -> None:
         with ExitStack() as undo:
@@ -95,7 +95,7 @@ class SqliteDatabase:
                 self._reading = _connect(self._file, undo)
                 self._searching = _connect(self._file, undo)
             except (OSError, sqlite3.Error) as exc:
-                raise StoreFailed(f"The store {self._file} cannot be opened: {name_of(exc)}.") from exc
+                raise StoreFailed(f"The store {self._file} cannot be opened: {named_error(exc)}.") from exc
             self._connections = undo.pop_all()
 
     def _close(self) -> None:

@@ -13,8 +13,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.foreign_errors import name_of
+from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.urls import shown_url
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
 from penstock.stages.services.foreign import Unreadable, read_whole
 from penstock.stages.services.lru_cache import LruCache
@@ -83,7 +84,7 @@ class ImageCache:
         try:
             image = await self._fetch(url)
         except NoImage as error:
-            message = f"The image at {shortened(url)} could not be fetched. {error}"
+            message = f"The image at {shortened(shown_url(url, with_path=True))} could not be fetched. {error}"
             raise InvalidRequest(message, param="input") from error
         self._kept.put(url, (self._clock(), image), len(image))
         return image
@@ -102,7 +103,7 @@ class ImageCache:
         try:
             return await fetcher.fetch(url, read)
         except fetch.NotFetched as error:
-            raise NoImage(name_of(error)) from error
+            raise NoImage(named_error(error)) from error
         finally:
             await fetcher.close()
 

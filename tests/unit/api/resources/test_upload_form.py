@@ -10,9 +10,9 @@ import pytest
 from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
 from multidict import CIMultiDict, CIMultiDictProxy
+
 from penstock.api.resources.upload_form import LONGEST_LINE, MOST_LINES, UploadForm
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest
-
 from tests.support.clock import counting_turns
 
 BUFFERED = 1 << 16
@@ -44,7 +44,11 @@ FLOODS = {
 """The start of a form, and what then follows again and again."""
 
 SOUND = FIELD % (b"purpose", b"user_data") + FILE + b"\r\nHello\r\n"
-AFTER = {"an epilogue of line breaks": b"\n", "an epilogue of boundaries": b"--b--\r\n", "an epilogue of words": b"x\r\n"}
+AFTER = {
+    "an epilogue of line breaks": b"\n",
+    "an epilogue of boundaries": b"--b--\r\n",
+    "an epilogue of words": b"x\r\n",
+}
 
 
 def form(body: bytes) -> UploadForm:

@@ -83,12 +83,16 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
             {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             '<file name="T">\na\nb\n</file>\n',
         ),
+        (
+            {"type": "content", "content": [{"type": "text", "text": "</fi"}, {"type": "text", "text": "le>"}]},
+            '<file-TAG name="T">\n</fi\nle>\n</file-TAG>\n',
+        ),
     ],
 )
 def test_document_stands_between_marks_with_its_title(source: Any, text: str) -> None:
     block = {"type": "document", "title": "T", "context": "C", "source": source}
     message: Any = asked(messages=[{"role": "user", "content": [block]}]).input_items[0]
-    assert [re.sub("file-[0-9a-f]{8}", "file-TAG", part.text) for part in message.content] == [f"C\n{text}"]
+    assert [re.sub("file-[0-9a-f]{32}", "file-TAG", part.text) for part in message.content] == [f"C\n{text}"]
 
 
 @pytest.mark.parametrize(

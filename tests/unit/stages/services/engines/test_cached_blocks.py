@@ -17,6 +17,7 @@ from penstock.stages.services.engines.cached_blocks import (
     BlockStored,
     CachedBlocks,
     CacheEvent,
+    TooMuch,
 )
 
 SIZE = 2
@@ -218,3 +219,34 @@ def test_cache_that_claims_too_much_is_not_followed(monkeypatch: pytest.MonkeyPa
     assert blocks.count(0) == 2
     with pytest.raises(ValueError, match="it holds more than 2 blocks"):
         blocks.take(0, stored([5, 6]))
+
+
+@pytest.mark.parametrize(
+    ("claims", "what"),
+    [
+        ([BlockStored([b"%d" % size], None, [1] * size, size) for size in range(1, 10)], "8 sizes"),
+        (
+            [BlockStored([b"x"], None, [1], 1, None, None, group, "mamba") for group in range(65)],
+            "64 groups of layers",
+        ),
+    ],
+)
+def test_cache_that_claims_too_many_kinds_of_blocks_is_not_followed(claims: list[BlockStored], what: str) -> None:
+    blocks = CachedBlocks()
+    for event in claims[:-1]:
+        blocks.take(0, event)
+    with pytest.raises(TooMuch, match=f"more than {what}"):
+        blocks.take(0, claims[-1])
+
+
+def test_sizes_of_blocks_are_forgotten_with_the_last_cache_that_has_them() -> None:
+    """Each size costs a look at every prompt."""
+    blocks = CachedBlocks()
+    for cache in range(2):
+        for size in range(1, 9):
+            blocks.take(cache, BlockStored([b"%d" % size], None, [1] * size, size))
+    assert sorted(blocks.sizes()) == list(range(1, 9))
+    blocks.forget(0)
+    assert blocks.cached([1] * 8, None, None) == {1: 8}
+    blocks.take(1, AllBlocksCleared())
+    assert not blocks.sizes()

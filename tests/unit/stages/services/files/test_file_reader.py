@@ -21,8 +21,9 @@ from msgspec import UNSET
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import InputFile, InputImage, InputText
 from penstock.stages.models.images import check_data_url, image_in
+from penstock.stages.services.files import marks as marks_module
 from penstock.stages.services.files.file_reader import FileLimits, FileReader, name_of
-from penstock.stages.services.files.marks import marks
+from penstock.stages.services.files.marks import marks, number_by
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.documents import archive, as_base64, docx, paragraph, pdf, pdf_of, pptx, table, xlsx
 from tests.support.tool_servers import LOOPBACK, web_server
@@ -87,6 +88,30 @@ def test_no_file_contains_its_closing_mark(text: str, forged: int, name: str) ->
     first, last = marks(name, [text])
     assert last.strip() not in text
     assert first.count(">") == first.count("<") == 1
+
+
+def test_marks_of_a_file_cannot_be_computed_without_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, found = "a</file>b", set()
+    for key in (bytes(32), bytes(31) + b"x"):
+        monkeypatch.setattr(marks_module, "_key", key)
+        found |= {marks("a", [text]), marks("a", [text])}
+    assert len(found) == 2
+    assert {len(last.strip()) for _, last in found} == {len("</file->") + 32}
+
+
+def test_servers_with_one_secret_write_the_same_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks_module, "_key", bytes(32))
+    number_by(b"secret")
+    first = marks("a", ["</file>"])
+    number_by(b"other")
+    other = marks("a", ["</file>"])
+    number_by(b"secret")
+    assert marks("a", ["</file>"]) == first != other
+
+
+@pytest.mark.parametrize("texts", [["</FILE>"], ["< / file"], ["<", "/", "fi", "le"], ["x</fi", "le-0>"]])
+def test_closing_mark_in_any_form_numbers_the_marks(texts: list[str]) -> None:
+    assert marks("a", texts)[1] != marks("a", ["x"])[1]
 
 
 async def test_a_key_reads_files_in_half_of_the_places() -> None:

@@ -1,0 +1,68 @@
+"""Servers whose answers are no proper HTTP, as those of a broken proxy or of a hostile server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+
+BROKEN: Mapping[str, bytes] = {
+    "a long header": _OK + b"X: " + b"y" * 20_000 + b"\r\nContent-Length: 2\r\n\r\n{}",
+    "many headers": _OK + b"".join(b"X-%d: y\r\n" % number for number in range(200)) + b"Content-Length: 2\r\n\r\n{}",
+    "two lengths": _OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "plain text": b"Hello, this is no HTTP.\r\n\r\n",
+    "nothing": b"",
+    "half of a head": b"HTTP/1.1 200 O",
+    "half of a body": _OK + b"Content-Length: 1000\r\n\r\n{",
+    "a wrong coding": _OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "a wrong compression": _OK + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
+    "an unknown status": b"HTTP/1.1 999 What\r\nContent-Length: 2\r\n\r\n{}",
+    "a wrong version": b"HTTP/9.9 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    "a redirect": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "a redirect to nowhere": b"HTTP/1.1 307 Found\r\nLocation: \xff\x00http://[\r\nContent-Length: 0\r\n\r\n",
+    "wrong bytes": _OK + b"X: \xff\xfe\r\nContent-Length: 4\r\n\r\n\xff\xfe\xff\xfe",
+    "no JSON": _OK + b"Content-Type: application/json\r\nContent-Length: 3\r\n\r\n{]}",
+    "deep JSON": _OK + b"Content-Type: application/json\r\nContent-Length: 9000\r\n\r\n" + b"[" * 9000,
+    "a wrong header": _OK + b"no colon\r\n: empty\r\n\r\n",
+    "an answer before its end": b"HTTP/1.1 100 Continue\r\n\r\n",
+    "no length": b"HTTP/1.0 500 Oops\r\n\r\nfailed",
+}
+"""Answers by what is wrong with them."""
+
+
+def sound(body: bytes) -> bytes:
+    """Return a proper answer with JSON."""
+    return _OK + b"Connection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
+
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncGenerator[str, None]:
+    """Run a server that gives these answers to one request after another, and the last one to all that follow.
+
+    It reads each request, answers it and closes the connection.  Yields its URL.
+    """
+    waiting = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            await reader.readexactly(int(length[0].partition(b":")[2]) if length else 0)
+            writer.write(answer)
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
