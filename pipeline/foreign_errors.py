@@ -1,8 +1,8 @@
 """Errors of libraries, in words that hold none of the secrets which a library was given.
 
 The text of such an error may repeat them: aiohttp's have all headers of a request in their ``repr``, asyncpg's the
-values of a row, pydantic's the whole input, and those of URLs a password.  So a place that catches one writes `named_error`,
-and the log leaves its text out of tracebacks.  ``tests/unit/test_error_texts.py`` finds every other place.
+values of a row, pydantic's the whole input, and those of URLs a password.  So a place that catches one writes
+`named_error`, and the log leaves its text out of tracebacks.  ``tests/unit/test_error_texts.py`` finds other places.
 """
 
 from __future__ import annotations

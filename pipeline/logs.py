@@ -39,7 +39,7 @@ class Lines(logging.Formatter):
         record.message = record.getMessage()
         if self.usesTime():
             record.asctime = self.formatTime(record, self.datefmt)
-        more = [traceback_of(record.exc_info[1])] if record.exc_info and record.exc_info[1] else []
+        more = [traceback_of(record.exc_info[1])] if record.exc_info and record.exc_info[1] is not None else []
         more += [record.stack_info] if record.stack_info else []
         further = (f"  {printable(line)}" for text in more for line in text.split("\n"))
         return "\n".join([printable(self.formatMessage(record)), *further])
@@ -78,9 +78,9 @@ class JsonLines(logging.Formatter):
         if (response_id := getattr(record, "response", "-")) != "-":
             line["response_id"] = response_id
         line |= {name: value for name, value in vars(record).items() if name not in _PLAIN and value is not None}
-        if record.exc_info and record.exc_info[0]:
+        if record.exc_info and record.exc_info[0] and record.exc_info[1] is not None:
             line["error"] = record.exc_info[0].__name__
-            line["traceback"] = traceback_of(record.exc_info[1]) if record.exc_info[1] else ""
+            line["traceback"] = traceback_of(record.exc_info[1])
         return json.dumps(line, default=str)  # msgspec refuses bytes of other programs that are not UTF-8
 
 

@@ -30,7 +30,7 @@ MOST_PARTS = 20
 """The most parts of a form."""
 
 MOST_LINES = 200
-"""The most lines of a form outside of its fields: boundaries, headers of parts, and what stands before and after them."""
+"""The most lines of a form outside of its fields: boundaries, headers of parts, and what stands before them."""
 
 LONGEST_LINE = 8_190
 """Bytes of such a line."""

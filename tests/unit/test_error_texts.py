@@ -1,7 +1,8 @@
 """Texts of other libraries' errors stay inside: a client, a log or a store gets words of penstock's own.
 
-An error of a library may repeat what the library was given.  So each place that catches one, or takes one as an argument,
-writes `penstock.pipeline.foreign_errors.named_error` or words of its own.  `ALLOWED` lists the places that may write its text.
+An error of a library may repeat what the library was given.  So each place that catches one, or takes one as an
+argument, writes `penstock.pipeline.foreign_errors.named_error` or words of its own.  `ALLOWED` lists the places that
+may write its text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-OPERATOR = "the start, or a command, tells the operator what is wrong with an option, a file, a stage or a model; none is a secret"
+OPERATOR = "the start, or a command, says what is wrong with an option, a file, a stage or a model of the operator"
 SENT = "a decoder or a check says what is wrong in what the client, or the model, has written itself"
 OWN = "an own error, or a text that is compared and never written"
 VLLM = "vLLM, or the template of the model, wrote it for the client; neither is given a secret"
@@ -137,7 +138,7 @@ class Places(ast.NodeVisitor):
         self._within(node, foreign)
         self._functions.pop()
 
-    visit_AsyncFunctionDef = visit_FunctionDef
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - the name that ast calls
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         is_foreign = node.name and node.type and not self._is_own(node.type)
@@ -172,7 +173,7 @@ class Places(ast.NodeVisitor):
         del self._foreign[len(self._foreign) - len(foreign) :]
 
     def _check(self, written: ast.AST) -> None:
-        """Note the foreign errors in an expression whose value is written; an attribute of one is judged by its name."""
+        """Note the foreign errors in an expression that is written; `visit_Attribute` judges their attributes."""
         match written:
             case ast.Call(func=ast.Name(id=name)) if name in HARMLESS:
                 return
@@ -244,8 +245,22 @@ def test_each_allowed_place_exists() -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["str(e)", "repr(e)", "f'{e}'", "f'{e!r}'", "'%s' % e", "'%s' % (1, e)", "'{}'.format(e)", "e.args", "e.message"]
-    + ["logger.info('%s', e)", "logger.warning('%r', e.__cause__)", "f'{shown(str(e))}'", "str(e or 1)", "print(e)"],
+    [
+        "str(e)",
+        "repr(e)",
+        "f'{e}'",
+        "f'{e!r}'",
+        "'%s' % e",
+        "'%s' % (1, e)",
+        "'{}'.format(e)",
+        "e.args",
+        "e.message",
+        "logger.info('%s', e)",
+        "logger.warning('%r', e.__cause__)",
+        "f'{shown(str(e))}'",
+        "str(e or 1)",
+        "print(e)",
+    ],
 )
 def test_writing_is_found(written: str) -> None:
     for code in (f"try: pass\nexcept ValueError as e: x = {written}", f"def f(e: Exception | None): return {written}"):

@@ -14,28 +14,8 @@ from penstock.pipeline.urls import HIDDEN, host_of, shown_url
 SECRET = "s3cr3t"
 SHOWN = re.compile(r"""[a-z][a-z0-9+.-]*://(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]"'<>]*)(:\d{1,5})?""")
 
-pieces = st.sampled_from(
-    [
-        "http",
-        "https",
-        "postgresql",
-        ":",
-        "//",
-        "/",
-        "@",
-        "?",
-        "#",
-        "&",
-        "=",
-        "\\",
-        "[",
-        "]",
-        "::1",
-        "example.com",
-        "8000",
-    ]
-    + [" ", "\n", "%40", "user", "\u202e", "key=", ";", "<", ""]
-)
+PIECES = "http|https|postgresql|:|//|/|@|?|#|&|=|\\|[|]|::1|example.com|8000|%40|user|key=|;|<| |\n|\u202e|"
+pieces = st.sampled_from(re.split("[|]", PIECES))
 urls = st.lists(st.one_of(pieces, st.text(max_size=3)), max_size=12).map("".join)
 
 
@@ -45,7 +25,7 @@ def test_a_shown_url_is_a_scheme_and_a_host(url: str) -> None:
     shown = shown_url(url)
     assert shown == HIDDEN or SHOWN.fullmatch(shown.removesuffix(HIDDEN).removesuffix("/"))
     with_path = urlsplit(shown_url(url, with_path=True))
-    assert not (with_path.username or with_path.password or with_path.query or with_path.fragment)
+    assert not any((with_path.username, with_path.password, with_path.query, with_path.fragment))
 
 
 @pytest.mark.parametrize(

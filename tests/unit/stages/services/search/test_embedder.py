@@ -55,7 +55,7 @@ async def test_vectors_are_of_length_one() -> None:
 @pytest.mark.parametrize("number", ["1e308", "-1e39", "1e400", "NaN", "null", '"x"'])
 async def test_numbers_that_are_not_finite_are_refused(number: str) -> None:
     async with embedding(answer_of([1, 7]).replace("7", number)) as embedder:
-        with pytest.raises(NotEmbedded, match="no vectors|32 bits cannot hold"):
+        with pytest.raises(NotEmbedded, match=r"no vectors|32 bits cannot hold"):
             await embedder.embed(["x"])
 
 
