@@ -58,11 +58,11 @@ help: ## List the targets
 
 ifdef OWN
 serve: $(INSTALLED) ## Serve MODEL with vLLM; a tiny gpt-oss on the CPU without MODEL, with fixtures/tiny_qwen a tiny Qwen
-	@exec env VLLM_NO_USAGE_STATS=1 $(BIN)/penstock serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+	@exec $(BIN)/penstock serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 else
 serve: $(INSTALLED) $(if $(MODEL),,$(TINY).built)
 	@echo "Starting vLLM on the CPU: about a minute."
-	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TORCH_COMPILE_DISABLE=1 \
+	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 TORCH_COMPILE_DISABLE=1 \
 	    $(BIN)/penstock serve $(or $(MODEL),$(TINY)) \
 	    --host $(HOST) --port $(PORT) --served-model-name $(subst _,-,$(notdir $(or $(MODEL),$(TINY)))) $(TINY_ENGINE) $(FOR_CODE) $(ARGS)
 endif

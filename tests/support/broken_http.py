@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -40,29 +41,33 @@ def sound(body: bytes) -> bytes:
     )
 
 
-@asynccontextmanager
-async def answering(*answers: bytes) -> AsyncGenerator[str, None]:
-    """Run a server that gives these answers to one request after another, and the last one to all that follow.
+@dataclass
+class Answers:
+    """A server that gives its ``answers`` to one request after another, and the last one to all that follow."""
 
-    It reads each request, answers it and closes the connection.  Yields its URL.
-    """
-    waiting = list(answers)
+    answers: list[bytes]
+    url: str = ""
+    received: bytearray = field(default_factory=bytearray)
+    """What it was sent."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answer = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-        try:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read a request, answer it, and close the connection."""
+        with suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            await reader.readexactly(int(length[0].partition(b":")[2]) if length else 0)
-            writer.write(answer)
+            self.received += head + await reader.readexactly(int(length[0].partition(b":")[2]) if length else 0)
+            writer.write(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
             await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
+        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncGenerator[Answers, None]:
+    """Run a server with these answers for the length of the block."""
+    served = Answers(list(answers))
+    server = await asyncio.start_server(served.serve, "127.0.0.1", 0)
+    served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield served
     finally:
         server.close()

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -65,7 +65,7 @@ class ForgottenPrompts(list[Prompt]):
         """Drop the prompt."""
 
 
-async def scripted(*arguments: str) -> None:
+async def scripted(*arguments: str, turns: Sequence[str] = ()) -> None:
     """Serve a scripted engine in the running event loop: ``script`` or ``script@model,model``."""
     settings = CliApp.run(Settings, cli_args=list(arguments))
     log_to_stderr(settings.log_level)
@@ -75,6 +75,7 @@ async def scripted(*arguments: str) -> None:
     engine = ScriptedEngine(
         script, models=tuple(models.split(",")) if models else (SCRIPTED,), prompts=ForgottenPrompts()
     )
+    engine.turns = [Script(load_encoding().encode_markup(turn)) for turn in turns]
     await serve(settings, lambda _: nullcontext(RunningEngine(engine, harmony_stages(load_encoding()))))
 
 
@@ -90,6 +91,23 @@ def serve_with_webhooks(*arguments: str) -> None:
     os.environ["PENSTOCK_WEBHOOK_SECRET"] = WEBHOOK_SECRET
     webhooks.PAUSES, webhooks.CLAIM, webhooks.POLL = (0.1, 0.5), 1.0, 0.1
     serve_script(*arguments)
+
+
+SECRETS = {
+    "PENSTOCK_EMBEDDINGS_KEY": "canary-embeddings",
+    "PENSTOCK_WEB_SEARCH_KEY": "canary-search",
+    "OTEL_EXPORTER_OTLP_HEADERS": "authorization=canary-otlp",
+}
+"""Settings whose values are sent to other servers."""
+
+
+def serve_with_secrets(url: str, *arguments: str) -> None:
+    """Serve a model that searches the web, with a secret for each other server, all of which are at ``url``."""
+    os.environ |= SECRETS | {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": url}
+    os.environ |= {"OTEL_BSP_SCHEDULE_DELAY": "50", "PENSTOCK_WEBHOOK_SECRET": WEBHOOK_SECRET}
+    webhooks.PAUSES, webhooks.CLAIM, webhooks.POLL = (0.1, 0.5), 1.0, 0.1
+    search = '<|channel|>analysis to=browser.search code<|message|>{"query": "moon"}<|call|>'
+    uvloop.run(scripted(*arguments, turns=[search, HELLO]))
 
 
 def serve_with_few_descriptors(*arguments: str) -> None:

@@ -109,6 +109,7 @@ class Embedder:
             ) as answer:
                 read = await read_whole(answer.content.iter_any(), most)
         except (ClientError, TimeoutError, Unreadable) as error:
+            self._dimensions = 0  # another model may answer by now
             raise NotEmbedded(f"It does not answer ({named_error(error)}).") from error
         if answer.status != 200:
             self._model = ""

@@ -4,8 +4,10 @@ import asyncio
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.pipeline.logs import Coloured, Seldom, counted, duration
+from penstock.pipeline.logs import Coloured, Lines, Seldom, counted, duration, printable
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,29 @@ async def test_flood_of_warnings_is_counted(caplog: pytest.LogCaptureFixture) ->
             await asyncio.sleep(0.01)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["It is busy.", "It is away.", "It is busy. (999 more in 0.05 s)"]
+
+
+@given(st.text(), st.text(), st.text())
+def test_no_text_forges_a_line(message: str, argument: str, raised: str) -> None:
+    """The first line has all of a message; each further line is one of a traceback, and begins with blanks."""
+    info = (ValueError, ValueError(raised), None)
+    record = logging.LogRecord("penstock", logging.INFO, "", 0, "%s: %s", (message, argument), info)
+    first, *further = Lines("%(levelname)s %(message)s").format(record).split("\n")
+    assert first.startswith("INFO ")
+    assert all(line.startswith("  ") for line in further)
+    assert all(line.isprintable() for line in (first, *further))
+
+
+def test_what_prints_stays_as_it_is() -> None:
+    assert printable("Größe 水果 🌙 it's") == "Größe 水果 🌙 it's"
+    assert printable("a\nb\x1b[31m\u202e\ud800\t") == "a\\nb\\x1b[31m\\u202e\\ud800\\t"
+
+
+def test_traceback_can_be_read() -> None:
+    with pytest.raises(KeyError) as caught:
+        _ = dict[str, str]()["field"]
+    info = (KeyError, caught.value, caught.tb)
+    record = logging.LogRecord("penstock", logging.ERROR, "", 0, "A bug", (), info)
+    lines = Lines("%(message)s").format(record).split("\n")
+    assert lines[:2] == ["A bug", "  Traceback (most recent call last):"]
+    assert lines[-1] == "  KeyError: 'field'"

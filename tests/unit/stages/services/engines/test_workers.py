@@ -86,3 +86,12 @@ def test_without_amx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     monkeypatch.setattr("ctypes.CDLL", None)
     permit_amx()
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "1"), ({"VLLM_NO_USAGE_STATS": "0"}, "0")])
+def test_vllm_reports_no_usage_unless_the_operator_wants_it(
+    given: dict[str, str], used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", given)
+    mark_workers()
+    assert given["VLLM_NO_USAGE_STATS"] == used

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.io
 async def embedding(*vectors: str) -> AsyncGenerator[Embedder, None]:
     """Yield an embedder, whose server lists its model and then gives these answers."""
     answers = [sound(MODELS), *(sound(each.encode()) for each in vectors)]
-    async with answering(*answers) as url:
-        embedder = Embedder(url, KEY)
+    async with answering(*answers) as server:
+        embedder = Embedder(server.url, KEY)
         try:
             yield embedder
         finally:
@@ -38,8 +38,8 @@ def answer_of(*vectors: list[object]) -> str:
 @pytest.mark.parametrize("which", BROKEN)
 async def test_broken_answer_is_named_without_the_key(which: str) -> None:
     for lists_its_model in (False, True):
-        async with answering(*[sound(MODELS)] * lists_its_model, BROKEN[which]) as url:
-            embedder = Embedder(url, KEY)
+        async with answering(*[sound(MODELS)] * lists_its_model, BROKEN[which]) as server:
+            embedder = Embedder(server.url, KEY)
             with pytest.raises(NotEmbedded) as refused:
                 await embedder.embed(["x"])
             await embedder.close()
