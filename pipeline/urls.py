@@ -6,7 +6,7 @@ import re
 from urllib.parse import urlsplit
 
 HIDDEN = "<redacted>"
-"""What stands in place of a part that may hold a secret."""
+"""The text in place of a part that may hold a secret."""
 
 _HOST = re.compile(r"""(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]"'<>]*)(:\d{1,5})?""")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")

@@ -121,7 +121,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("prompts", {"prompts": "prompts"}, "--prompts prompts/wrong.md: a second line with +++ is missing"),
     ("record", {"record": "/dev/null/recordings"}, "/dev/null/recordings"),
     ("pipeline", {"engine": ["replay:/nowhere"]}, "/nowhere"),
-    ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: Cannot connect"),
+    ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: ClientConnectorError: Connection refused"),
     ("pipeline", {"with": ["misplaced.py:install"]}, "x takes TokenFrame"),
     ("pipeline", {"with": ["setting.py:install"], "stages": {"setting": {"x": 1}}}, "[stages.setting]: x: there is no"),
     ("pipeline", {"with": ["nope.py:install"], "engine": [], "model": MODEL}, "there is no file nope.py"),

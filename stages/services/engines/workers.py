@@ -38,7 +38,7 @@ _TILE_DATA = 18
 
 
 def mark_workers() -> None:
-    """Make vLLM processes and frontends that are started from now on end with this one, and report to nobody.
+    """Make vLLM processes and frontends that are started from now on end with this one, and report no usage.
 
     Start them from the main thread: to the kernel, a process loses its parent when the thread that started it ends.
     They are spawned instead of forked, because a forked copy of the server would keep its port open.

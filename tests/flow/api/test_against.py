@@ -98,7 +98,7 @@ async def test_server_that_is_not_there_and_broken_recordings_are_rows(tmp_path:
     rows = await compared(tmp_path / "recordings", served.url, "")
     assert rows[0].problem == "not sent: it has no request.json: it was recorded without texts"
     assert rows[1].problem.startswith("not sent: wire.jsonl:")
-    assert rows[2].problem.startswith("refused: it breaks off: ")
+    assert rows[2].problem.startswith("refused: it breaks off (Client")
 
 
 def test_folder_without_such_recordings_is_refused(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ async def test_failing_redaction_cuts_its_recording_only(tmp_path: Path, caplog:
         pipeline = flow(taps, engine)
         cut, whole = [(await frames_of_answer(pipeline))[-1].response for _ in range(2)]
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert record.getMessage() == f"The recording of {cut.id} is cut: what is this?"
+    assert record.getMessage() == f"The recording of {cut.id} is cut: ValueError"
     assert record.exc_info
     for name in recorded_files(tmp_path / "r" / cut.id) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}:
         assert b'"type":"End"' not in (tmp_path / "r" / cut.id / name).read_bytes()
@@ -297,7 +297,7 @@ async def test_disk_that_was_full_leaves_no_gap(
         is_full = False
         rest = [event async for event in events]
     assert rest[-1].response.status == "completed"
-    assert "is cut: [Errno 28] No space left on device" in caplog.text
+    assert "is cut: OSError: No space left on device" in caplog.text
     assert is_beginning(tokens_in(only_recording(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
 
 

@@ -41,8 +41,8 @@ def test_lost_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     for file in files:
         file.add(0.0, BEGUN)
     for _ in files:
-        folder.lose(OSError("the disk is full"))
-    assert [record.getMessage() for record in caplog.records] == ["The recording of resp is cut: the disk is full"]
+        folder.lose(OSError(28, "the disk is full"))
+    assert [record.getMessage() for record in caplog.records] == ["The recording of resp is cut: OSError: No space left on device"]
     assert all(file.is_cut for file in files)
 
 
