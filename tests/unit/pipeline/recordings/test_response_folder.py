@@ -42,7 +42,9 @@ def test_lost_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFix
         file.add(0.0, BEGUN)
     for _ in files:
         folder.lose(OSError(28, "the disk is full"))
-    assert [record.getMessage() for record in caplog.records] == ["The recording of resp is cut: OSError: No space left on device"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "The recording of resp is cut: OSError: No space left on device"
+    ]
     assert all(file.is_cut for file in files)
 
 
