@@ -48,7 +48,7 @@ class Answers:
     answers: list[bytes]
     url: str = ""
     received: bytearray = field(default_factory=bytearray)
-    """What it was sent."""
+    """All that it was sent."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read a request, answer it, and close the connection."""

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.io, pytest.mark.slow]
 
 MCP_SECRET = "canary-mcp"
 SENT = ("canary-embeddings", "canary-otlp", MCP_SECRET)
-"""What the other servers must have been sent, so that they can have it repeated."""
+"""Secrets that the other servers must have been sent, so that they can have them repeated."""
 
 
 async def used(server: ServerProcess) -> str:
@@ -40,25 +40,22 @@ async def used(server: ServerProcess) -> str:
             read.append((dict(answer.headers), await answer.text()))
         except (aiohttp.ClientError, UnicodeDecodeError) as error:
             read.append(repr(error.args))
-    tools = [{"type": "mcp", "server_label": "maps", "require_approval": "never"}, {"type": "web_search"}]
-    for fields in ({}, {"background": True}, {"stream": True}):
-        async with server.client.post(
-            f"{server.url}/v1/responses", json={"input": "Hi", "tools": tools} | fields
-        ) as answer:
+    maps = {"type": "mcp", "server_label": "maps", "require_approval": "never"}
+    for fields in ({"tools": [maps, {"type": "web_search"}], "stream": True}, {"background": True}):
+        async with server.client.post(f"{server.url}/v1/responses", json={"input": "Hi", **fields}) as answer:
             read.append(await answer.text())
     return json.dumps(read, default=str)
 
 
-@pytest.mark.parametrize("level", ["INFO", "DEBUG"])
-async def test_no_secret_of_the_settings_is_told(tmp_path: Path, level: str) -> None:
+async def test_no_secret_of_the_settings_is_told(tmp_path: Path) -> None:
     store = str(tmp_path / "store" / "responses.sqlite3")
     Path(store).parent.mkdir()
     async with answering(b"") as upstream:
         servers = {"maps": {"type": "http", "url": upstream.url, "headers": {"Authorization": f"Bearer {MCP_SECRET}"}}}
         config = tmp_path / "mcp.json"
         config.write_text(json.dumps({"mcpServers": servers}))
-        options = ("--embeddings", upstream.url, "--web-search", f"searxng={upstream.url}", "--webhook", upstream.url)
-        options += ("--allow-address", "127.0.0.1", "--mcp-config", str(config), "--no-sandbox", "--log-level", level)
+        options = ["--embeddings", upstream.url, "--web-search", f"searxng={upstream.url}", "--webhook", upstream.url]
+        options += ["--allow-address", "127.0.0.1", "--mcp-config", str(config), "--no-sandbox", "--log-level", "DEBUG"]
         arguments = (upstream.url, "quick", "--allow-tool", "web_search", *options)
         read = ""
         async with serving_process(serve_with_secrets, arguments, store, tmp_path) as server:
