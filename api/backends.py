@@ -242,6 +242,9 @@ async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Ru
 
 def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
     """Return the stages for a chat model, or for Harmony if it is None, with the defaults of ``sampling``."""
+    if sampling:
+        named = ", ".join(f"{name} {value}" for name, value in sampling.items())
+        logger.info("Requests that say nothing else are sampled as the model's generation config says: %s", named)
     if chat:
         if settings.harmony_system_instructions:
             logger.warning("The model has a chat template, which decides where instructions stand")

@@ -49,7 +49,7 @@ def _check_config(file: Path) -> None:
     except OSError as error:
         raise CannotStart(f"{file}: {error.strerror}") from error
     except ValueError as error:
-        raise CannotStart(f"{file}: it is no JSON: {error}") from error
+        raise CannotStart(f"{file}: it is no JSON") from error
     if not isinstance(config, dict) or not ({"model_type", "architectures"} & config.keys()):
         raise CannotStart(f"{file}: it has neither model_type nor architectures")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from penstock.api.cli.command_line import parsed_settings
 from penstock.api.cli.forced.as_json import answer_line, summary_line
 from penstock.api.cli.forced.comparison import AT_ONCE, Compared, Comparison, Figures
 from penstock.api.cli.forced.page import layout_of, page_of
-from penstock.api.cli.forced.recorded import recordings_in
+from penstock.api.cli.forced.recorded import read_answer, recordings_in
 from penstock.api.cli.forced.table import Table
 from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.api.cli.inspect import write_page
@@ -31,14 +32,19 @@ from penstock.api.running import UNSTARTABLE
 from penstock.api.settings import Settings
 from penstock.api.sources import option_name
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.logs import log_to_stderr
+from penstock.pipeline.logs import counted, log_to_stderr
+from penstock.pipeline.recordings.format import UnreadableRecording
 from penstock.stages.services.engines.engine import ScoresPrompts, TextBackend
+from penstock.stages.services.forced.scores import SAMPLED, reason_left_out
 
 ENGINE_OPTIONS = frozenset(settings.SECTION for settings in (EngineSettings, ChatSettings, LogSettings))
 """The sections of the options of ``penstock serve`` that this command takes, too."""
 
 ENGINE_WAIT = 30.0
 """Seconds to wait for a server that does not answer."""
+
+ADVICE = " Record requests with top_logprobs: 1, or with temperature 0."
+"""The cure of recordings that were sampled: what else the engine could have chosen is not in them."""
 
 NO_MODEL = re.compile(rf"https?://|{REPLAY}|{FACTORY}$")
 """The beginning of what ``--engine`` names, if it is not a model."""
@@ -49,12 +55,31 @@ def main(arguments: Sequence[str]) -> None:
     chosen, settings = read_arguments(arguments)
     recordings = recordings_in(chosen.recordings)
     log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
+    if reasons := left_out_before(recordings):
+        described = "; ".join(f"{counted(number, 'recording')}: {reason}" for reason, number in reasons.most_common())
+        raise CannotRun(f"nothing can be compared: {described}.{ADVICE if SAMPLED in reasons else ''}")
     try:
         exceeded = uvloop.run(_compare(chosen, settings, recordings))
     except UNSTARTABLE as error:
         raise CannotRun(explained(error, arguments)) from error
     if exceeded:
         sys.exit(1)
+
+
+def left_out_before(recordings: Mapping[str, Path]) -> Counter[str]:
+    """Count why none of the recordings can be compared with any engine; empty if one can."""
+    reasons = Counter[str]()
+    for name, folder in recordings.items():
+        try:
+            turns = [turn for turn in read_answer(name, folder).turns if turn.tokens]
+        except UnreadableRecording as error:
+            reasons[str(error).removeprefix(f"{folder}: ")] += 1
+            continue
+        why = [reason_left_out(turn) for turn in turns]
+        if not all(why):
+            return Counter()
+        reasons[why[0]] += 1
+    return reasons
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, Settings]:

@@ -108,7 +108,11 @@ def describe(routes: Iterable[web.RouteDef], spoken: Spoken) -> OpenApi:
             stream = {"schema": schemas.streams[wire.events]}
             operation_object["responses"]["200"]["content"][wire.content_type] = stream
         paths.setdefault(path, {})[route.method.lower()] = operation_object
-    info = {"title": "penstock", "version": version("penstock"), "summary": "The OpenAI Responses API over vLLM"}
+    info = {
+        "title": "penstock",
+        "version": version("penstock"),
+        "summary": "Responses, Chat Completions, Completions and Messages over vLLM",
+    }
     headers = [name for _, conventions in spoken.values() for name in conventions.key_headers]
     keys = {_key_name(name): _key_scheme(name) for name in (*OPENAI.key_headers, *headers)}
     return OpenApi("3.1.0", info, ({"url": "/"},), paths, {"schemas": schemas.components, "securitySchemes": keys})

@@ -56,6 +56,7 @@ OF_ONE_REQUEST = frozenset(
 
 _FILE = re.compile(r"(?P<id>[A-Za-z0-9_-]{1,64})(?:@(?P<version>[1-9][0-9]{0,8}))?\.md")
 _VARIABLE = re.compile(r"\{\{[ \t]*([A-Za-z_][A-Za-z0-9_]{0,63})[ \t]*\}\}")
+_YAML = "---"
 _FENCE = "+++"
 
 Part: TypeAlias = InputText | ImagePart | FilePart
@@ -239,6 +240,8 @@ def _parameters(file: Path, source: str) -> CreateResponse:
 def _split(text: str) -> tuple[str, str]:
     """Return the TOML and the instructions of a file."""
     lines = text.splitlines()
+    if lines and lines[0].rstrip() == _YAML and _YAML in (line.rstrip() for line in lines[1:]):
+        raise ValueError(f"the head between lines of {_YAML} is not read: write it as TOML between lines of {_FENCE}")
     if not lines or lines[0].rstrip() != _FENCE:
         return "", text.strip()
     for number, line in enumerate(lines[1:], 1):

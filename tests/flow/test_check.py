@@ -88,6 +88,7 @@ FILES = {
     "misplaced.py": MISPLACED,
     "setting.py": "import pydantic\nclass S(pydantic.BaseModel): pass\ndef install(pipeline, settings: S): pass",
     "prompts/wrong.md": "+++\n",
+    "yaml/head.md": "---\nmodel: tiny\n---\nBe brief.\n",
     "keys.txt": "sk-alice-0123456789 webhook=http://10.0.0.1/\n",
     "limited.txt": "sk-alice-0123456789 name=alice limits=golf\n",
     "gold.toml": "[gold]\nrequests_per_minute = 3\n",
@@ -119,6 +120,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("mcp", {"mcp_config": "no_variable.json"}, "there is no NOPE"),
     ("prompts", {"prompts": "nowhere"}, "--prompts nowhere: No such file"),
     ("prompts", {"prompts": "prompts"}, "--prompts prompts/wrong.md: a second line with +++ is missing"),
+    ("prompts", {"prompts": "yaml"}, "--prompts yaml/head.md: the head between lines of --- is not read"),
     ("record", {"record": "/dev/null/recordings"}, "/dev/null/recordings"),
     ("pipeline", {"engine": ["replay:/nowhere"]}, "/nowhere"),
     ("pipeline", {"engine": ["http://127.0.0.1:9"]}, "http://127.0.0.1:9: ClientConnectorError: Connection refused"),
@@ -146,6 +148,7 @@ MISTAKES_ELSEWHERE: list[tuple[str, dict[str, Any], str]] = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("prompts").mkdir()
+    Path("yaml").mkdir()
     for name, text in FILES.items():
         Path(name).write_text(text)
     return tmp_path

@@ -14,7 +14,7 @@ from penstock.api.http.prefix import prefix_of
 from penstock.api.web_page import PALETTE, filled, part_of, policy_of
 
 TEXT = """\
-penstock {version} serves the OpenAI Responses API.
+penstock {version} serves the APIs Responses, Chat Completions, Completions and Messages.
 
   POST {prefix}/v1/responses   creates a response
   GET  {prefix}/v1/models      lists the models

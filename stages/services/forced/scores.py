@@ -12,6 +12,9 @@ from penstock.pipeline.frames import Origin, Prompt, Sampling, Scheduling, Token
 from penstock.stages.services.engines.engine import Engine
 from penstock.stages.services.forced.turn import Turn
 
+SAMPLED = "sampled, without top_logprobs"
+"""The reason to leave out a turn whose tokens were drawn, as it is not known which was likeliest."""
+
 FLOOR = -9999.0
 """The least log probability: JSON has no infinity."""
 
@@ -155,6 +158,11 @@ def judged(
     return ForcedTurn(turn, tokens, left_out, was_chosen)
 
 
+def reason_left_out(turn: Turn) -> str:
+    """Return the reason why nothing of a turn can be compared, whatever the engine; empty if something can."""
+    return "" if turn.logprobs else _left_out(turn, knows_allowed=turn.grammar_is_known)
+
+
 def _was_chosen(turn: Turn) -> bool:
     sampling = turn.prompt.facts.sampling
     return (sampling.temperature == 0 or sampling.top_k == 1) and not _shaping(turn)
@@ -172,7 +180,7 @@ def _left_out(turn: Turn, *, knows_allowed: bool) -> str:
     if _was_chosen(turn) or any(each.top for each in turn.logprobs):
         return ""
     shaping = _shaping(turn)
-    return f"shaped by {', '.join(shaping)}" if shaping else "sampled, without top_logprobs"
+    return f"shaped by {', '.join(shaping)}" if shaping else SAMPLED
 
 
 def _judged(

@@ -171,5 +171,20 @@ def test_nothing_compared_is_no_success(compare: Compare, tmp_path: Path) -> Non
         shutil.rmtree(tmp_path / "recorded" / f"resp_{number}")
     shutil.rmtree(tmp_path / "recorded" / "resp_drawn")
     ended = compare("same")
-    assert (ended.status, ended.err) == (2, "penstock: nothing could be compared\n")
-    assert "skipped: its tokens were not recorded (tokens.jsonl)" in ended.out.decode()
+    reason = "1 recording: its tokens were not recorded (tokens.jsonl)"
+    assert (ended.status, ended.out, ended.err) == (2, b"", f"penstock: nothing can be compared: {reason}.\n")
+
+
+def test_sampled_recordings_are_refused_before_an_engine_starts(
+    compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recordings alone decide it, and to load a model takes minutes."""
+    for number in range(4):
+        shutil.rmtree(tmp_path / "recorded" / f"resp_{number}")
+    shutil.rmtree(tmp_path / "recorded" / "resp_drawn")
+    write_turns(tmp_path / "recorded" / "resp_drawn", recorded_turn([1004], [1005, 1006], temperature=1.0))
+    monkeypatch.setattr("penstock.api.cli.compare.start_shown", None)
+    ended = compare("same")
+    assert (ended.status, ended.out) == (2, b"")
+    assert "1 recording: sampled, without top_logprobs" in ended.err
+    assert ended.err.endswith(". Record requests with top_logprobs: 1, or with temperature 0.\n")
