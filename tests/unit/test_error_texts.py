@@ -59,7 +59,6 @@ ALLOWED = {
     "api/kits/rules.py checking": OPERATOR,
     "api/limits/table.py read_limits": OPERATOR,
     "api/loading.py __exit__": OPERATOR,
-    "api/model_files.py _check_config": OPERATOR,
     "api/sources.py read_file": OPERATOR,
     "api/stage_settings.py stage_tables": OPERATOR,
     "api/values.py decoded": OPERATOR,

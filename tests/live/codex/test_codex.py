@@ -125,3 +125,11 @@ def test_launched_codex_needs_no_settings(launched: Launched) -> None:
     assert answers(ended.lines) == ["I added greeting.txt."]
     assert (launched.project / "greeting.txt").read_text() == "hello\n"
     assert not (launched.folder / "home" / ".codex" / "config.toml").exists()
+
+
+def test_launched_codex_needs_no_option_of_the_server(launched: Launched, sibling: str) -> None:
+    """A server without a web search, which Codex declares by default."""
+    ended = launched.run(*CODEX_EXEC, "Add greeting.txt with a patch.", url=sibling)
+    assert answers(ended.lines) == ["I added greeting.txt."]
+    [catalog] = (launched.folder / "home" / ".cache" / "penstock").iterdir()
+    assert json.loads(catalog.read_text())["models"][0]["input_modalities"] == ["text"]
