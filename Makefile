@@ -256,13 +256,13 @@ newer: ## The tests with vLLM, of Python files of a release that has no CPU buil
 	@$(MAKE) --no-print-directory --keep-going VENV=.venv-newer chat engine \
 	    ARGS="--ignore tests/live/engine/test_data_parallel.py $(ARGS)"
 
-oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock: two minutes; ARGS: --oracle NAME, --family NAME, --write
+oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock, and prompts: four minutes; ARGS: --oracle NAME, --family NAME, --write
 	@$(BIN)/python -m tests.oracles $(ARGS)
 
 reference: $(DONE)/test ## Every parameter, object, item, tool and include value of the newest openai-python, beside what the page says: a minute
 	@$(BIN)/python -m tests.oracles.reference $(ARGS)
 
-entrypoints: $(DONE)/test $(TINY).built ## vLLM's tests of Chat Completions, Completions and Messages, against penstock with tiny models: three minutes; ARGS: -k EXPRESSION
+entrypoints: $(DONE)/test $(TINY).built ## vLLM's tests of Responses, Chat Completions, Completions and Messages, against penstock: four minutes; ARGS: -k EXPRESSION, --responses
 	@$(BIN)/python -m tests.oracles.entrypoints $(ARGS)
 
 ogx: $(DONE)/test ## OGX's tests of files, vector stores and file search, against penstock: a minute; ARGS: -k EXPRESSION

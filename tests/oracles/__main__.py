@@ -1,7 +1,8 @@
 """Compare how penstock reads the output of chat models with what the tests of other servers say.
 
-So are the parsers that their chat templates select (``templates.toml``).  A difference needs an explanation in
-``differences.toml``, and an explanation needs a difference.
+So are the parsers that their chat templates select (``templates.toml``), and the prompts that penstock renders with
+them (``rendering.toml``).  A difference needs an explanation in ``differences.toml``, and an explanation needs a
+difference.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.oracles import llama_cpp_tests, sglang_detectors, templates, vllm_tests
+from tests.oracles import llama_cpp_tests, rendering, sglang_detectors, templates, vllm_tests
 from tests.oracles.case import Case, Reading
 from tests.oracles.sources import CACHE, LLAMA_CPP, SGLANG, VLLM
 
@@ -30,6 +31,8 @@ ORACLES = {
     "sglang": f"SGLang {SGLANG.version}",
 }
 """The oracles, and their releases."""
+RENDERER = "vllm-rs"
+"""The oracle of prompts: see `rendering`."""
 VERDICTS = ("ours", "theirs", "arguable")
 DIFFERENCES = Path(__file__).with_name("differences.toml")
 COUNTS = Path(__file__).with_name("counts.csv")
@@ -41,10 +44,10 @@ Key: TypeAlias = tuple[str, str, str]
 
 
 def main() -> int:
-    """Print the table, write the report, and return the exit status."""
+    """Print the tables, write the reports, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make oracles ARGS=", description=__doc__)
-    parser.add_argument("--oracle", choices=ORACLES, help="this one alone")
-    parser.add_argument("--family", help="this family alone")
+    parser.add_argument("--oracle", choices=(*ORACLES, RENDERER), help="this one alone")
+    parser.add_argument("--family", help="this family alone; of vllm-rs, the templates whose names contain this")
     parser.add_argument("--write", action="store_true", help=f"write {COUNTS.name}, for the page of parsers")
     only = parser.parse_args()
     is_whole = not (only.oracle or only.family)
@@ -52,14 +55,22 @@ def main() -> int:
         parser.error("--write needs all oracles and families")
     warnings.simplefilter("ignore")  # vLLM's imports warn, and its parsers log what they cannot read
     logging.disable()
+    is_right = only.oracle == RENDERER or _compare_outputs(only.oracle, only.family, writes=only.write)
+    if is_whole or only.oracle == RENDERER:
+        lines, is_explained = rendering.report(only.family or "")
+        print(*lines, sep="\n")
+        is_right = is_right and is_explained
+    return int(not is_right)
+
+
+def _compare_outputs(oracle: str | None, family: str | None, *, writes: bool) -> bool:
+    """Print the table of outputs, and return True if it is as it should be."""
     known = {
-        key: verdict
-        for key, verdict in explanations().items()
-        if only.oracle in (None, key[0]) and only.family in (None, key[1])
+        key: verdict for key, verdict in explanations().items() if oracle in (None, key[0]) and family in (None, key[1])
     }
     counts: dict[str, Counter[str]] = {}
     unexplained, gone, broken = [], [], []
-    for case in _cases(only.oracle, only.family):
+    for case in _cases(oracle, family):
         key = (case.oracle, case.family, case.name)
         seen = case.seen()
         agrees = len(seen) == 1 and case.accepts(seen[0])
@@ -79,14 +90,23 @@ def main() -> int:
     print(f"{len(broken)} outputs with a completed call whose arguments are no JSON object: {BROKEN}")
     for key in (*gone, *known):
         print(f"{DIFFERENCES.name} explains a difference that is none: {key}")
-    wrong = list(templates.unexplained()) if is_whole else []
+    is_right = not (unexplained or broken or gone or known)
+    return is_right and (oracle is not None or family is not None or _are_as_written(counts, writes=writes))
+
+
+def _are_as_written(counts: dict[str, Counter[str]], *, writes: bool) -> bool:
+    """Print what is wrong with the templates and the file of counts; return True if nothing is."""
+    wrong = list(templates.unexplained())
     print(*wrong, f"{len(wrong)} templates that are not read as {templates.DATA.name} says", sep="\n")
-    if only.write:
+    for name, reason in sglang_detectors.WITHOUT_CASES.items():
+        print(f"SGLang's detector {name} has no cases: {reason}")
+    unlisted = list(sglang_detectors.unlisted())
+    print(*unlisted, sep="\n")
+    if writes:
         COUNTS.write_text(_as_csv(counts))
-    is_old = is_whole and COUNTS.read_text() != _as_csv(counts)
-    if is_old:
+    if is_old := COUNTS.read_text() != _as_csv(counts):
         print(f"{COUNTS.name} has other counts: --write writes them, and test_parsers_page.py --regen the page")
-    return bool(unexplained or broken or gone or known or wrong or is_old)
+    return not (wrong or unlisted or is_old)
 
 
 def _cases(oracle: str | None, family: str | None) -> Iterator[Case]:

@@ -6,6 +6,7 @@ whole says nothing.
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -54,6 +55,40 @@ DETECTORS = {
     "step3p5": "step3p5",
 }
 """The detector of each family."""
+
+WITHOUT_CASES = {
+    "beam": "the other oracles have no output of it",
+    "gigachat35": "penstock has no parser of its markup",
+    "glm": "another name of glm45",
+    "glm45": "an older reader of the markup of glm47",
+    "gpt-oss": "a gpt-oss has a parser of its own",
+    "interns1": "its markup is that of internlm, of which vLLM's tests have the cases",
+    "iquest_q1": "penstock has no parser of its markup",
+    "nanbeige": "reads as qwen3_coder does",
+    "qwen": "another name of qwen25",
+    "qwen25": "its markup is that of hermes",
+    "response_template": "needs the template of responses of a checkpoint",
+    "spark25": "penstock reads the template of Spark 2.5 as glm45, by llama.cpp's cases",
+    "trinity": "reads as qwen25 does, within thoughts, too",
+}
+"""The other detectors, each with the reason why it has no family here."""
+
+
+def unlisted() -> Iterator[str]:
+    """Yield a line for each detector that is in none of the tables, and for one that SGLang does not have."""
+    listed = {*DETECTORS.values(), *WITHOUT_CASES}
+    for name in sorted(_names() ^ listed):
+        yield f"SGLang's detector {name}: {'neither has a family nor a reason' if name not in listed else 'is gone'}"
+
+
+def _names() -> frozenset[str]:
+    """Return the names of SGLang's detectors, which are the keys of one table."""
+    source = (SGLANG.folder() / "sglang/srt/function_call/function_call_parser.py").read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "ToolCallParserEnum":
+            assert isinstance(node.value, ast.Dict)
+            return frozenset(str(ast.literal_eval(key)) for key in node.value.keys if key)
+    raise LookupError("SGLang's table of detectors is not where it was")
 
 
 def cases(others: Iterable[Case]) -> Iterator[Case]:

@@ -108,10 +108,12 @@ ENTRYPOINTS = replace(
         *("tests/__init__.py", "tests/utils", "tests/entrypoints/__init__.py", "tests/entrypoints/conftest.py"),
         *("tests/entrypoints/anthropic/", "tests/entrypoints/openai/__init__.py", "tests/entrypoints/openai/utils.py"),
         *("tests/entrypoints/openai/test_", "tests/entrypoints/openai/chat_completion/"),
-        "tests/entrypoints/openai/completion/",
+        *("tests/entrypoints/openai/completion/", "tests/entrypoints/openai/responses/"),
     ),
 )
 """vLLM's tests of its HTTP APIs."""
+RENDERER = Release("vllm", "0.33.0", "manylinux_2_28_x86_64.whl", ("vllm/vllm-rs",))
+"""vLLM's Rust frontend, 61 MB of a wheel of 336 MB: the CPU builds do not have it."""
 LLAMA_CPP = Release(
     "llama-cpp-python",
     "0.3.36",
