@@ -1,7 +1,8 @@
-"""Run vLLM's own tests of Chat Completions, Completions and Messages against penstock.
+"""Run vLLM's own tests of Responses, Chat Completions, Completions and Messages against penstock.
 
-The tests that start a server speak to penstock with a tiny model instead, under the plug-in `remote_server`.  A test
-that fails needs an explanation in ``differences.toml``, and an explanation needs a test that fails.
+The tests that start a server speak to penstock with a tiny model instead, under the plug-in `remote_server`.  Those of
+Responses ask what a tiny model does not know, and speak to the engines of `answering_model`.  A test that fails needs
+an explanation in ``differences.toml``, and an explanation needs a test that fails.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,7 +36,7 @@ STAND_INS = {
             "HuggingFaceH4/zephyr-7b-beta",
             "Qwen/Qwen2-1.5B-Instruct",
             "Qwen/Qwen2.5-1.5B-Instruct",
-            "Qwen/Qwen3-0.6B",
+            *("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-8B"),
             "facebook/opt-125m",
             "openai-community/gpt2",
         ),
@@ -43,6 +44,17 @@ STAND_INS = {
     ),
 }
 """The tiny models by those that they stand in for."""
+
+_ANSWERING = Path(__file__).with_name("answering_model.py")
+
+RESPONSES = "openai/responses"
+"""The folder of the tests whose servers have another engine."""
+
+ANSWERING: Mapping[str, tuple[str, ...]] = {
+    "tiny_qwen": (str(FOLDERS["tiny_qwen"]), "--engine", f"{_ANSWERING}:qwen_engine"),
+    "tiny_gpt_oss": ("--engine", f"{_ANSWERING}:harmony_engine", "--harmony-system-instructions"),
+}
+"""The servers of the tests of Responses, by the model."""
 
 SERVERS: Mapping[str, tuple[str, ...]] = {
     "tiny_qwen": (
@@ -69,10 +81,15 @@ def main() -> int:
     """Print the table, write the report, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make entrypoints ARGS=", description=__doc__)
     parser.add_argument("-k", dest="selected", default="", help="only the tests that pytest selects by this")
-    selected: str = parser.parse_args().selected
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        results = list(_results(Path(folder), _started(stack, Path(folder)), selected))
-    lines, is_explained = SUITE.judge(results, all_ran=not selected)
+    parser.add_argument("--responses", action="store_true", help="only the tests of Responses")
+    given = parser.parse_args()
+    selected: str = given.selected
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        _copy_tests(place)
+        suites = [_of_responses(place)] if given.responses else [_of_responses(place), _of_others(place)]
+        results = [result for commands, tests in suites for result in _results(place, commands, tests, selected)]
+    lines, is_explained = SUITE.judge(results, all_ran=not (selected or given.responses))
     print(*lines, sep="\n")
     return int(not is_explained)
 
@@ -82,23 +99,38 @@ def substituted(source: str) -> str:
     return re.sub(r'"([\w.-]+/[\w.-]+)"', lambda found: f'"{STAND_INS.get(found[1], found[1])}"', source)
 
 
-def _started(stack: ExitStack, folder: Path) -> dict[str, str]:
-    """Start the servers, at once, for the length of a stack; return their URLs."""
+def _of_responses(place: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the commands of the servers of the tests of Responses, and these tests."""
+    commands = {model: [*options, "--store", str(place / f"{model}.sqlite3")] for model, options in ANSWERING.items()}
+    return commands, [RESPONSES]
+
+
+def _of_others(place: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the commands of the servers of all other tests, and these tests."""
+    commands = {}
+    for name, options in SERVERS.items():
+        model = name.partition(" ")[0]
+        commands[name] = [str(FOLDERS[model]), "--served-model-name", model, *ARGUMENTS[1:], *options]
+        commands[name] += ["--store", "none", "--with", f"{GREEDY}:install"]
+    return commands, ["", f"--ignore={SUITE.root}/{RESPONSES}"]
+
+
+def _started(stack: ExitStack, folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Start servers, at once, for the length of a stack; return their URLs."""
 
     def start(name: str) -> str:
-        model, port = name.partition(" ")[0], free_port()
-        command = [str(Path(sys.executable).with_name("penstock")), "serve", str(FOLDERS[model])]
-        command += ["--served-model-name", model, *ARGUMENTS[1:], *SERVERS[name]]
-        command += ["--port", str(port), "--store", "none", "--with", f"{GREEDY}:install"]
+        port = free_port()
+        command = [str(Path(sys.executable).with_name("penstock")), "serve", *commands[name], "--port", str(port)]
         url = f"http://127.0.0.1:{port}"
         stack.enter_context(running_process(command, f"{url}/health", folder / f"{port}.log", ENVIRONMENT))
         return url
 
     with ThreadPoolExecutor() as threads:
-        return dict(zip(SERVERS, threads.map(start, SERVERS), strict=True))
+        return dict(zip(commands, threads.map(start, commands), strict=True))
 
 
-def _results(place: Path, servers: Mapping[str, str], selected: str) -> Iterator[Result]:
+def _copy_tests(place: Path) -> None:
+    """Copy vLLM's tests, with the names of the tiny models."""
     sdist = ENTRYPOINTS.folder()
     for path in sdist.rglob("*.py"):
         copy = place / path.relative_to(sdist)
@@ -106,8 +138,17 @@ def _results(place: Path, servers: Mapping[str, str], selected: str) -> Iterator
         copy.write_text(substituted(path.read_text()))
     for name, model in FOLDERS.items():
         (place / name).symlink_to(model)
-    options = ["-p", "remote_server", "-o", "asyncio_mode=auto", *(["-k", selected] if selected else [])]
-    return SUITE.results(place, [""], ENVIRONMENT | {"REMOTE_SERVERS": json.dumps(servers)}, *options)
+    (place / "gpt_oss.py").touch()  # the tests ask if this package of a tool server is there
+
+
+def _results(
+    place: Path, commands: Mapping[str, Sequence[str]], tests: Sequence[str], selected: str
+) -> Iterator[Result]:
+    options = ["-p", "remote_server", "-o", "asyncio_mode=auto", *(["-k", selected] if selected else []), *tests[1:]]
+    with ExitStack() as stack:
+        servers = _started(stack, place, commands)
+        environment = ENVIRONMENT | {"REMOTE_SERVERS": json.dumps(servers)}
+        yield from SUITE.results(place, tests[:1], environment, *options)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,11 @@ class RunningServer(getattr(utils, REMOTE)):  # type: ignore[misc]
         pass
 
 
+setattr(utils, REMOTE, RunningServer)  # before a conftest imports it
+
+
 def pytest_configure() -> None:
-    """Replace the server, and the downloads of adapters."""
-    setattr(utils, REMOTE, RunningServer)
+    """Replace the downloads of adapters."""
     repo_utils.hf_api = lambda: SimpleNamespace(snapshot_download=lambda *_, **__: "")
 
 
