@@ -30,6 +30,7 @@ from penstock.pipeline.protocol.params.tools import (
     TextFormat,
     ToolChoice,
     ToolParam,
+    UserLocation,
     WebSearchToolParam,
 )
 from penstock.pipeline.protocol.response import Effort
@@ -65,9 +66,14 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+class ChatLocation(Body):
+    type: Literal["approximate"]
+    approximate: UserLocation
+
+
 class WebSearchOptions(Body):
     search_context_size: Literal["low", "medium", "high"] | None = None
-    user_location: Refused = None
+    user_location: ChatLocation | None = None
 
 
 def _as_text(modalities: list[str]) -> list[str]:
@@ -251,8 +257,13 @@ class ChatBody(Generating):
     def _search(self) -> Sequence[ToolParam]:
         if self.web_search_options is None:
             return ()
-        size = self.web_search_options.search_context_size
-        return (WebSearchToolParam.model_validate({"type": "web_search", "search_context_size": size}),)
+        options, location = self.web_search_options, self.web_search_options.user_location
+        where = location and location.approximate.model_copy(update={"type": "approximate"})
+        return (
+            WebSearchToolParam.built(
+                type="web_search", search_context_size=options.search_context_size, user_location=where
+            ),
+        )
 
     @property
     def _choice(self) -> ToolChoice | None:

@@ -21,7 +21,10 @@ _ToolName: TypeAlias = Annotated[str, Meta(min_length=1)]
 class _Object(msgspec.Struct, frozen=True, kw_only=True):
     """An object in a body: types are strict, and keys that the API does not have are ignored."""
 
-    unused: ClassVar[frozenset[str]] = frozenset({"annotations", "index", "prompt_cache_breakpoint"})
+    unused: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "index", "prompt_cache_breakpoint", *("detail", "signature", "thinking")}
+    )
+    """Among them those of parts that are renamed before they are read."""
 
 
 # Content parts
@@ -141,12 +144,40 @@ ChatMessage: TypeAlias = (
 
 
 def _explicit(value: Any) -> Any:
-    """Return a message whose calls have their type, which clients leave out of those of functions."""
-    calls = value.get("tool_calls") if isinstance(value, dict) else None
-    if not isinstance(calls, list) or all(isinstance(call, dict) and "type" in call for call in calls):
+    """Return a message as OpenAI has it.
+
+    Clients leave the type out of calls of functions, and some write parts of other APIs, which vLLM reads as well.
+    """
+    if not isinstance(value, dict):
         return value
-    typed = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
-    return {**value, "tool_calls": typed}
+    calls, parts = value.get("tool_calls"), value.get("content")
+    if isinstance(calls, list) and not all(isinstance(call, dict) and "type" in call for call in calls):
+        typed = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
+        value = {**value, "tool_calls": typed}
+    if isinstance(parts, list) and any(isinstance(part, dict) and part.get("type") in _FOREIGN for part in parts):
+        value = _with_own_parts(value, parts)
+    return value
+
+
+_FOREIGN = frozenset({"input_text", "output_text", "input_image", "thinking"})
+"""The types of parts of Responses and Messages."""
+
+
+def _with_own_parts(message: dict[str, Any], parts: Sequence[Any]) -> dict[str, Any]:
+    """Return a message with the parts of chats in place of foreign ones; thoughts of the assistant are no parts."""
+    content, thoughts = list[Any](), list[str]()
+    for part in parts:
+        match part:
+            case {"type": "input_text" | "output_text", "text": str(text)}:
+                content.append({"type": "text", "text": text})
+            case {"type": "input_image", "image_url": str(url)}:
+                content.append({"type": "image_url", "image_url": {"url": url, "detail": part.get("detail")}})
+            case {"type": "thinking", "thinking": str(thought)} if message.get("role") == "assistant":
+                thoughts.append(thought)
+            case _:
+                content.append(part)
+    given = {"reasoning": "\n".join(thoughts)} if thoughts and not message.get("reasoning") else {}
+    return {**message, **given, "content": content or None if thoughts else content}
 
 
 ChatMessages: TypeAlias = Annotated[list[ChatMessage], ListOf(ChatMessage, _explicit)]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
+from penstock.api.dialects.messages.client_tools import ClientTool, client_tool
 from penstock.api.dialects.messages.messages import (
     Conversation,
     TextBlocks,
@@ -25,7 +26,9 @@ from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNam
 from penstock.pipeline.protocol.params.request import (
     OUTPUTS,
     SOURCES,
+    CacheSalt,
     CreateResponse,
+    ExtraArguments,
     ReasoningOptionsParam,
     StopText,
     TextOptions,
@@ -64,6 +67,7 @@ _MEANT = {
 
 _SHARED = frozenset(
     {"context_management", "max_tokens", "messages", "metadata", "model", "service_tier", "stream", "temperature"}
+    | {"cache_salt", "vllm_xargs", "watermarking"}
     | {"output_config", "stop_sequences", "system", "thinking", "tool_choice", "tools", "top_k", "top_p"}
 )
 """The parameters that others have by the same name."""
@@ -99,6 +103,11 @@ class MessageTool(Body):
     eager_input_streaming: Unused = None
     input_examples: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
     allowed_callers: Annotated[Any, only(["direct"])] = None
+    display_width_px: Annotated[int, Field(ge=1)] | None = None
+    display_height_px: Annotated[int, Field(ge=1)] | None = None
+    display_number: Unused = None
+    enable_zoom: Unused = None
+    max_characters: Unused = None
 
     @property
     def is_custom(self) -> bool:
@@ -128,8 +137,16 @@ class MessageTool(Body):
         if self.executes:
             return CodeInterpreterToolParam.model_validate({"type": "code_interpreter", "container": {"type": "auto"}})
         if not self.is_custom:
-            return OtherToolParam.model_validate({"type": self.type})
+            known = client_tool(self.type or "")
+            return self._run_by_the_client(known, path) if known else OtherToolParam.model_validate({"type": self.type})
         return self.function(path)
+
+    def _run_by_the_client(self, tool: ClientTool, path: str) -> FunctionToolParam:
+        """Return the function for a tool of Anthropic's that the client runs."""
+        width, height = self.display_width_px, self.display_height_px
+        screen = f" The screen has {width} x {height} pixels." if width and height else ""
+        described = {"description": f"{tool.description}{screen}", "input_schema": tool.schema}
+        return self.model_copy(update=described).function(path)
 
     def function(self, path: str) -> FunctionToolParam:
         """Return the function as the Responses API has it; raises `InvalidRequest` if it lacks something."""
@@ -340,6 +357,11 @@ class CreateMessage(CountTokens):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
+    # vLLM's extensions
+    cache_salt: CacheSalt | None = None
+    vllm_xargs: ExtraArguments | None = None
+    watermarking: bool | None = None
+
     container: Refused = None
     diagnostics: Unused = None
     fallbacks: Unused = None
@@ -380,6 +402,6 @@ class CreateMessage(CountTokens):
             yield "max_output_tokens", self.max_tokens
         if self.stop_sequences:
             yield "stop", self.stop_sequences
-        for name in ("temperature", "top_p", "top_k"):
+        for name in ("temperature", "top_p", "top_k", "cache_salt", "vllm_xargs", "watermarking"):
             if (value := getattr(self, name)) is not None:
                 yield name, value

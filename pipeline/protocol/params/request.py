@@ -155,8 +155,9 @@ _Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 _Bias: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
+ExtraArguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_without_transfers)]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
-_CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
+CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
 
 
 REQUEST_ID_PATTERN = r"^[!-~]{1,128}$"
@@ -272,11 +273,11 @@ class Generating(Body):
         Annotated[list[_TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKEN_IDS)] | None
     ) = None
     watermarking: bool | None = None
-    vllm_xargs: Annotated[dict[str, Any], AfterValidator(_without_transfers)] | None = None
+    vllm_xargs: ExtraArguments | None = None
     thinking_token_budget: Annotated[_Int64, Field(ge=-1)] | None = None
     """-1 bounds nothing, as in vLLM."""
     include_reasoning: bool | None = None
-    cache_salt: _CacheSalt | None = None
+    cache_salt: CacheSalt | None = None
     priority: _Int64 | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

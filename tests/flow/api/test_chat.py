@@ -282,3 +282,38 @@ async def test_unknown_parameters_are_logged(served: ScriptedServer, caplog: pyt
     inner = "messages[1].x, messages[2].content[0].z, messages[1].tool_calls[0].function.y"
     expected = [f"Ignored unknown parameters: {unknown}" for unknown in ("brand_new", inner)]
     assert [line for line in caplog.messages if "Ignored" in line] == expected
+
+
+async def test_parts_of_other_apis_are_read_as_vllm_reads_them(served: ScriptedServer) -> None:
+    own = [
+        {"role": "user", "content": [{"type": "text", "text": "One"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Two"}], "reasoning": "Hm."},
+        USER,
+    ]
+    foreign = [
+        {"role": "user", "content": [{"type": "input_text", "text": "One"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "output_text", "text": "Two", "annotations": []},
+            ],
+        },
+        USER,
+    ]
+    for messages in (own, foreign):
+        assert (await served.post({**BODY, "messages": messages}, PATH))[0] == 200
+    assert served.engine.prompts[-1].token_ids == served.engine.prompts[-2].token_ids
+
+
+@pytest.mark.parametrize("kind", ["input_text", "output_text", "input_image", "thinking", "nothing"])
+async def test_a_part_without_its_content_is_refused(served: ScriptedServer, kind: str) -> None:
+    status, answer = await served.post({**BODY, "messages": [{"role": "user", "content": [{"type": kind}]}]}, PATH)
+    assert (status, answer["error"]["param"]) == (400, "messages[0].content[0].type")
+
+
+async def test_image_parts_of_responses_are_those_of_chats(served: ScriptedServer) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"}
+    _, foreign = await served.post({**BODY, "messages": [{"role": "user", "content": [image]}]}, PATH)
+    own = {"type": "image_url", "image_url": {"url": image["image_url"], "detail": "low"}}
+    assert foreign == (await served.post({**BODY, "messages": [{"role": "user", "content": [own]}]}, PATH))[1]

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import jsonschema
 import pytest
 
+from penstock.api.dialects.messages.client_tools import client_tool
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
@@ -157,7 +159,7 @@ async def test_a_prompt_that_is_too_long_is_counted_and_refused(
         ({"max_tokens": None}, "(at max_tokens)"),
         ({"messages": []}, "messages: at least one message is required"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "(at messages[0].content[0].type)"),
-        ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "type 'computer_20250124'"),
+        ({"tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}]}, "type 'web_fetch_20250910'"),
         ({"tools": [{"name": "f"}]}, "Field required (at tools[0].input_schema)"),
         ({"tool_choice": {"type": "tool"}}, "Field required (at tool_choice.name)"),
     ],
@@ -395,3 +397,51 @@ async def test_unknown_keys_of_turns_and_blocks_are_logged(
         assert (await served.post({**ASKING, **changed}, PATH))[0] == 200
     unknown = "messages[0].x, tools[0].u, messages[0].content[1].y, messages[2].content[0].content[0].z"
     assert [line for line in caplog.messages if "Ignored" in line] == [f"Ignored unknown parameters: {unknown}"]
+
+
+CLIENT_TOOLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"type": "bash_20250124", "name": "bash"}, {"command": "ls"}),
+    ({"type": "bash_20241022", "name": "bash"}, {"restart": True}),
+    (
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 9},
+        {"command": "view", "path": "/a"},
+    ),
+    ({"type": "text_editor_20250124", "name": "str_replace_editor"}, {"command": "undo_edit", "path": "/a"}),
+    ({"type": "memory_20250818", "name": "memory"}, {"command": "rename", "old_path": "/a", "new_path": "/b"}),
+    (
+        {"type": "computer_20250124", "name": "computer", "display_width_px": 800, "display_height_px": 600},
+        {"action": "left_click", "coordinate": [1, 2]},
+    ),
+    (
+        {"type": "computer_20251124", "name": "computer", "display_width_px": 800, "display_height_px": 600},
+        {"action": "zoom", "region": [0, 0, 9, 9]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("tool", "given"), CLIENT_TOOLS)
+async def test_tools_of_anthropic_that_the_client_runs_are_functions(
+    served: ScriptedServer, tool: dict[str, Any], given: dict[str, Any]
+) -> None:
+    name = tool["name"]
+    called = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(given)}<|call|>"
+    served.engine.script = script(called)
+    status, answer = await served.post({**ASKING, "tools": [tool]}, PATH)
+    assert status == 200
+    [call] = [block for block in answer["content"] if block["type"] == "tool_use"]
+    assert (call["name"], call["input"], answer["stop_reason"]) == (name, given, "tool_use")
+    assert f"type {name} = (_: {{" in served.prompt_text()
+    schema: dict[str, Any] = known.schema if (known := client_tool(tool["type"])) else {}
+    jsonschema.Draft202012Validator(schema).validate(given)
+    served.engine.script = script(HELLO)
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "done"}
+    messages = [*ASKING["messages"], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": name}}
+    for body in ({"tools": [tool]}, forced):
+        assert (await served.post({**ASKING, **body, "messages": messages}, PATH))[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["bash_1", "memory", "web_fetch_20250910", "tool_search_tool_regex_20251119"])
+async def test_other_tools_of_anthropic_are_refused(served: ScriptedServer, kind: str) -> None:
+    status, answer = await served.post({**ASKING, "tools": [WEATHER, {"type": kind, "name": "x"}]}, PATH)
+    assert (status, "does not run tools of type" in answer["error"]["message"]) == (400, True)

@@ -10,6 +10,7 @@ import pytest
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.items import MessageItem
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.tools import WebSearchToolParam
 from penstock.testing import check_dialect
 from tests.support.chat_streams import CHAT, heard_by_openai
 from tests.support.paths import HARMONY
@@ -39,6 +40,21 @@ def refused(**fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
         CHAT.read(json.dumps({"messages": [USER], **fields}).encode())
     return error.value
+
+
+def test_place_of_the_user_is_that_of_the_search() -> None:
+    place = {"city": "Oslo", "country": "NO"}
+    options = {"search_context_size": "low", "user_location": {"type": "approximate", "approximate": place}}
+    [tool] = asked(web_search_options=options).tools or ()
+    same = {"type": "web_search", "search_context_size": "low", "user_location": {"type": "approximate", **place}}
+    assert isinstance(tool, WebSearchToolParam)
+    assert tool.sent == WebSearchToolParam.model_validate(same).sent
+    assert tool.user_location is not None
+    assert tool.user_location.in_words == "Oslo, NO"
+    assert (
+        refused(web_search_options={"user_location": {"type": "exact"}}).param
+        == "web_search_options.user_location.type"
+    )
 
 
 CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
