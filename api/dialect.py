@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -25,6 +26,7 @@ from penstock.api.http.wire import Reading, UsageSoFar, Wire
 from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import FORWARDED, Peers
+from penstock.api.peers import MODEL as MODEL_HEADER
 from penstock.api.runs.scheduler import Scheduler, let_go_of
 from penstock.api.woven import woven
 from penstock.pipeline import errors
@@ -180,7 +182,14 @@ class Edge:
                 await self.scheduler.store.check_room(len(body))
             return await self.prepared(reading)
         except errors.ContainerElsewhere as error:
-            error.body = body
+            error.body, error.model = body, request[MODEL]
+            error.stays = not await self.peers.serves(request, error.url, error.model)
+            if not error.stays:
+                raise
+        try:
+            return await self.prepared(self.enveloped(request, reading, stays=True))
+        except errors.ContainerElsewhere as error:  # the request names it
+            error.stays = True
             raise
 
     async def prepared(self, reading: Reading, prepare: Prepare | None = None) -> list[Prepared]:
@@ -199,13 +208,19 @@ class Edge:
         except errors.InvalidRequest:
             name_model(request, body)
             raise
+        if reading.request.model is None and FORWARDED in request.headers and MODEL_HEADER in request.headers:
+            model = {"model": unquote(request.headers[MODEL_HEADER])}
+            reading = reading.asking(*(each.model_copy(update=model) for each in (reading.request, *reading.others)))
         request[MODEL] = reading.request.model or self.scheduler.engine.models[0]
         reading = self.enveloped(request, reading)
         request[REQUEST_ID] = reading.request.envelope.request_id or request[REQUEST_ID]
         return reading
 
-    def enveloped(self, request: web.Request, reading: Reading) -> Reading:
-        """Put the request of a reading into an envelope: what the HTTP request says besides the body."""
+    def enveloped(self, request: web.Request, reading: Reading, *, stays: bool = False) -> Reading:
+        """Put the request of a reading into an envelope: what the HTTP request says besides the body.
+
+        If it ``stays``, it is not passed on to another server.
+        """
         headers = request.headers
         envelope = Envelope(
             request[OWNER],
@@ -216,7 +231,7 @@ class Edge:
             headers.get(SESSION_HEADER, ""),
             title_of(request),
             reading.generates,
-            moves=request.method == "POST" and FORWARDED not in headers,
+            moves=request.method == "POST" and FORWARDED not in headers and not stays,
         )
         return reading.asking(*(each.inside(envelope) for each in (reading.request, *reading.others)))
 

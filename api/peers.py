@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 FORWARDED = "X-Penstock-Forwarded"
 """The header of a request that another server forwarded; it is not forwarded again."""
 
+MODEL = "X-Penstock-Model"
+"""The header with the model of a request that is passed on, for a body that names none."""
+
 CONNECT_TIMEOUT = 2.0
 """Seconds to wait for a connection to another server."""
 
@@ -167,7 +170,7 @@ class Peers:
         try:
             return await handler(request)
         except ContainerElsewhere as error:
-            if FORWARDED in request.headers or request.get(STREAMING):
+            if FORWARDED in request.headers or request.get(STREAMING) or error.stays:
                 raise
             return await self._relay(request, error)
 
@@ -176,7 +179,8 @@ class Peers:
         server, timeout = Server("", elsewhere.url, is_alive=True), ClientTimeout(sock_connect=CONNECT_TIMEOUT)
         body = elsewhere.body or (request.content if request.body_exists else None)
         try:
-            async with self._request(request, server, request.rel_url, timeout, data=body) as answer:
+            sent = self._request(request, server, request.rel_url, timeout, data=body, model=elsewhere.model)
+            async with sent as answer:
                 headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
                 relayed = web.StreamResponse(status=answer.status, headers=headers)
                 request[STREAMING] = True
@@ -189,6 +193,15 @@ class Peers:
             if request.get(STREAMING):
                 raise ConnectionResetError from error
             raise ServerUnreachable from error
+
+    async def serves(self, request: web.Request, url: str, model: str) -> bool:
+        """Return False if the server at ``url`` does not serve a model; one that cannot be asked may serve it."""
+        timeout = ClientTimeout(ANSWER_TIMEOUT, sock_connect=CONNECT_TIMEOUT)
+        path = URL(f"/v1/models/{quote(model, safe='')}", encoded=True)
+        with suppress(PeerLost), _losses():
+            async with self._request(request, Server("", url, is_alive=True), path, timeout, "GET") as answer:
+                return answer.status != HTTPStatus.NOT_FOUND
+        return True
 
     async def frames(self, request: web.Request, server: Server, relayed: SseRelay) -> AsyncGenerator[bytes, None]:
         """Forward a request for a stream, and yield the frames after the last one that was ``relayed``.
@@ -218,6 +231,7 @@ class Peers:
         timeout: ClientTimeout,
         method: str = "",
         data: bytes | StreamReader | None = None,
+        model: str = "",
     ) -> AbstractAsyncContextManager[ClientResponse]:
         """Send the client's request on to ``server``; of its headers, only those with the key are sent.
 
@@ -231,6 +245,7 @@ class Peers:
         }
         if data is not None:
             headers |= {name: request.headers[name] for name in OF_BODIES if name in request.headers}
+            headers |= {MODEL: quote(model)} if model else {}
         path = str(url).removeprefix(mount_of(request))  # the URL of the other server has its own
         return self._session.request(
             method or request.method,

@@ -110,6 +110,7 @@ async def tool_server(
     search: str = "",
     toolbox: Toolbox | None = None,
     limits: Limits | None = None,
+    models: tuple[str, ...] = ("tiny",),
     **options: Any,
 ) -> AsyncGenerator[ScriptedServer, None]:
     """Serve with tools and a model that writes ``turns``, repeating the last one.
@@ -129,7 +130,7 @@ async def tool_server(
     if search:
         hosts["browser"] = BrowserHost(search_backend("searxng", search), allowed)
     toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed), containers=containers)
-    engine = ScriptedEngine()
+    engine = ScriptedEngine(models=models)
     play_turns(engine, *turns)
     try:
         async with running_server(engine, where, toolbox=toolbox, limits=limits, **options) as served:

@@ -355,13 +355,15 @@ async def test_stored_file_is_put_into_the_folder(served: ScriptedServer) -> Non
 
 
 @asynccontextmanager
-async def two_servers(store_at: str, sandbox: Sandbox) -> AsyncGenerator[tuple[ScriptedServer, ScriptedServer], None]:
+async def two_servers(
+    store_at: str, sandbox: Sandbox, *models: str
+) -> AsyncGenerator[tuple[ScriptedServer, ScriptedServer], None]:
     async with AsyncExitStack() as closing:
         one, other = [
             await closing.enter_async_context(
-                tool_server(store_at, [answer_markup()], sandbox=sandbox, resources=ROUTES)
+                tool_server(store_at, [answer_markup()], sandbox=sandbox, resources=ROUTES, models=(model,))
             )
-            for _ in range(2)
+            for model in models or ("tiny", "tiny")
         ]
         yield one, other
 
@@ -398,6 +400,21 @@ async def test_response_runs_on_the_server_of_its_container(
             status, response = await other.post(body)
             assert (status, logs(response)) == (200, "10\n")
         assert not other.engine.prompts
+
+
+@pytest.mark.parametrize("asked", [{}, {"model": "big"}])
+async def test_response_stays_where_its_model_is_served(store_at: str, sandbox: Sandbox, asked: Json) -> None:
+    """The server of the container serves another model: a container of its own is taken, or a named one refused."""
+    async with two_servers(store_at, sandbox, "small", "big") as (one, other):
+        first = await run(one, "x = 5\nx")
+        play_turns(other.engine, python_markup("x"), answer_markup())
+        body = {"input": "Hi", "include": [OUTPUTS], "tools": [CODE_TOOL], "previous_response_id": first["id"], **asked}
+        status, response = await other.post(body)
+        assert (status, response["model"]) == (200, "big")
+        assert "NameError" in logs(response)
+        body["tools"] = in_container(call_of(first)["container_id"])
+        status, refused = await other.post(body)
+        assert (status, refused["error"]["code"]) == (409, "container_elsewhere")
 
 
 async def test_websocket_stays_on_its_server(store_at: str, sandbox: Sandbox) -> None:
