@@ -195,7 +195,7 @@ class Peers:
             raise ServerUnreachable from error
 
     async def serves(self, request: web.Request, url: str, model: str) -> bool:
-        """Return False if the server at ``url`` does not serve a model; one that cannot be asked may serve it."""
+        """Return False if the server at ``url`` does not serve a model; one that does not answer may serve it."""
         timeout = ClientTimeout(ANSWER_TIMEOUT, sock_connect=CONNECT_TIMEOUT)
         path = URL(f"/v1/models/{quote(model, safe='')}", encoded=True)
         with suppress(PeerLost), _losses():
