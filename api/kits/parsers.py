@@ -168,12 +168,12 @@ def _check_idle(tester: _Tester) -> None:
         pieces: list[Piece] = []
         is_idle = False
         for letter in output:
-            if is_idle and letter not in parser.triggers:
+            if is_idle and parser.triggers.isdisjoint(letter):
                 is_thought = bool(pieces) and isinstance(pieces[-1], ReasoningPiece)
                 pieces.append(ReasoningPiece(letter) if is_thought else ContentPiece(letter))
             else:
                 pieces += parser.feed(letter)
-                is_idle = letter not in parser.triggers and parser.is_idle
+                is_idle = parser.triggers.isdisjoint(letter) and parser.is_idle
         pieces += parser.finish(cut=False)
         cure = "give the characters that marks begin with as triggers, and is_idle False while text is held back"
         rule(_joined(pieces) == tester.read([output]), f"an idle parser need not see text: {output!r}: {cure}")

@@ -39,9 +39,9 @@ _HY = "<tool_calls><tool_call>get_weather{}<arg_key>city</arg_key><arg_value>@</
 _PLAMO = "<|plamo:begin_tool_{0}:plamo|>{1}<|plamo:end_tool_{0}:plamo|>"
 
 
-def _dsml(outer: str, gap: str = "") -> str:
+def _dsml(outer: str, gap: str = "", name: str = "DSML") -> str:
     """A call of DeepSeek since V3.2; ``gap`` stands after the marks."""
-    begin, end = f"<｜DSML｜{gap}", f"</｜DSML｜{gap}"
+    begin, end = f"<｜{name}｜{gap}", f"</｜{name}｜{gap}"
     parameter = f'{begin}parameter name="city" string="true">@{end}parameter>'
     invoke = f'{begin}invoke name="get_weather">\n{parameter}\n{end}invoke>'
     return f"{begin}{outer}>\n{invoke}\n{end}{outer}>"
@@ -129,6 +129,14 @@ _COHERE = (
 OWN_MARKUP: Mapping[str, str] = {
     "cohere_command3": _COHERE,
     "cohere_command4": _COHERE,
+    "gigachat35": _dsml("tool_calls", name="GCML"),
+    "interns1": '<|action_start|><|plugin|>{"name": "get_weather", "parameters": {"city": "@"}}<|action_end|>',
+    "iquest_q1": _KEYS.replace("tool_call", "iquest_tool_call"),
+    "nanbeige": _TAGS,
+    "solar_open2": "<|tool_call:start|>get_weather\n<|tool_arg:start|>city<|tool_arg:value|>@<|tool_arg:end|>\n"
+    "<|tool_call:end|>",
+    "spark25": _KEYS,
+    "trinity": _TOOL_CALL,
     "functionary": '<function=get_weather>{"city": "@"}</function>',
     "functionary_v32": '>>>get_weather\n{"city": "@"}',
     "nemotron_nano_v2": f"<TOOLCALL>[{_JSON}]</TOOLCALL>",
@@ -161,7 +169,8 @@ _MARKS: Mapping[str, tuple[str, ...]] = {
         *("<|content_invoke_tool_text|>", "<|content_tool_error|>", "<|content_model_end_sampling|>"),
         *("<|end_message|>", "<|message_user|>", "<|message_system|>", "<|message_tool|>"),
     ),
-    "internlm": ("<|action_start|>", "<|action_end|>", "<|plugin|>"),
+    **dict.fromkeys(("interns1", "internlm"), ("<|action_start|>", "<|action_end|>", "<|plugin|>")),
+    "iquest_q1": ("<iquest_tool_call>", "</iquest_tool_call>"),
     **dict.fromkeys(("jamba", "hunyuan_a13b"), ("<tool_calls>", "</tool_calls>")),
     "kimi_k2": KIMI,
     "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
@@ -179,6 +188,10 @@ _MARKS: Mapping[str, tuple[str, ...]] = {
         for mark in (f"begin_{part}", f"end_{part}")
     ),
     "seed_oss": SEED,
+    "solar_open2": tuple(
+        f"<|{mark}|>"
+        for mark in ("tool_call:start", "tool_call:end", "tool_arg:start", "tool_arg:value", "tool_arg:end")
+    ),
     "step3": STEP3,
 }
 """The marks that are single tokens, if they are not those of Qwen."""

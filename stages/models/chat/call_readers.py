@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema
 from penstock.stages.models.chat.marks import Marks
-from penstock.stages.models.chat.model import Piece
+from penstock.stages.models.chat.model import ArgumentsPiece, Piece
 from penstock.stages.models.chat.syntaxes import OutputStart
 
 LONGEST_HEAD = 512
@@ -50,8 +51,15 @@ def plain_name(head: str, site: CallSite) -> str:
     return head
 
 
+_MARK = re.compile(r"<\|\w+\|>")
+
+
 def undoubled_name(head: str, site: CallSite) -> str:
-    """Return the function ``get`` for ``get.get``: models that know namespaces repeat a name that has none."""
+    """Return the function ``get`` for ``get.get``: models that know namespaces repeat a name that has none.
+
+    A mark in the name, as that which ends a header, is no part of it.
+    """
+    head = _MARK.sub("", head)
     name, _, repeated = head.partition(".")
     return name if name == repeated and head not in site.parameters and name in site.parameters else head
 
@@ -65,6 +73,8 @@ class CallReader(Protocol):
     """True once the call was announced by a `CallPiece`."""
     is_done: bool
     """True if the call has ended, or is none."""
+    is_broken: bool
+    """True if text of the call came that no form explains: it is done, and not whole."""
 
     @property
     def may_be_call(self) -> bool:
@@ -78,9 +88,16 @@ class CallReader(Protocol):
     def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
         """End a call whose own end has not come, after the ``rest`` of its text.
 
-        It is ``marked`` if a mark that ends calls has come, and else the turn is over.
+        It is ``marked`` if a mark that ends calls has come, and else the turn is over.  What nothing explains of the
+        rest is given by `unexplained`.
         """
         ...
+
+
+def unexplained(text: str) -> Iterator[Piece]:
+    """Return text of a call that no form explains as more of its arguments."""
+    if text.strip():
+        yield ArgumentsPiece(text, is_unexplained=True)
 
 
 class CallShape(Protocol):

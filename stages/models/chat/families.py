@@ -10,23 +10,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.stages.models.chat.forms import CALL_FORMS, THOUGHT_FORMS
+from penstock.stages.models.chat.suffixes import texts
+
 
 @dataclass(frozen=True)
 class Sign:
     """Evidence for a parser: the template contains all ``marks``, and the model type begins with one of ``types``.
 
-    With ``opens_thought``, the end of the prompts that the template makes may also open a thought.
+    A template with one of the marks ``without`` is another family's.  With ``opens_thought``, the end of the prompts that the template makes may also open a thought.
     """
 
     parser: str
     marks: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     opens_thought: bool = False
+    without: tuple[str, ...] = ()
 
     def fits(self, template: str, model_type: str) -> bool:
         """True if a model with this template and ``model_type`` matches."""
         return (
             all(mark in template for mark in self.marks)
+            and not any(mark in template for mark in self.without)
             and (not self.types or model_type.startswith(self.types))
             and (not self.opens_thought or _may_open_thought(template))
         )
@@ -68,6 +73,9 @@ TOOL_CALLS = (
     Sign("hy_v3", ("<arg_key",), ("hy_v3",)),
     Sign("ling3", ("<arg_key>",), ("bailing",)),
     Sign("poolside_v1", ("<arg_key>",), ("laguna",)),
+    Sign("spark25", ("<arg_key>",), ("spark",)),
+    Sign("nanbeige", ("<function=", "<parameter="), ("nanbeige",)),
+    Sign("trinity", ("<tool_call>",), ("afmoe", "trinity")),
     Sign("ernie45", ("<tool_call>",), ("ernie4_5",)),
     Sign("hermes", ("<tool_call>",), ("bailing", "mimo")),
     Sign("jamba", ("<tool_calls>",), ("jamba",)),
@@ -81,6 +89,8 @@ TOOL_CALLS = (
     Sign("minimax_m2", ("<minimax:tool_call>",)),
     Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
     Sign("k2_horizon", ("<ifm|tool_call>",)),
+    Sign("iquest_q1", ("<iquest_tool_call>",)),
+    Sign("solar_open2", ("<|tool_arg:start|>",)),
     Sign("plamo3", ("<|plamo:begin_tool_request",)),
     Sign("muse", ("<atem:function_calls>",), ("muse_spark", "musespark")),
     Sign("muse_glimmer", ("<atem:function_calls>",)),
@@ -96,10 +106,12 @@ TOOL_CALLS = (
     Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     Sign("mistral", ("[TOOL_CALLS]",)),
+    Sign("interns1", ("<|action_start|>",), ("interns1",)),
     Sign("internlm", ("<|action_start|>",)),
     Sign("cohere_command4", ("<|START_ACTION|>",), ("cohere2_moe",)),
     Sign("cohere_command3", ("<|START_ACTION|>",)),
-    Sign("gigachat3", ("<|role_sep|>", "function call")),
+    Sign("gigachat35", ("｜GCML｜",)),
+    Sign("gigachat3", ("<|role_sep|>", "function call"), without=("｜GCML｜",)),
     Sign("functionary_v32", (">>>all",)),
     Sign("functionary", ("<|python_tag|>", "<function=")),
     Sign("llama3_json", ("<|python_tag|>",)),
@@ -112,7 +124,7 @@ TOOL_CALLS = (
     Sign("pythonic", ("[func_name1(params_name1=params_value1",)),
     Sign("xlam", ('[{"name": "tool_call_name", "arguments"',)),
     # Marks that many families share: the marks inside them, or the model type, decide.
-    Sign("glm45", ("<arg_key>",)),
+    Sign("glm45", ("<arg_key>",), without=("<iquest_tool_call>",)),
     Sign("qwen3_coder", ("<function=", "<parameter=")),
     Sign("minicpm5", ("<function name=", "<param name=")),
     Sign("olmo3", ("<function_calls>",), ("olmo",)),
@@ -133,6 +145,8 @@ REASONING = (
     Sign("kimi_k3", types=("kimi_k3",)),
     Sign("beam", types=("beam",)),
     Sign("seed_oss", ("<seed:think>",)),
+    Sign("solar_open2", ("<|think:start|>",)),
+    Sign("iquest_q1", ("<iquest_tool_call>", "</think>")),
     Sign("gemma4", ("<|channel>",)),
     Sign("apertus", ("<|inner_prefix|>",)),
     Sign("mistral", ("[THINK]",)),
@@ -190,7 +204,25 @@ def guess(signs: tuple[Sign, ...], templates: Sequence[str], model_type: str) ->
     first, *others = found
     marked = [f"its template has {' and '.join(first.marks)}"] if first.marks else []
     typed = [f"it is a {model_type} model"] if first.types else []
-    return Guess(first.parser, " and ".join(marked + typed), _doubt(first, others, signs, model_type))
+    doubt = _doubt(first, others, signs, model_type) or _unknown_marks(first.parser, templates[0], signs)
+    return Guess(first.parser, " and ".join(marked + typed), doubt)
+
+
+_MARK_OF_CALLS = re.compile(
+    r"<[^<>\s'\"{}=]*(?:tool_?call|function_?call|tool_arg|arg_key|arg_value|invoke)[^<>\s'\"{}=]*>?"
+)
+_MARK_OF_THOUGHTS = re.compile(r"<([^<>\s'\"{}=/]*think(?!ing)[^<>\s'\"{}=]*>)(?=.*</\1)", re.DOTALL)
+_OF_PROMPTS = re.compile(r"response|result|output|library|_id\b")
+"""The words in marks that a template alone writes."""
+
+
+def _unknown_marks(parser: str, template: str, signs: tuple[Sign, ...]) -> str:
+    """Return what a template shows that looks like a mark, and that the parser's description does not have."""
+    forms, pattern = (CALL_FORMS, _MARK_OF_CALLS) if signs == TOOL_CALLS else (THOUGHT_FORMS, _MARK_OF_THOUGHTS)
+    known = "\0".join(texts(forms.get(parser)))
+    found = dict.fromkeys(each[0] for each in pattern.finditer(template)) if parser in forms else {}
+    unknown = [mark for mark in found if mark not in known and not _OF_PROMPTS.search(mark)]
+    return f"its template also shows {unknown[0]}, which {parser} does not read" if unknown else ""
 
 
 _TOOLS = re.compile(r"\btool(?:s|_calls)\b")

@@ -31,9 +31,12 @@ _KEYS = TaggedCall(
     "</arg_value>",
     gap=r"\s*<arg_value>",
 )
+_NAMED = HeadedCall(r"\s*([^\s<>{}\[\]\"'`:,]+)(?:[ ]*\n|>)\s*", part=r"\s*[^\s<>{}\[\]\"'`:,]*[ ]*(?:[\n>]\s*)?")
+"""A name and JSON, which models of families with keys in tags write, too."""
 _CDATA = ("<![CDATA[", "]]>")
 _FUNCTION_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_FUNCTION, _JSON))
-_KEY_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_KEYS, _JSON))
+_KEY_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_KEYS, _NAMED, _JSON))
+_IQUEST_END = ("</iquest_tool_call>",)
 _MARKED_OBJECTS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_JSON, _FUNCTION))
 _LLAMA = CallForm(
     ("<|python_tag|>",),
@@ -57,8 +60,8 @@ _DEEPSEEK = CallForm(
 )
 
 
-def _dsml(outer: str, gap: str = "") -> CallForm:
-    begin, end = f"<｜DSML｜{gap}", f"</｜DSML｜{gap}"
+def _dsml(outer: str, gap: str = "", name: str = "DSML") -> CallForm:
+    begin, end = f"<｜{name}｜{gap}", f"</｜{name}｜{gap}"
     call = TaggedCall(
         Tag(f"{begin}invoke ", name_in="name"),
         Tag(f"{begin}parameter ", name_in="name"),
@@ -80,9 +83,10 @@ def _hunyuan(outer: tuple[str, str], separator: str) -> CallForm:
     return CallForm(_TOOL_CALL, ends, shapes=(shape,), lists=(outer[0],), written=(written,))
 
 
+_ATTRIBUTE_ESCAPES = (("&quot;", '"'), ("&amp;", "&"))
 _KIMI_K3 = TaggedCall(
-    Tag("<|open|>call ", ("<|sep|>",), name_in="tool"),
-    Tag("<|open|>argument ", ("<|sep|>",), name_in="key"),
+    Tag("<|open|>call ", ("<|sep|>",), name_in="tool", escapes=_ATTRIBUTE_ESCAPES),
+    Tag("<|open|>argument ", ("<|sep|>",), name_in="key", escapes=_ATTRIBUTE_ESCAPES),
     "<|close|>argument<|sep|>",
     "<|close|>call<|sep|>",
     type_in="type",
@@ -130,6 +134,19 @@ _MUSE = MessageForm(
 )
 _PLAMO = "<|plamo:{}:plamo|>".format
 
+_INTERN = CallForm(
+    ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+    ("<|action_end|>",),
+    written=(
+        json_objects(
+            "<|action_start|><|plugin|>",
+            "<|action_end|>",
+            between="<|action_end|><|action_start|><|plugin|>",
+            arguments="parameters",
+        ),
+    ),
+)
+
 CALL_FORMS: Mapping[str, CallForm] = {
     "apertus": CallForm(
         ("<|tools_prefix|>",),
@@ -176,6 +193,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
         ("<|message_sep|>",),
         written=(json_objects("<|function_call|>", between="<|function_call|>", mark="<|function_call|>"),),
     ),
+    "gigachat35": _dsml("tool_calls", name="GCML"),
     "glm45": _KEY_CALLS,
     "glm47": _KEY_CALLS,
     "granite": CallForm(("<|tool_call|>", "<tool_call>"), written=(json_objects("<|tool_call|>[", "]"),)),
@@ -187,19 +205,14 @@ CALL_FORMS: Mapping[str, CallForm] = {
     "hunyuan_a13b": _LISTED,
     "hy_v3": _hunyuan(("<tool_calls>", "</tool_calls>"), "<tool_sep>"),
     "hy_v4": _hunyuan(("<tool_calls>", "</tool_calls>"), ""),
-    "internlm": CallForm(
-        ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
-        ("<|action_end|>",),
-        written=(
-            json_objects(
-                "<|action_start|><|plugin|>",
-                "<|action_end|>",
-                between="<|action_end|><|action_start|><|plugin|>",
-                arguments="parameters",
-            ),
-        ),
+    "internlm": _INTERN,
+    "interns1": _INTERN,
+    "iquest_q1": CallForm(
+        ("<iquest_tool_call>",),
+        _IQUEST_END,
+        shapes=(replace(_KEYS, head=Tag("", ("\n", "<arg_key>", *_IQUEST_END), keeps_end=True)), _JSON),
     ),
-    "jamba": _LISTED,
+    "jamba": replace(_LISTED, begins=("<tool_calls>", "<tool_call>"), ends=("</tool_calls>", "</tool_call>")),
     "k2_horizon": CallForm(
         ("<ifm|tool_call>",),
         ("</ifm|tool_calls>", "</ifm|tool_call>"),
@@ -258,6 +271,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
             json_objects("[TOOL_CALLS] [", "]"),
         ),
     ),
+    "nanbeige": _FUNCTION_CALLS,
     "nemotron_nano_v2": CallForm(
         ("<TOOLCALL>",), ("</TOOLCALL>",), written=(json_objects("<TOOLCALL>[", "]</TOOLCALL>"),)
     ),
@@ -296,6 +310,18 @@ CALL_FORMS: Mapping[str, CallForm] = {
             ),
         ),
     ),
+    "solar_open2": CallForm(
+        ("<|tool_call:start|>",),
+        ("<|tool_call:end|>",),
+        shapes=(
+            TaggedCall(
+                Tag("", ("\n", "<|tool_arg:start|>", "<|tool_call:end|>"), keeps_end=True),
+                Tag("<|tool_arg:start|>", ("<|tool_arg:value|>",)),
+                "<|tool_arg:end|>",
+            ),
+        ),
+    ),
+    "spark25": _KEY_CALLS,
     "step3": CallForm(
         ("<｜tool_calls_begin｜>",),
         ("<｜tool_calls_end｜>",),
@@ -324,6 +350,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
             ),
         ),
     ),
+    "trinity": _MARKED_OBJECTS,
     "xlam": CallForm(
         ("[TOOL_CALLS]", "<tool_call>"),
         ("</tool_call>", "```"),
@@ -357,7 +384,16 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
     ),
     **dict.fromkeys(
         (
-            *("deepseek_r1", "granite_thinking_parser", "holo2", "ling3", "mimo", "minimax_m2", "nemotron_v3"),
+            *(
+                "deepseek_r1",
+                "granite_thinking_parser",
+                "holo2",
+                "iquest_q1",
+                "ling3",
+                "mimo",
+                "minimax_m2",
+                "nemotron_v3",
+            ),
             *("olmo3", "qwen3", "step3", "step3p5", "step5"),
         ),
         _THINKS_AT_ONCE,
@@ -393,5 +429,6 @@ THOUGHT_FORMS: Mapping[str, ThoughtForm] = {
         _PLAMO("begin_think"), _PLAMO("end_think"), recurs=True, drops=(_PLAMO("end_think"), "<|plamo:tag|>")
     ),
     "seed_oss": ThoughtForm("<seed:think>", "</seed:think>"),
+    "solar_open2": ThoughtForm("<|think:start|>", "<|think:end|>"),
 }
 """The form of thoughts, by the name of the reasoning parser."""

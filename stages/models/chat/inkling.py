@@ -34,6 +34,7 @@ _NAME = re.compile(r"[\w.:/-]*")
 class InklingBlocks(Sections):
     """Reads a whole output, reasoning included.  The last mark of the prompt may have begun the first block."""
 
+    texts: ClassVar = INKLING_MARKS
     marks: ClassVar = {
         Section.HEADER: Marks(_SECTIONS),
         Section.TEXT: Marks(_SECTIONS),

@@ -6,15 +6,16 @@ import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, NameOf, plain_name
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, NameOf, plain_name, unexplained
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 from penstock.stages.models.chat.marks import begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _NAMES = frozenset({"name", "tool_name"})
 _ARGUMENTS = frozenset({"arguments", "parameters", "args"})
-_FIRST_KEYS = _NAMES | _ARGUMENTS | {"type", "id", "tool_call_id"}
-"""The keys that an object may begin with if it is a call."""
+_OTHERS = frozenset({"type", "id", "index", "tool_call_id"})
+_KEYS = _NAMES | _ARGUMENTS | _OTHERS
+"""The keys of an object that is a call."""
 
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*(?=\S)')
 _PART_OF_KEY = re.compile(r'[\s,]*(?:"(?:[^"\\]|\\.)*\\?(?:"\s*(?::\s*)?)?)?')
@@ -47,7 +48,7 @@ class JsonCallReader:
         self._site = site
         self._is_keyed = is_keyed
         self.text = ""
-        self.is_call = self.is_done = False
+        self.is_call = self.is_done = self.is_broken = False
         self._has_begun = False
         self._key: str | None = None
         """The key of the value that is being read."""
@@ -59,6 +60,8 @@ class JsonCallReader:
         self._early = ""
         """Arguments that stand before the name."""
         self._has_arguments = False
+        self._has_other_key = False
+        """True if a key came before the name that no call has."""
 
     @property
     def may_be_call(self) -> bool:
@@ -79,6 +82,13 @@ class JsonCallReader:
     def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
         if self._read and self._is_quoted and self._key in _ARGUMENTS:
             yield ArgumentsPiece(unquoted(f'{self._read}"'))
+        elif self.is_call and self._key is None:
+            yield from unexplained(rest.strip(" \t\r\n,}"))
+        elif self.is_call and not (self._is_keyed or self._key in _ARGUMENTS):
+            self.is_broken = True
+            yield from unexplained(f'"{self._key}": {self._read}{rest}')
+        else:
+            yield from [ArgumentsPiece(rest)] if self.is_call and rest else []
 
     def _read_key(self, text: str, at: int) -> Generator[Piece, None, int]:
         if not self._has_begun:
@@ -90,12 +100,20 @@ class JsonCallReader:
                 yield ArgumentsPiece("{}")
             return end.end()
         if found := _KEY.match(text, at):
-            self._key, self._value, self._read = unquoted(found[1]), ValueEnd(), ""
-            self.is_done = not (self._site.is_marked or self.is_call or self._key in _FIRST_KEYS)
+            key = unquoted(found[1])
+            if self.is_call and not self._is_keyed and (key not in _KEYS or key in _NAMES):
+                self._break()
+                return at
+            self._key, self._value, self._read = key, ValueEnd(), ""
+            self._has_other_key |= not self._is_keyed and key not in _KEYS
+            self.is_done = not (self._site.is_marked or self.is_call or self._key in _KEYS)
             return found.end()
         if len(text) - at > LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
-            self.is_done = True
+            self._break()
         return at
+
+    def _break(self) -> None:
+        self.is_done = self.is_broken = True
 
     def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
         streams = self._is_keyed or self._key in _ARGUMENTS
@@ -138,7 +156,8 @@ class JsonCallReader:
             if streams and found[0] != "null":
                 yield from self._take_arguments(found[0])
             return found.end()
-        self.is_done = len(text) - at > LONGEST_HEAD
+        if len(text) - at > LONGEST_HEAD:
+            self._break()
         return at
 
     def _announce(self, name: str) -> Iterator[Piece]:
@@ -146,6 +165,8 @@ class JsonCallReader:
             self.is_call = True
             yield CallPiece(name)
             yield from self._take_arguments(self._early)
+            if self._has_other_key:
+                self._break()
         else:
             self.is_done = True
 
@@ -155,13 +176,14 @@ class HeadedCall:
     """Bare JSON arguments after a head, a pattern with the name as its group.
 
     ``begin`` is the text that every head begins with.  ``name_of`` finds the name of a function in what the group has.
-    ``fence`` may stand around the arguments.
+    ``fence`` may stand around the arguments.  What does not match ``part`` becomes no head.
     """
 
     head: str
     begin: str = ""
     name_of: NameOf = plain_name
     fence: str = ""
+    part: str = r"(?s:.*)"
     is_listed: bool = True
 
     @property
@@ -194,9 +216,10 @@ class HeadedCallReader:
         self._shape = shape
         self._site = site
         self._head = re.compile(re.escape(shape.begin) + shape.head)
+        self._part = re.compile(shape.part)
         self._value = ValueEnd()
         self.text = ""
-        self.is_call = self.is_done = False
+        self.is_call = self.is_done = self.is_broken = False
 
     def feed(self, text: str) -> Generator[Piece, None, int]:
         at = 0
@@ -204,7 +227,7 @@ class HeadedCallReader:
             found = self._head.match(text)
             at = len(text) - len(text[found.end() :].lstrip()) if found else 0
             if found is None or text[at : at + 1] != "{":
-                self.is_done = len(text) > LONGEST_HEAD
+                self.is_done = len(text) > LONGEST_HEAD or not self._part.fullmatch(text)
                 return 0
             yield from self._announce(found[1])
             if self.is_done:

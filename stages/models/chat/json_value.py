@@ -82,6 +82,14 @@ def is_json_object(text: str) -> bool:
         return False
 
 
+def is_json_string(text: str) -> bool:
+    """True if ``text`` is a JSON string."""
+    try:
+        return isinstance(json.loads(text, strict=False), str)
+    except ValueError:
+        return False
+
+
 def missing_brackets(text: str) -> str:
     """Return the brackets that end the JSON value that ``text`` begins; empty within a string."""
     open_brackets, at = list[str](), 0

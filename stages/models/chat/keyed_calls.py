@@ -1,6 +1,6 @@
 """Calls as ``call:NAME{key:value,...}`` with a mark for the quotes of texts, translated into JSON.
 
-Models leave out the word ``call``.
+Models leave out the word ``call``, and write the quotes of JSON instead of the mark.
 """
 
 from __future__ import annotations
@@ -9,18 +9,32 @@ import json
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema, as_json, quoted
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, unexplained
+from penstock.stages.models.chat.json_value import ValueEnd, is_json_string, unquoted
 from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _HEAD = re.compile(r"(?:call)?:\s*([^\s{}:,]+)\s*\{")
-_KEY = re.compile(r"[\s,]*([^\s{}\[\],:][^{}\[\],:\n]*?)\s*:\s*")
+_JSON_STRING = r'"(?:[^"\\]|\\.)*"'
+_STRING = re.compile(_JSON_STRING, re.DOTALL)
+_IN_STRING = re.compile(r'\\(?:.|\Z)|"', re.DOTALL)
 _END = re.compile(r"[\s,]*\}")
-_SCALAR = re.compile(r"[^,{}\[\]]*(?=[,}\]])")
+_SCALAR = re.compile(r"[^,{}\[\]\"<>]*(?=[,}\]])")
+_PART_OF_SCALAR = re.compile(r"[^,{}\[\]\"<>]*")
 _AFTER_TEXT = re.compile(r"\s*[,}\]]")
 _DEEPEST = 64
+
+
+@cache
+def _keys(quote: str) -> re.Pattern[str]:
+    """Return the pattern of a key: in a pair of quotes, in those of JSON, or bare."""
+    mark = re.escape(quote)
+    return re.compile(
+        rf"[\s,]*({mark}[^{{}}\[\],:\n]*?{mark}|{_JSON_STRING}|[^\s{{}}\[\],:\"<>][^{{}}\[\],:\n\"<>]*?)\s*:\s*"
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class KeyedCallReader:
         self._quote = quote
         self._quotes = Marks((quote,))
         self.text = ""
-        self.is_call = self.is_done = False
+        self.is_call = self.is_done = self.is_broken = False
         self._schema = ArgumentSchema()
         self._separator = "{"
         self._value: ArgumentSchema | None = None
@@ -59,12 +73,12 @@ class KeyedCallReader:
         self._is_text = False
         self._collected: list[str] | None = None
         """The parts of a text that stands for a number or the like; None if it streams."""
-        self._nested: _Nested | None = None
+        self._whole: _Nested | _JsonString | None = None
+        """The reader of a value that is translated as a whole."""
 
     def feed(self, text: str) -> Generator[Piece, None, int]:
-        at, before = 0, -1
-        while at != before and not self.is_done:
-            before = at
+        at, before = 0, None
+        while before != (before := (at, self._value, self._whole)) and not self.is_done:
             if not self.is_call:
                 at = yield from self._read_head(text)
             elif self._is_text:
@@ -76,11 +90,17 @@ class KeyedCallReader:
         return at
 
     def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
-        if self._is_text and rest.startswith(self._quote):
+        if self._is_text and rest.startswith(self._quote) and not rest.removeprefix(self._quote).strip():
             yield from self._end_text()
             rest = ""
-        if self.is_call and self._value is None and not rest.strip() and self._separator != "{":
-            yield ArgumentsPiece("}")
+        if self.is_call and self._value is None and not rest.strip():
+            yield from [] if self._separator == "{" else [ArgumentsPiece("}")]
+        elif self.is_call:
+            self.is_broken = True
+            yield from unexplained(rest)
+
+    def _break(self) -> None:
+        self.is_done = self.is_broken = True
 
     def _read_head(self, text: str) -> Generator[Piece, None, int]:
         found = _HEAD.match(text)
@@ -96,40 +116,55 @@ class KeyedCallReader:
             self.is_done = True
             yield ArgumentsPiece("{}" if self._separator == "{" else "}")
             return end.end()
-        if found := _KEY.match(text, at):
-            key = found[1].removeprefix(self._quote).removesuffix(self._quote)
+        if found := _keys(self._quote).match(text, at):
+            key = _name(found[1], self._quote)
             self._value = self._schema.of_property(key)
             yield ArgumentsPiece(f"{self._separator}{quoted(key)}: ")
             self._separator = ", "
             return found.end()
-        self.is_done = len(text) - at > LONGEST_HEAD
+        if len(text) - at > LONGEST_HEAD:
+            self._break()
         return at
 
     def _read_value(self, text: str, at: int, schema: ArgumentSchema) -> Generator[Piece, None, int]:
-        if self._nested is None:
-            at = len(text) - len(text[at:].lstrip())
+        if self._whole:
+            return (yield from self._read_whole(self._whole, text, at, schema))
+        at = len(text) - len(text[at:].lstrip())
         if at == len(text):
             return at
-        if self._nested is None and text.startswith(self._quote, at):
+        if text.startswith(self._quote, at):
             self._is_text = True
             self._collected = [] if schema.types and "string" not in schema.types else None
             yield from [] if self._collected is not None else [ArgumentsPiece('"')]
             return at + len(self._quote)
-        if self._nested is None and self._quote.startswith(text[at:]):
+        if self._quote.startswith(text[at:]):
             return at
-        if self._nested is None and text[at] not in "{[":
-            if found := _SCALAR.match(text, at):
-                self._value = None
-                yield ArgumentsPiece(as_json(found[0].strip(), schema))
-                return found.end()
-            self.is_done = len(text) - at > LONGEST_HEAD
-            return at
-        self._nested = self._nested or _Nested(self._quote)
-        length = self._nested.feed(text[at:])
-        if self._nested.is_done:
-            yield ArgumentsPiece(self._nested.as_json(schema))
-            self._nested, self._value = None, None
-        return at + length
+        if text[at] == '"':
+            self._whole = _JsonString()
+        elif text[at] in "{[":
+            self._whole = _Nested(self._quote)
+        elif found := _SCALAR.match(text, at):
+            self._value = None
+            yield ArgumentsPiece(as_json(found[0].strip(), schema))
+            return found.end()
+        elif len(text) - at > LONGEST_HEAD or not _PART_OF_SCALAR.fullmatch(text, at):
+            self._break()
+        return at
+
+    def _read_whole(
+        self, value: _Nested | _JsonString, text: str, at: int, schema: ArgumentSchema
+    ) -> Generator[Piece, None, int]:
+        """Read a value that is translated at its end, behind which another key or the end of the object has to come."""
+        if not value.is_done:
+            at += value.feed(text[at:])
+        if value.is_done and text[at:].strip():
+            found = value.as_json(schema) if _AFTER_TEXT.match(text, at) else None
+            if found is None:
+                self._break()
+                return at
+            yield ArgumentsPiece(found)
+            self._whole, self._value = None, None
+        return at
 
     def _read_text(self, text: str, at: int) -> Generator[Piece, None, int]:
         """Read a text: a quote ends it only before the next key or the end of the object."""
@@ -158,41 +193,75 @@ class KeyedCallReader:
         self._is_text, self._value = False, None
 
 
+class _JsonString:
+    """Collects a string of JSON."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._end = ValueEnd()
+
+    @property
+    def is_done(self) -> bool:
+        return self._end.found
+
+    def feed(self, text: str) -> int:
+        """Take more text, and return the number of characters that are the string's."""
+        length = self._end.feed(text)
+        self._parts.append(text[:length])
+        return len(text) if length is None else length
+
+    def as_json(self, schema: ArgumentSchema) -> str | None:
+        """Return the value as JSON; None if it is no string."""
+        return _text_as_json("".join(self._parts), schema)
+
+
 class _Nested:
     """Collects an object or a list up to its end."""
 
     def __init__(self, quote: str) -> None:
         self._quote = quote
-        self._marks = Marks((quote, *"{}[]"))
+        self._marks = Marks((quote, *'"{}[]'))
         self._parts: list[str] = []
         self._depth = 0
         self._is_text = False
+        self._in_string = False
         self.is_done = False
 
     def feed(self, text: str) -> int:
         at = 0
-        while found := self._marks.search(text, at):
+        while at < len(text):
+            if self._in_string:
+                found = _IN_STRING.search(text, at)
+                if found is None or found[0] == "\\":
+                    at = found.start() if found else len(text)
+                    break
+                at, self._in_string = found.end(), found[0] != '"'
+                continue
+            found = self._marks.search(text, at)
+            if found is None:
+                at = max(at, len(text) - self._marks.overlap(text))
+                break
             at = found.end()
             if found[0] == self._quote:
                 self._is_text = not self._is_text
-            elif not self._is_text:
+            elif found[0] == '"' and not self._is_text:
+                self._in_string = True
+            elif not self._is_text and found[0] != '"':
                 self._depth += 1 if found[0] in "{[" else -1
             if not self._depth:
                 self.is_done = True
-                self._parts.append(text[:at])
-                return at
-        end = max(at, len(text) - self._marks.overlap(text))
-        self._parts.append(text[:end])
-        return end
+                break
+        self._parts.append(text[:at])
+        return at
 
-    def as_json(self, schema: ArgumentSchema) -> str:
-        """Return the value as JSON; as a string if it cannot be read."""
+    def as_json(self, schema: ArgumentSchema) -> str | None:
+        """Return the value as JSON; None if it cannot be read."""
         text = "".join(self._parts)
         try:
             found, end = self._read(text, 0, schema, 0)
         except (ValueError, IndexError):
-            return quoted(text)
-        return found if end == len(text) else quoted(text)
+            return None
+        return found if end == len(text) else None
 
     def _read(self, text: str, at: int, schema: ArgumentSchema, depth: int) -> tuple[str, int]:
         """Return the JSON of the value at a position, and the position after it."""
@@ -204,6 +273,8 @@ class _Nested:
             inside = text[at + len(self._quote) : end]
             is_text = not schema.types or "string" in schema.types
             return quoted(inside) if is_text else as_json(inside, schema), end + len(self._quote)
+        if text[at] == '"':
+            return self._read_string(text, at, schema)
         if text[at] not in "{[":
             found = _SCALAR.match(text, at)
             if found is None:
@@ -213,15 +284,39 @@ class _Nested:
         while True:
             at = len(text) - len(text[at:].lstrip(", \t\r\n"))
             if text[at] in "}]":
+                if (text[at] == "]") != is_list:
+                    raise ValueError("another bracket")
                 joined = ", ".join(parts)
                 return (f"[{joined}]" if is_list else f"{{{joined}}}"), at + 1
             if is_list:
                 value, at = self._read(text, at, schema.of_items, depth + 1)
-                parts.append(value)
-                continue
-            found = _KEY.match(text, at)
-            if found is None:
-                raise ValueError("no key")
-            key = found[1].removeprefix(self._quote).removesuffix(self._quote)
-            value, at = self._read(text, found.end(), schema.of_property(key), depth + 1)
-            parts.append(f"{json.dumps(key, ensure_ascii=False)}: {value}")
+            else:
+                found = _keys(self._quote).match(text, at)
+                if found is None:
+                    raise ValueError("no key")
+                key = _name(found[1], self._quote)
+                value, at = self._read(text, found.end(), schema.of_property(key), depth + 1)
+                value = f"{json.dumps(key, ensure_ascii=False)}: {value}"
+            if not _AFTER_TEXT.match(text, at):
+                raise ValueError("text after a value")
+            parts.append(value)
+
+    def _read_string(self, text: str, at: int, schema: ArgumentSchema) -> tuple[str, int]:
+        literal = _STRING.match(text, at)
+        found = _text_as_json(literal[0], schema) if literal else None
+        if literal is None or found is None:
+            raise ValueError("no string")
+        return found, literal.end()
+
+
+def _name(key: str, quote: str) -> str:
+    """Return a key without its quotes, the mark or those of JSON."""
+    return unquoted(key) if key.startswith('"') else key.removeprefix(quote).removesuffix(quote)
+
+
+def _text_as_json(literal: str, schema: ArgumentSchema) -> str | None:
+    """Return a string of JSON as the schema wants it; None if it is none."""
+    if not is_json_string(literal):
+        return None
+    is_text = not schema.types or "string" in schema.types
+    return quoted(unquoted(literal)) if is_text else as_json(unquoted(literal), schema)

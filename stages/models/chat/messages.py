@@ -9,12 +9,15 @@ from typing import ClassVar
 
 from penstock.stages.models.chat.marked_calls import CallForm
 from penstock.stages.models.chat.marks import Marks
-from penstock.stages.models.chat.model import Piece
+from penstock.stages.models.chat.model import ContentPiece, Piece
 from penstock.stages.models.chat.sections import Section, Sections
 from penstock.stages.models.chat.syntaxes import OutputStart
+from penstock.stages.models.chat.triggers import Beginnings
 
 _START, _BODY, _RECIPIENT = "<|start|>", "<|message|>", "to="
 _ENDS = ("<|eom|>", "<|eot|>")
+_IN_TEXT = (_START, _BODY, *_ENDS, f" {_RECIPIENT}", f"\n{_RECIPIENT}")
+"""The marks of a message that may end it; models leave out the beginning of a header."""
 
 
 def _begun(word: str) -> str:
@@ -37,6 +40,7 @@ class MessageForm:
     models leave it out before later ones.
     """
 
+    texts: ClassVar = (_START, _BODY, *_ENDS)
     calls: CallForm
     thoughts: tuple[str, ...]
     answers: tuple[str, ...]
@@ -53,19 +57,24 @@ class MessageForm:
 
 
 class Messages(Sections):
-    """Reads the messages of a turn.  Calls count in those to functions, and in text without a header."""
+    """Reads the messages of a turn.
 
-    triggers = frozenset("< \n")
+    Calls count in those to functions, and in text without a header.  An answer that begins with a call of a function
+    that may be called is one, too: models forget the recipient.
+    """
+
+    triggers = Beginnings(_IN_TEXT)
     marks: ClassVar = {
         Section.HEADER: Marks((_START, _BODY, *_ENDS)),
-        **dict.fromkeys(
-            (Section.TEXT, Section.REASONING, Section.CALL),
-            Marks((_START, _BODY, *_ENDS, f" {_RECIPIENT}", f"\n{_RECIPIENT}")),
-        ),
+        **dict.fromkeys((Section.TEXT, Section.REASONING, Section.CALL), Marks(_IN_TEXT)),
     }
 
     def __init__(self, form: MessageForm, start: OutputStart) -> None:
         self._messages = form
+        self._start = start
+        self._call_begins = Marks(form.calls.begins)
+        self._begun: str | None = None
+        """The text of an answer that may still begin with a call; None after that."""
         thoughts = tuple(f"{_RECIPIENT}{each}{_BODY}" for each in form.thoughts)
         has_begun = start.latest((_BODY,)) is not None
         self._before = Section.TEXT if has_begun else Section.CALL
@@ -89,6 +98,14 @@ class Messages(Sections):
         return found is not None and found[1] is None
 
     def _give(self, text: str) -> Iterator[Piece]:
+        if self._begun is not None and self._section is Section.TEXT:
+            text = self._begun + text
+            begun = text.lstrip()
+            if self._call_begins.match(begun):
+                self._calls = self._messages.calls(self._start, whole=True, declared=True)
+                self._section = Section.CALL
+            is_text = not self._call_begins.may_begin(begun)
+            self._begun, text = (None, text) if is_text else (text, "")
         yield from super()._give(text)
         if self._section is Section.HEADER and not _PART_OF_HEADER.fullmatch(self._header):
             yield from self._refuse()
@@ -104,18 +121,31 @@ class Messages(Sections):
     def _enter(self, mark: str) -> Iterator[Piece]:
         if self._section is not Section.HEADER:
             self._before = self._section
+        if mark == _BODY and self._is_stray:
+            yield from self._calls.feed(mark) if self._section is Section.CALL else ()
+            return
         found = _HEADER.fullmatch(self._header)
         if found is None or (found[1] is not None and mark != _BODY):
             yield from self._refuse(mark)
         elif mark == _BODY:
             yield from self._end()
             self._section = self._messages.section(found[1] or "")
+            self._begun = ""
+            self._calls = self._messages.calls(self._start)
         elif mark in _ENDS:
             yield from self._end()
             self._section, self._before = Section.HEADER, Section.CALL
         else:
             self._section, self._header = Section.HEADER, mark
 
+    @property
+    def _is_stray(self) -> bool:
+        """True in a call or a thought: no header stands before the mark, so that no message begins there."""
+        is_in_call = self._section is Section.CALL and not self._calls.is_idle
+        return is_in_call or self._section is Section.REASONING
+
     def _end(self, *, cut: bool = False) -> Iterator[Piece]:
+        begun, self._begun = self._begun, None
+        yield from [ContentPiece(begun)] if begun and self._section is Section.TEXT else []
         yield from self._calls.finish(cut=cut)
         self._header = ""

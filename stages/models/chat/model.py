@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from penstock.pipeline.frames import GenerationStarted, TokenIds
 from penstock.stages.models.chat.call_ids import CallId
+from penstock.stages.models.chat.triggers import Triggers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
 ChatMessage: TypeAlias = dict[str, Any]
@@ -80,6 +81,8 @@ class ArgumentsPiece:
     text: str
     is_recovered: bool = False
     """True if vLLM's parser had left it out."""
+    is_unexplained: bool = False
+    """True for text of the call that no form of its family explains, so that the call is not whole."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,10 @@ class OutputParser(Protocol):
     """Reads the output of one generation.
 
     ``triggers`` are the characters that its marks begin with; None if unknown.  While the parser `is_idle`, it
-    would pass on text without triggers unchanged, so the caller need not feed such text.
+    would pass on text without triggers unchanged, and not change itself, so the caller need not feed such text.
     """
 
-    triggers: frozenset[str] | None
+    triggers: Triggers | None
 
     @property
     def is_idle(self) -> bool:

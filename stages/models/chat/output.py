@@ -6,13 +6,15 @@ A parser is fed as little as possible.  Plain text bypasses it (see `OutputParse
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.stages.models.chat.json_value import ValueEnd
+from penstock.stages.models.chat.marks import Marks
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.syntaxes import Syntax
+from penstock.stages.models.chat.triggers import Triggers, united
 
 if TYPE_CHECKING:
     from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -28,24 +30,70 @@ parsing time linear in its length, and delay only a small part of it.
 """
 
 
+_BREAK = "\ufdd0"
+"""A character of no text, by which a mark that is none is broken while it is read."""
+
+
+class Spelled:
+    """Breaks the marks in text of other tokens: a mark that has a token of its own is a mark only as that token."""
+
+    def __init__(self, marks: Mapping[str, int]) -> None:
+        self._tokens = frozenset(marks.values())
+        self._marks = Marks(marks)
+        self._longest = max(map(len, marks), default=1)
+        self._before = ""
+        self._has_broken = False
+
+    def feed(self, token: int, text: str) -> str:
+        """Take one token, and return its text, in which no mark is that it is not itself."""
+        if token in self._tokens or not self._tokens:
+            self._before = ""
+            return text
+        whole, begin = self._before + text, len(self._before)
+        self._before = whole[max(0, len(whole) - self._longest + 1) :]
+        ends = [at for at in self._ends(whole) if at > begin]
+        for at in reversed(ends):
+            text = f"{text[: at - begin - 1]}{_BREAK}{text[at - begin - 1 :]}"
+        self._has_broken |= bool(ends)
+        return text
+
+    def _ends(self, text: str) -> Iterator[int]:
+        at = 0
+        while found := self._marks.search(text, at):
+            yield found.end()
+            at = found.end()
+
+    def meant(self, pieces: Iterable[Piece]) -> Sequence[Piece]:
+        """Return pieces with the text that the tokens have."""
+        return tuple(filter(None, map(self._mended, pieces))) if self._has_broken else tuple(pieces)
+
+    def _mended(self, piece: Piece) -> Piece | None:
+        if isinstance(piece, CallPiece):
+            return CallPiece(piece.name.replace(_BREAK, ""))
+        return None if piece.text == _BREAK else replace(piece, text=piece.text.replace(_BREAK, ""))
+
+
 class ReadOutput:
-    """The `OutputParser` of a generation that a `Syntax` reads; None if all of it is text."""
+    """The `OutputParser` of a generation that a `Syntax` reads; None if all of it is text.
 
-    def __init__(self, syntax: Syntax | None) -> None:
+    ``marks`` are those of the syntax that are tokens of the vocabulary.
+    """
+
+    def __init__(self, syntax: Syntax | None, marks: Mapping[str, int] | None = None) -> None:
         self._syntax = syntax
-        self.triggers: frozenset[str] | None = syntax.triggers if syntax else frozenset()
-
+        self._spelled = Spelled(marks or {})
+        self.triggers: Triggers | None = syntax.triggers if syntax else frozenset()
         self.is_idle = syntax is None
 
     def feed(self, token: int, text: str) -> Sequence[Piece]:
         if self._syntax is None or not text:
             return [ContentPiece(text)] if text else ()
-        pieces = tuple(self._syntax.feed(text))
+        pieces = self._spelled.meant(self._syntax.feed(self._spelled.feed(token, text)))
         self.is_idle = self._syntax.is_idle and bool(pieces) and isinstance(pieces[-1], ContentPiece | ReasoningPiece)
         return pieces
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
-        return tuple(self._syntax.finish(cut=cut)) if self._syntax else ()
+        return self._spelled.meant(self._syntax.finish(cut=cut)) if self._syntax else ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +104,7 @@ class Traits:
     """
 
     marks: frozenset[int] = frozenset()
-    triggers: frozenset[str] | None = None
+    triggers: Triggers | None = None
     takes_batches: bool = False
     """True if several tokens at once give the same result as one by one."""
 
@@ -76,7 +124,7 @@ class ParsedOutput:
         self._traits = traits
         self._syntax = syntax
         own = traits.triggers
-        self.triggers: frozenset[str] | None = own if own is None or syntax is None else own | syntax.triggers
+        self.triggers: Triggers | None = own if own is None or syntax is None else united(own, syntax.triggers)
         self.is_idle = False
         self._batch: list[int] = []
         self._batched = ""

@@ -20,6 +20,7 @@ from penstock.stages.models.chat.registry import (
     made,
     reader,
     thinking,
+    tokens_of_marks,
 )
 from penstock.stages.models.chat.syntaxes import Answered, OutputStart, wants_no_thought
 from penstock.stages.models.vllm_private import (
@@ -64,6 +65,7 @@ class VllmParsers:
         self._marks = frozenset({*self._added.values(), *tokenizer.all_special_ids})
         self._reasoning = made(reasoning_parser, OWN_THOUGHTS, self._added)
         self._calls = made(tool_call_parser, OWN_CALLS, self._added)
+        self._tokens = tokens_of_marks((self._reasoning, self._calls), self._added)
         of_vllm = (_of_vllm(reasoning_parser), _of_vllm(tool_call_parser))
         if of_vllm[1] and not self._calls:
             if self._reasoning and of_vllm[0] is None:
@@ -102,8 +104,8 @@ class VllmParsers:
         request = self._request(functions, chat.variables)
         parser = self._parser(names, chat.variables, request)
         if parser is None:
-            is_repeated = chat.variables.get("force_nonempty_content")
-            return ReadOutput(Answered(syntax) if syntax and is_repeated else syntax)
+            must_answer = chat.variables.get("force_nonempty_content")
+            return ReadOutput(Answered(syntax) if syntax and must_answer else syntax, self._tokens)
         traits = self._known(names, parser)
         if chat.variables.get("force_nonempty_content"):
             traits = replace(traits, triggers=None)  # the parser repeats the thought as the answer, and so reads it all

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite
+from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, unexplained
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _NAME = re.compile(r"([A-Za-z_][\w.-]*)\s*\(")
@@ -24,6 +24,7 @@ _PART_OF_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]
 _AFTER_STRING = re.compile(r"\s*(?:,\s*(?:[A-Za-z_]\w*\s*=|\))|\)[\s,\]<]|\]\s*<)")
 _PART_AFTER_STRING = re.compile(r"\s*(?:,\s*(?:[A-Za-z_]\w*\s*)?|\)|\]\s*)?")
 _BRACKETS = re.compile(r"[\[{(\])}]|'''|\"\"\"|'|\"")
+_NO_WORDS = frozenset("\"'()[]{}<>=")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
 
@@ -54,7 +55,7 @@ class PythonCallReader:
     def __init__(self, site: CallSite) -> None:
         self._site = site
         self.text = ""
-        self.is_call = self.is_done = False
+        self.is_call = self.is_done = self.is_broken = False
         self._separator = "{"
         self._value: _String | _Brackets | None = None
         self._has_key = False
@@ -78,10 +79,14 @@ class PythonCallReader:
         return at
 
     def end(self, rest: str, *, marked: bool) -> Iterator[Piece]:
-        if isinstance(self._value, _String) and rest.rstrip(")] \n").strip() == self._value.quote:
+        rest = rest.rstrip(",)] \n")
+        if isinstance(self._value, _String) and rest.strip() == self._value.quote:
             yield ArgumentsPiece('"}')
-        elif self._value is None and not self._has_key and self._separator != "{":
+        elif self._value is None and not self._has_key and self._separator != "{" and not rest.strip():
             yield ArgumentsPiece("}")
+        else:
+            self.is_broken = True
+            yield from unexplained(rest)
 
     def _read_name(self, text: str, at: int) -> Generator[Piece, None, int]:
         if found := _NAME.match(text, at):
@@ -104,7 +109,7 @@ class PythonCallReader:
             self._separator, self._has_key = ", ", True
             return found.end()
         if len(text) - at > LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
-            self.is_done = True
+            self.is_done = self.is_broken = True
         return at
 
     def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
@@ -120,6 +125,10 @@ class PythonCallReader:
             else:
                 return (yield from self._read_scalar(text, at))
         length, translated = self._value.feed(text[at:])
+        if translated is None:
+            self.is_done = self.is_broken = True
+            yield from unexplained(self._value.text + text[at : at + length])
+            return at + length
         if translated:
             yield ArgumentsPiece(translated)
         if self._value.is_done:
@@ -128,10 +137,14 @@ class PythonCallReader:
 
     def _read_scalar(self, text: str, at: int) -> Generator[Piece, None, int]:
         if found := _SCALAR.match(text, at):
+            value = _scalar(found[0].strip())
+            if value is None:
+                self.is_done = self.is_broken = True
+                return at
             self._has_key = False
-            yield ArgumentsPiece(_json(found[0].strip()))
+            yield ArgumentsPiece(value)
             return found.end()
-        self.is_done = len(text) - at > LONGEST_HEAD
+        self.is_done = self.is_broken = len(text) - at > LONGEST_HEAD
         return at
 
 
@@ -140,6 +153,7 @@ class _String:
 
     def __init__(self, quote: str) -> None:
         self.quote = quote
+        self.text = ""
         self._marks = re.compile(f"{_ESCAPE.pattern}|{quote}", re.DOTALL)
         self.is_done = False
 
@@ -170,8 +184,11 @@ class _Brackets:
         self._depth = 0
         self._quote = ""
 
-    def feed(self, text: str) -> tuple[int, str]:
-        """Return the number of characters that are read, and their JSON if the container ends with them."""
+    def feed(self, text: str) -> tuple[int, str | None]:
+        """Return the number of characters that are read, and their JSON if the container ends with them.
+
+        The JSON is None if the container cannot be read.
+        """
         at = 0
         while at < len(text):
             if self._quote:
@@ -219,13 +236,21 @@ def _unescaped(escape: re.Match[str]) -> str:
         return escape[0]
 
 
-def _json(source: str) -> str:
-    """Return a Python literal as JSON; text that is no literal becomes a string."""
+def _json(source: str) -> str | None:
+    """Return a Python literal as JSON; None for text that is no literal."""
     try:
         tree = ast.parse(source, mode="eval").body
         return json.dumps(_evaluated(tree), ensure_ascii=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return _number(source) or json.dumps(source, ensure_ascii=False)
+        return _number(source)
+
+
+def _scalar(source: str) -> str | None:
+    """Return a value that is no container as JSON: a literal, or words, which become a string; None for anything else."""
+    literal = _json(source)
+    if literal is None and source and _NO_WORDS.isdisjoint(source):
+        return json.dumps(source, ensure_ascii=False)
+    return literal
 
 
 def _number(source: str) -> str | None:

@@ -19,7 +19,7 @@ from penstock.stages.models.chat.forms import CALL_FORMS, MESSAGE_FORMS, THOUGHT
 from penstock.stages.models.chat.inkling import InklingBlocks
 from penstock.stages.models.chat.marked_calls import CallForm
 from penstock.stages.models.chat.model import Function
-from penstock.stages.models.chat.suffixes import suffix, suffixed
+from penstock.stages.models.chat.suffixes import suffix, suffixed, texts
 from penstock.stages.models.chat.syntaxes import (
     BareArguments,
     Guarded,
@@ -79,6 +79,13 @@ def made(parser: NamedParser, known: Mapping[str, MakeSyntax], marks: Iterable[s
         return parser
     described, ending = known.get(parser), suffix(marks)
     return suffixed(described, ending) if ending else described
+
+
+def tokens_of_marks(parsers: Iterable[MakeSyntax | None], marks: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the ``marks`` of a vocabulary that the descriptions of some parsers have, with their tokens."""
+    described = {text for parser in parsers for text in texts(_described(parser))}
+    telling = (mark for mark in marks if len(mark) > 1 and not (mark.isalnum() or mark.isspace() or "`" in mark))
+    return {mark: marks[mark] for mark in telling if any(mark in text for text in described)}
 
 
 def thinking(parser: MakeSyntax | None) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from penstock.stages.models.chat.marks import Marks
 from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.syntaxes import Syntax
+from penstock.stages.models.chat.triggers import Triggers
 
 
 class Section(Enum):
@@ -26,7 +27,7 @@ class Sections:
 
     marks: ClassVar[Mapping[Section, Marks]]
     """The marks that have a meaning in each section; others are text."""
-    triggers = frozenset("<")
+    triggers: Triggers = frozenset("<")
 
     def __init__(self, calls: Syntax, section: Section) -> None:
         self._calls = calls

@@ -40,8 +40,9 @@ from penstock.stages.models.chat.registry import (
     operator_parser,
     reader,
     thinking,
+    tokens_of_marks,
 )
-from penstock.stages.models.chat.syntaxes import MakeSyntax, OutputStart, wants_no_thought
+from penstock.stages.models.chat.syntaxes import Answered, MakeSyntax, OutputStart, wants_no_thought
 from penstock.stages.models.chat.template import OF_TEMPLATES, refusal
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
@@ -237,6 +238,7 @@ class OwnParsers:
         self._decode = vocabulary.decode
         self._reasoning = reasoning
         self._calls = calls
+        self._tokens = tokens_of_marks((reasoning, calls), vocabulary.marks)
         self.thinking = thinking(reasoning)
         self.call_id = call_id(calls)
 
@@ -246,7 +248,9 @@ class OwnParsers:
         start = OutputStart(
             functions, turn.prompt, self._marks, chat.thinks, self._decode, wants_no_thought(chat.variables)
         )
-        return ReadOutput(reader(reasoning, self._calls, chat.calls, start))
+        syntax = reader(reasoning, self._calls, chat.calls, start)
+        must_answer = chat.variables.get("force_nonempty_content")
+        return ReadOutput(Answered(syntax) if syntax and must_answer else syntax, self._tokens)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         """Return the syntax that the family's description has; None if only vLLM describes it."""

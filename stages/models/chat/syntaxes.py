@@ -17,6 +17,7 @@ from penstock.stages.models.chat.model import (
     Piece,
     ReasoningPiece,
 )
+from penstock.stages.models.chat.triggers import Triggers
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Syntax(TextParser, Protocol):
     """A text parser that need not see all text; see `OutputParser` for ``triggers`` and `is_idle`."""
 
     @property
-    def triggers(self) -> frozenset[str]: ...
+    def triggers(self) -> Triggers: ...
 
     @property
     def is_idle(self) -> bool: ...
@@ -117,7 +118,7 @@ class Guarded:
     def __init__(self, reader: TextParser, name: str) -> None:
         self._reader: TextParser | None = reader
         self._name = name
-        self.triggers: frozenset[str] = getattr(reader, "triggers", frozenset())
+        self.triggers: Triggers = getattr(reader, "triggers", frozenset())
 
     @property
     def is_idle(self) -> bool:
@@ -145,16 +146,16 @@ class Guarded:
 class NeverIdle:
     """A syntax that has to see all text."""
 
-    triggers: frozenset[str] = frozenset()
+    triggers: Triggers = frozenset()
     is_idle = False
 
 
 class Answered(NeverIdle):
-    """A reader whose thought is the answer, too, if there is no other answer and no call."""
+    """A reader whose thought is the answer if there is no other answer and no call; until then, it is held back."""
 
     def __init__(self, reader: Syntax) -> None:
         self._reader = reader
-        self._thought: list[str] = []
+        self._held: list[Piece] = []
         self._has_answered = False
 
     def feed(self, text: str) -> Iterator[Piece]:
@@ -162,16 +163,17 @@ class Answered(NeverIdle):
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         yield from self._noted(self._reader.finish(cut=cut))
-        if self._thought and not self._has_answered:
-            yield ContentPiece("".join(self._thought))
+        for piece in self._held:
+            yield ContentPiece(piece.text) if isinstance(piece, ReasoningPiece) else piece
 
     def _noted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:
-            if isinstance(piece, ReasoningPiece):
-                self._thought.append(piece.text)
-            elif not isinstance(piece, ContentPiece) or piece.text.strip():
-                self._has_answered = True
-            yield piece
+            is_blank = isinstance(piece, ContentPiece) and not piece.text.strip()
+            self._has_answered |= not (is_blank or isinstance(piece, ReasoningPiece))
+            self._held.append(piece)
+            if self._has_answered:
+                yield from self._held
+                self._held.clear()
 
 
 class BareArguments(NeverIdle):

@@ -18,27 +18,37 @@ from penstock.stages.models.chat.elements import elements_as_json
 from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
-_ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"']+)""")
+_QUOTED = r""""[^"\n]*"|'[^'\n]*'"""
+_OPEN_QUOTE = re.compile(r"""["'][^\n]*\Z""")
+_ATTRIBUTE = re.compile(rf"""([\w-]+)\s*=\s*({_QUOTED}|[^\s"']+)""")
+_LONGEST_TAG = 64
+"""Characters at the end of a value in which the tag that ends it may stand, damaged."""
+_DAMAGED = re.compile(r"[^\n<>]{0,24}>")
+"""The rest of a tag that ends a value, but for its first letters."""
 
 
 @dataclass(frozen=True)
 class Tag:
     """A tag with a name in it, from the text ``begin`` to one of ``ends``.
 
-    The name is all that stands between them, or the attribute ``name_in``.  ``keeps_end`` leaves the end to be read
-    again, as it is also the beginning of what follows.
+    The name is all that stands between them, or the attribute ``name_in``, for which the template writes ``escapes``:
+    pairs of a text and what it stands for.  ``keeps_end`` leaves the end to be read again, as it is also the beginning
+    of what follows.
     """
 
     begin: str
     ends: tuple[str, ...] = (">",)
     name_in: str = ""
     keeps_end: bool = False
+    escapes: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         """Pattern of the whole tag, whose group is what stands inside."""
         ends = "|".join(map(re.escape, self.ends))
         inside = r"([^\n<]*?)" if self.begin else r"\s*([^\s<>{}\"`]+)\s*?"
+        if self.name_in:
+            inside = rf"((?:{_QUOTED}|[^\n<\"'])*?)"
         return re.compile(re.escape(self.begin) + inside + (f"(?={ends})" if self.keeps_end else f"(?:{ends})"))
 
     def may_begin(self, text: str) -> bool | None:
@@ -52,20 +62,33 @@ class Tag:
         inside = text.removeprefix(self.begin)
         if not text.startswith(self.begin) or "\n" in inside:
             return False
+        if self.name_in:
+            inside = _OPEN_QUOTE.sub("", re.sub(_QUOTED, "", inside))
         end = inside.find("<")
         return end < 0 or any(each.startswith(inside[end:]) for each in self.ends)
 
     def read(self, inside: str) -> tuple[str, dict[str, str]]:
-        """Return the name and the attributes of what stands inside a tag; an empty name if it has none."""
+        """Return the name and the attributes of what stands inside a tag; an empty name if that is not all."""
         if not self.name_in:
             return unquoted_name(inside), {}
-        attributes = {key: unquoted_name(value) for key, value in _ATTRIBUTE.findall(inside)}
+        if _ATTRIBUTE.sub("", inside).strip():
+            return "", {}
+        attributes = {key: self._meant(unquoted_name(value)) for key, value in _ATTRIBUTE.findall(inside)}
         return attributes.get(self.name_in, ""), attributes
+
+    def _meant(self, value: str) -> str:
+        for written, meant in self.escapes:
+            value = value.replace(written, meant)
+        return value
 
 
 def unquoted_name(name: str) -> str:
-    """Return a name without the quotes around it."""
-    return name.strip().strip("\"'").strip()
+    """Return a name without the quotes around it; an empty one if it has a quote at one end alone."""
+    name = name.strip()
+    is_quoted = name[:1] in ('"', "'")
+    if is_quoted != (name[-1:] in ('"', "'")) or (is_quoted and name[0] != name[-1]):
+        return ""
+    return name.strip("\"'").strip()
 
 
 @dataclass(frozen=True)
@@ -129,18 +152,20 @@ class TaggedCallReader:
         self._shape = shape
         self._site = site
         self.text = ""
-        self.is_call = self.is_done = False
+        self.is_call = self.is_done = self.is_broken = False
         self._state = _State.HEAD
         self._gap = re.compile(shape.gap)
         self._name = ""
         self._schema = ArgumentSchema()
         self._keys: set[str] = set()
         self._value: _Value | None = None
-        self._value_end = ""
+        self._value_end = self._value_end_begin = ""
         self._ends = Marks(())
         """The marks that may end the value."""
         self._is_line_blank = False
         """True if the value has only white space since its latest line break."""
+        self._has_other_end = False
+        """True if the value has had a tag that ends it, with other text behind it."""
         after_value = (shape.parameter.begin, *((shape.end,) if shape.end else ()))
         self._after_value = Marks(after_value)
         """The tags that may follow a value, or a head, besides the marks after a call."""
@@ -166,17 +191,38 @@ class TaggedCallReader:
             if not (marked and self._begins_at_end(rest)):
                 return
             yield CallPiece(self._name)
-        elif self._state is _State.VALUE_BEGIN:
-            return
         elif self._state is _State.VALUE:
-            assert self._value
-            has_ended = any(rest.startswith(mark) for mark in (self._value_end, self._shape.end) if mark)
-            yield from () if has_ended else self._value.feed(rest)
-            if not (has_ended or marked):
-                return
-            yield from self._value.finish()
-        if marked or self._keys:
+            yield from self._end_in_value(rest, marked=marked)
+        elif self._state is _State.VALUE_BEGIN or not self._is_end(rest.strip()):
+            yield from self._break(rest)
+        if not self.is_broken and (marked or self._keys):
             yield ArgumentsPiece("}" if self._keys else "{}")
+
+    def _is_end(self, rest: str) -> bool:
+        """True if ``rest`` may be the beginning of the end of the call, which the turn has cut."""
+        return not rest or (self._shape.end or self._shape.value_end).startswith(rest)
+
+    def _end_in_value(self, rest: str, *, marked: bool) -> Iterator[Piece]:
+        assert self._value
+        found = self._ends.match(rest)
+        after = rest[self._end_of(rest, found) :].strip() if found else ""
+        lacks_end = found is None or found[0] == self._shape.end
+        if lacks_end and (self._has_other_end or not self._value.may_lack_end("" if found else rest)):
+            yield from self._value.feed(rest)
+            yield from self._break("")
+        elif found and self._is_end(after):
+            yield from self._value.finish()
+        elif marked and found is None:
+            yield from self._value.feed(rest)
+            yield from self._value.finish()
+        else:
+            yield from self._value.feed(rest)
+            yield from self._break("")
+
+    def _break(self, rest: str) -> Iterator[Piece]:
+        """End the call where text comes that is no part of one."""
+        self.is_done = self.is_broken = True
+        yield ArgumentsPiece(rest, is_unexplained=True)
 
     def _begins_at_end(self, rest: str) -> bool:
         """Begin a call whose head is all that the model wrote of it."""
@@ -225,32 +271,29 @@ class TaggedCallReader:
             yield ArgumentsPiece("}" if self._keys else "{}")
             return begin
         found = shape.parameter.pattern.match(rest)
-        if found:
-            key, attributes = shape.parameter.read(found[1])
+        if found and (read := shape.parameter.read(found[1]))[0]:
             self._state = _State.VALUE_BEGIN
-            yield from self._begin_value(key, attributes)
+            yield from self._begin_value(*read)
             return begin + found.end()
         is_short = len(rest) <= LONGEST_HEAD
         if is_short and (self._after_value.may_begin(rest) or self._site.after.may_begin(rest)):
             return begin
         if is_short and shape.parameter.may_go_on(rest):
             return begin
-        self._begin_dropped("")
-        self._state = _State.VALUE
-        return begin + (len(shape.parameter.begin) if rest.startswith(shape.parameter.begin) else 0)
-
-    def _begin_dropped(self, key: str) -> None:
-        self._begin_reading(key, _Value(None, trims_lines=False))
+        self.is_done = self.is_broken = True
+        return begin
 
     def _begin_reading(self, key: str, value: _Value) -> None:
-        self._value, self._is_line_blank = value, False
+        self._value, self._is_line_blank, self._has_other_end = value, False, False
         self._value_end = self._shape.value_end.format(key=key)
-        self._ends = Marks((self._value_end, self._shape.end, self._shape.parameter.begin))
+        is_tag = self._value_end.startswith("</") and self._value_end.endswith(">")
+        self._value_end_begin = self._value_end[:-1] if is_tag else ""
+        self._ends = Marks((self._value_end, self._value_end_begin, self._shape.end, self._shape.parameter.begin))
 
     def _begin_value(self, key: str, attributes: dict[str, str]) -> Iterator[Piece]:
         shape = self._shape
-        if not key or key in self._keys:
-            self._begin_dropped(key)
+        if key in self._keys:
+            self._begin_reading(key, _Value(None, trims_lines=False))
             return
         schema = self._schema.of_property(key)
         if not schema.types and attributes.get(shape.type_in) == shape.texts:
@@ -271,11 +314,12 @@ class TaggedCallReader:
             self._state = _State.VALUE
             return at + len(begin)
         found = self._gap.match(text, at)
-        may_come = self._shape.gap and len(text) - at < LONGEST_HEAD and text[at:].lstrip()[:1] in ("", "<")
-        if found is None and may_come:
-            return at
-        self._state = _State.VALUE
-        return found.end() if found else at
+        if found:
+            self._state = _State.VALUE
+            return found.end()
+        if len(text) - at >= LONGEST_HEAD or text[at:].lstrip()[:1] not in ("", "<"):
+            self.is_done = self.is_broken = True
+        return at
 
     def _read_value(self, text: str, at: int) -> Generator[Piece, None, int]:
         assert self._value
@@ -286,10 +330,15 @@ class TaggedCallReader:
             ends = None if self._ends.may_begin(text[at:]) else self._may_end(text, found)
             if ends is None:
                 return at
+            is_own_end = found[0] in (self._value_end, self._value_end_begin)
+            self._has_other_end |= is_own_end and not ends
+            if ends and not is_own_end and (self._has_other_end or not self._value.may_lack_end()):
+                self.is_done = self.is_broken = True
+                return at
             if ends:
                 yield from self._value.finish()
                 self._value, self._state = None, _State.TAG
-                return found.end() if found[0] == self._value_end else at
+                return self._end_of(text, found)
             searched = at + 1
         end = max(at, searched, len(text) - self._ends.overlap(text))
         yield from self._take(text[at:end])
@@ -306,11 +355,27 @@ class TaggedCallReader:
         assert self._value
         if found[0] == self._value_end:
             return self._may_follow(text, found.end())
+        if found[0] == self._value_end_begin:
+            return self._may_be_damaged(text, found.end())
         if found[0] == self._shape.end:
             return _follows(text, found.end(), (self._site.after,))
         if not self._value.is_kept:
             return True
         return self._is_line_blank and self._is_new_parameter(text, found.start())
+
+    def _may_be_damaged(self, text: str, at: int) -> bool | None:
+        """True if the end of the value stands there, with more inside the tag than its name."""
+        rest = _DAMAGED.match(text, at)
+        if rest is None:
+            return None if text.find("\n", at) < 0 and len(text) - at < LONGEST_HEAD else False
+        return self._may_follow(text, rest.end())
+
+    def _end_of(self, text: str, found: re.Match[str]) -> int:
+        """Return the position after the end of a value, or that of another mark that shows the end."""
+        damaged = _DAMAGED.match(text, found.end()) if found[0] == self._value_end_begin else None
+        if damaged:
+            return damaged.end()
+        return found.end() if found[0] == self._value_end else found.start()
 
     def _is_new_parameter(self, text: str, at: int) -> bool | None:
         """True if a parameter of the schema begins that was not given yet: the model left out the end of the value."""
@@ -344,6 +409,13 @@ class _Value:
         self._has_begun = False
         self._held = ""
         """A line break that may be the last one."""
+        self._line = ""
+        """The end of the text so far, from its latest angle bracket or line on."""
+
+    def may_lack_end(self, rest: str = "") -> bool:
+        """True if the value may end without the tag that ends it, as its last line has nothing of a tag."""
+        line = (self._line + rest).rstrip().rpartition("\n")[2]
+        return "<" not in line and not line.endswith(">")
 
     @property
     def is_kept(self) -> bool:
@@ -352,6 +424,7 @@ class _Value:
     def feed(self, text: str) -> Iterator[Piece]:
         if self._schema is None or not text:
             return
+        self._line = (self._line + text)[-_LONGEST_TAG:]
         if not self._streams:
             self._parts.append(text)
             return

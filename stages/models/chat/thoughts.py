@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from penstock.stages.models.chat.fences import Fences
+from penstock.stages.models.chat.marked_calls import MarkedCalls
 from penstock.stages.models.chat.marks import Marks
-from penstock.stages.models.chat.model import ContentPiece, Piece, ReasoningPiece
+from penstock.stages.models.chat.model import CallPiece, ContentPiece, Piece, ReasoningPiece
 from penstock.stages.models.chat.syntaxes import OutputStart, Syntax
+from penstock.stages.models.chat.triggers import united
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,9 @@ class ThoughtForm:
     the first mark.
 
     The marks ``starts`` begin a thought, too, and ``ends`` end one.  They are dropped, as are the marks ``drops``
-    around the answer, and those that may stand ``everywhere``.  With ``recurs``, a mark ``start`` begins another
-    thought wherever it stands.  ``header`` is a text after that mark.
+    around the answer, and those that may stand ``everywhere``.  A mark that begins a thought begins another one at the
+    beginning of a line, outside a fence, and with ``recurs`` a mark ``start`` does so wherever it stands.  ``header``
+    is a text after that mark.
     """
 
     start: str = "<think>"
@@ -37,6 +41,13 @@ class ThoughtForm:
     def thinking(self) -> tuple[str, str]:
         """Both marks."""
         return self.start, self.end
+
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The marks that begin another thought in an answer; words alone do not."""
+        if self.recurs:
+            return (self.start,)
+        return tuple(mark for mark in (self.start, *self.starts) if mark[:1] in ("<", "["))
 
     def __call__(self, start: OutputStart) -> ThoughtsFirst:
         """Return a reader of these thoughts."""
@@ -58,13 +69,15 @@ class ThoughtsFirst:
         self._form = form
         self._ends = Marks((form.end, *form.ends, *form.everywhere))
         self._everywhere = Marks(form.everywhere)
-        again = (form.start,) if form.recurs else ()
-        self._in_answer = Marks((*again, *form.drops, *form.everywhere))
+        self._in_answer = Marks((*form.again, *form.drops, *form.everywhere))
         self._is_open = is_open
         self._has_begun = is_open is False
         """True once it is certain if there is a thought."""
         self._has_text = False
         """True if the answer has text."""
+        self._is_line_blank = True
+        """True if the answer has no text since its latest line break."""
+        self._fences = Fences()
         self._was_thought: bool | None = None
         """True if the latest piece was one of the thought; None if there was none."""
         self._held = ""
@@ -72,13 +85,15 @@ class ThoughtsFirst:
         """The rest of the text after the first mark."""
         self._first = Marks((form.start, form.header, *form.starts))
         self._stray = Marks((form.end,))
-        self.triggers = frozenset(
-            mark[0] for mark in (form.start, form.end, *form.ends, *form.drops, *form.everywhere) if mark
-        )
+        marks = (form.start, *form.starts, form.end, *form.ends, *form.drops, *form.everywhere)
+        begins = frozenset(mark[0] for mark in marks if mark)
+        self.triggers = begins if form.recurs or not form.again else begins | Fences.triggers | {"\n"}
 
     @property
     def is_idle(self) -> bool:
-        return self._has_begun and not self._held and self._was_thought is self._is_open
+        """True if plain text would be returned, and change nothing here."""
+        is_settled = self._is_open or (self._has_text and not self._is_line_blank and self._fences.is_settled)
+        return self._has_begun and not self._held and self._was_thought is self._is_open and bool(is_settled)
 
     def feed(self, text: str) -> Iterator[Piece]:
         self._held += text
@@ -122,14 +137,19 @@ class ThoughtsFirst:
     def _answer(self) -> Iterator[Piece]:
         if not self._has_text and (begun := self._held.lstrip()) and self._form.end:
             if begun.startswith(self._form.end):  # a thought that the prompt has closed is closed again
-                self._held = begun.removeprefix(self._form.end)
+                self._held = self._held.replace(self._form.end, "", 1)
                 return
             if self._stray.may_begin(begun):
                 return
         if mark := self._in_answer.search(self._held):
             yield from self._give(mark.start())
+            is_begin = mark[0] in self._form.again
+            if is_begin and not (self._form.recurs or (self._is_line_blank and not self._fences.is_quoting)):
+                yield from self._give(len(mark[0]))
+                return
             self._held = self._held[len(mark[0]) :]
-            self._is_open = mark[0] == self._form.start and self._form.recurs
+            if is_begin:
+                self._is_open, self._has_text, self._is_line_blank = True, False, True
             self._header = self._form.header
         else:
             yield from self._give(len(self._held) - self._in_answer.overlap(self._held))
@@ -138,23 +158,34 @@ class ThoughtsFirst:
         text, self._held = self._held[:length], self._held[length:]
         if text:
             self._was_thought = bool(self._is_open)
-            self._has_text |= not self._is_open and not text.isspace()
+            if not self._is_open:
+                self._note(text)
             yield ReasoningPiece(text) if self._is_open else ContentPiece(text)
+
+    def _note(self, text: str) -> None:
+        """Note where in the answer its text ends."""
+        _, line_break, line = text.rpartition("\n")
+        self._has_text |= not text.isspace()
+        self._is_line_blank = not line.strip() and (bool(line_break) or self._is_line_blank)
+        self._fences.note(text)
 
 
 class Turn:
     """The thoughts and the answer of a turn, with the calls in each.
 
-    A call in a thought counts only if it is whole: a thought also speaks about calls.
+    A call in a thought counts only if it is whole: a thought also speaks about calls.  It ends the thought, and what
+    follows is the answer, though the mark that ends the thought may still come.
     """
 
-    def __init__(self, thoughts: Syntax, in_answer: Syntax, new_in_thought: Callable[[], Syntax] | None) -> None:
+    def __init__(self, thoughts: Syntax, in_answer: Syntax, new_in_thought: Callable[[], MarkedCalls] | None) -> None:
         self._thoughts = thoughts
         self._in_answer = in_answer
         self._new_in_thought = new_in_thought
-        self._in_thought: Syntax | None = None
+        self._in_thought: MarkedCalls | None = None
+        self._has_called = False
+        """True if a call has ended the open thought."""
         self._has_answered = False
-        self.triggers = thoughts.triggers | in_answer.triggers
+        self.triggers = united(thoughts.triggers, in_answer.triggers)
 
     @property
     def is_idle(self) -> bool:
@@ -175,9 +206,8 @@ class Turn:
         for piece in pieces:
             match piece:
                 case ReasoningPiece(text) if self._new_in_thought:
-                    if self._in_thought is None:
-                        self._in_thought = self._new_in_thought()
-                    yield from map(_as_thought, self._in_thought.feed(text))
+                    self._in_thought = self._in_thought or self._new_in_thought()
+                    yield from self._of_thought(self._in_thought, self._in_thought.feed(text))
                 case ContentPiece(text):
                     self._has_answered = True
                     yield from self._end_thought()
@@ -185,11 +215,15 @@ class Turn:
                 case _:
                     yield piece
 
+    def _of_thought(self, reader: MarkedCalls, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            if isinstance(piece, CallPiece) and not self._has_called:
+                self._has_called = True
+                reader.count_all()
+            yield ReasoningPiece(piece.text) if isinstance(piece, ContentPiece) and not self._has_called else piece
+
     def _end_thought(self, *, cut: bool = False) -> Iterator[Piece]:
-        if self._in_thought:
-            yield from map(_as_thought, self._in_thought.finish(cut=cut))
-            self._in_thought = None
-
-
-def _as_thought(piece: Piece) -> Piece:
-    return ReasoningPiece(piece.text) if isinstance(piece, ContentPiece) else piece
+        reader, self._in_thought = self._in_thought, None
+        if reader:
+            yield from self._of_thought(reader, reader.finish(cut=cut))
+            self._in_answer, self._has_called = reader if self._has_called else self._in_answer, False

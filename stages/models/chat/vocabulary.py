@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+from penstock.stages.models.chat.triggers import Triggers
 from penstock.stages.models.text_pieces import pieces
 
 
@@ -55,7 +56,7 @@ class Vocabulary:
         self.mark_ids = self._mark_texts.keys()
         self.token_texts: Mapping[int, str] = dict(_texts(self.token_bytes, self._mark_texts))
         """The text of each token that is valid text by itself: not a mark, and not a part of a character."""
-        self._plain_texts: dict[frozenset[str], Mapping[int, str]] = {}
+        self._plain_texts: dict[Triggers, Mapping[int, str]] = {}
 
     @cached_property
     def marks_pattern(self) -> re.Pattern[str]:
@@ -135,7 +136,7 @@ class Vocabulary:
         added = backend.get_added_tokens_decoder().items()
         return frozenset(token for token, each in added if each.special)
 
-    def plain_texts(self, triggers: frozenset[str]) -> Mapping[int, str]:
+    def plain_texts(self, triggers: Triggers) -> Mapping[int, str]:
         """Return the texts of the tokens that contain none of ``triggers`` and do not end in white space."""
         if triggers not in self._plain_texts:
             self._plain_texts[triggers] = {

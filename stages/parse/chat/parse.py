@@ -33,6 +33,7 @@ from penstock.stages.models.chat.model import (
     ReasoningPiece,
 )
 from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.models.chat.triggers import Triggers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.chat.logprobs import UnclaimedTokens
@@ -99,6 +100,8 @@ class _OpenCall:
     repairs: tuple[frames.Repair, ...]
     arguments: list[str] = field(default_factory=list)
     """The arguments as JSON, in pieces."""
+    is_explained: bool = True
+    """False if some text of the call is in no form of the family."""
 
 
 _State: TypeAlias = _NoItem | _OpenText | _OpenCall
@@ -117,7 +120,7 @@ class ChatParser(TurnParser):
         self._parser = chat.parsers.start(
             started, functions(replace(started.facts.tools, tools=callables), self._names)
         )
-        self._triggers = self._parser.triggers or frozenset()
+        self._triggers: Triggers = self._parser.triggers or frozenset()
         self._decoder = TokenDecoder(chat.vocabulary)
         self._state: _State = _NoItem()
         self._latest: type[TextPiece | CallPiece] = ContentPiece
@@ -225,6 +228,7 @@ class ChatParser(TurnParser):
                 yield from self._call(name)
             case ArgumentsPiece(text):
                 if isinstance(self._state, _OpenCall):
+                    self._state.is_explained &= not piece.is_unexplained
                     self._state.arguments.append(text)
                     argument = self._state.argument
                     self._write(self._state, argument.feed(text) if argument else text)
@@ -325,11 +329,15 @@ class ChatParser(TurnParser):
     def _completed(self, call: _OpenCall) -> bool:
         """Complete the arguments of a call if only brackets are missing; return True if they are whole then."""
         arguments = "".join(call.arguments)
+        if not call.is_explained:
+            return False
         if is_json_object(arguments):
             return True
         if call.argument and arguments.strip() and not arguments.lstrip().startswith("{"):
             return True  # the plain text of the tool
         missing = missing_brackets(arguments)
+        if arguments.rstrip().endswith(("{", "[")):
+            return False  # nothing stands in the bracket that the model opened last
         if not (missing and is_json_object(arguments + missing)):
             return False
         self._write(call, call.argument.feed(missing) if call.argument else missing)
@@ -362,7 +370,7 @@ class ChatParser(TurnParser):
     def _is_whole(self) -> bool:
         """True if the markup of the open item is complete, so that a cut now does not shorten the item."""
         if isinstance(self._state, _OpenCall):
-            return is_json_object("".join(self._state.arguments))
+            return self._state.is_explained and is_json_object("".join(self._state.arguments))
         return isinstance(self._state, _OpenText) and self._state.is_whole
 
     def _check_end(self, finished: frames.GenerationFinished) -> None:
