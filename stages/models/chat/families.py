@@ -18,7 +18,8 @@ from penstock.stages.models.chat.suffixes import texts
 class Sign:
     """Evidence for a parser: the template contains all ``marks``, and the model type begins with one of ``types``.
 
-    A template with one of the marks ``without`` is another family's.  With ``opens_thought``, the end of the prompts that the template makes may also open a thought.
+    A template with one of the marks ``without`` is another family's.  With ``opens_thought``, the end of the prompts
+    that the template makes may also open a thought.
     """
 
     parser: str

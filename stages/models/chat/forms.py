@@ -134,6 +134,22 @@ _MUSE = MessageForm(
 )
 _PLAMO = "<|plamo:{}:plamo|>".format
 
+_WRITTEN_KEYS = replace(
+    _KEY_CALLS,
+    written=(WrittenCalls("<tool_call>", "\n", "</tool_call>\n<tool_call>", "</tool_call>", "glm_xml"),),
+)
+_WRITTEN_FUNCTIONS = replace(
+    _FUNCTION_CALLS,
+    written=(
+        WrittenCalls(
+            "<tool_call>\n<function=",
+            ">",
+            "</function>\n</tool_call>\n<tool_call>\n<function=",
+            "</function>\n</tool_call>",
+            "qwen_xml",
+        ),
+    ),
+)
 _INTERN = CallForm(
     ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
     ("<|action_end|>",),
@@ -211,6 +227,15 @@ CALL_FORMS: Mapping[str, CallForm] = {
         ("<iquest_tool_call>",),
         _IQUEST_END,
         shapes=(replace(_KEYS, head=Tag("", ("\n", "<arg_key>", *_IQUEST_END), keeps_end=True)), _JSON),
+        written=(
+            WrittenCalls(
+                "<iquest_tool_call>",
+                "\n",
+                "</iquest_tool_call>\n<iquest_tool_call>",
+                "</iquest_tool_call>",
+                "glm_xml",
+            ),
+        ),
     ),
     "jamba": replace(_LISTED, begins=("<tool_calls>", "<tool_call>"), ends=("</tool_calls>", "</tool_call>")),
     "k2_horizon": CallForm(
@@ -271,7 +296,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
             json_objects("[TOOL_CALLS] [", "]"),
         ),
     ),
-    "nanbeige": _FUNCTION_CALLS,
+    "nanbeige": _WRITTEN_FUNCTIONS,
     "nemotron_nano_v2": CallForm(
         ("<TOOLCALL>",), ("</TOOLCALL>",), written=(json_objects("<TOOLCALL>[", "]</TOOLCALL>"),)
     ),
@@ -288,10 +313,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
             ),
         ),
     ),
-    "poolside_v1": replace(
-        _KEY_CALLS,
-        written=(WrittenCalls("<tool_call>", "\n", "</tool_call>\n<tool_call>", "</tool_call>", "glm_xml"),),
-    ),
+    "poolside_v1": _WRITTEN_KEYS,
     "pythonic": CallForm(shapes=(PythonCall(),), is_bare=True),
     "qwen3_coder": _FUNCTION_CALLS,
     "qwen3_json": _MARKED_OBJECTS,
@@ -321,7 +343,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
             ),
         ),
     ),
-    "spark25": _KEY_CALLS,
+    "spark25": _WRITTEN_KEYS,
     "step3": CallForm(
         ("<｜tool_calls_begin｜>",),
         ("<｜tool_calls_end｜>",),
@@ -338,19 +360,8 @@ CALL_FORMS: Mapping[str, CallForm] = {
         ),
     ),
     "step3p5": _FUNCTION_CALLS,
-    "step5": replace(
-        _FUNCTION_CALLS,
-        written=(
-            WrittenCalls(
-                "<tool_call>\n<function=",
-                ">",
-                "</function>\n</tool_call>\n<tool_call>\n<function=",
-                "</function>\n</tool_call>",
-                "qwen_xml",
-            ),
-        ),
-    ),
-    "trinity": _MARKED_OBJECTS,
+    "step5": _WRITTEN_FUNCTIONS,
+    "trinity": replace(_MARKED_OBJECTS, written=(_OBJECTS_APART,)),
     "xlam": CallForm(
         ("[TOOL_CALLS]", "<tool_call>"),
         ("</tool_call>", "```"),

@@ -280,6 +280,9 @@ class _Nested:
             if found is None:
                 raise ValueError("no value")
             return as_json(found[0].strip(), schema), found.end()
+        return self._read_container(text, at, schema, depth)
+
+    def _read_container(self, text: str, at: int, schema: ArgumentSchema, depth: int) -> tuple[str, int]:
         is_list, parts, at = text[at] == "[", list[str](), at + 1
         while True:
             at = len(text) - len(text[at:].lstrip(", \t\r\n"))

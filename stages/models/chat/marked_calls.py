@@ -25,8 +25,9 @@ class CallForm:
     """The form of a family's calls, each alone or in a list.
 
     Calls begin after one of the marks ``begins``, and each has one of the ``shapes``: the first that reads its text.
-    In code of Markdown, a mark begins a call of a function that may be called, and no other.  The marks ``lists`` stand before several calls: one that begins with a bare name then has a mark of its own.
-    The marks ``ends``, and those ``between`` calls, are dropped.  The prompt may end with the first mark.
+    In code of Markdown, a mark begins a call of a function that may be called, and no other.  The marks ``lists`` stand
+    before several calls: one that begins with a bare name then has a mark of its own.  The marks ``ends``, and those
+    ``between`` calls, are dropped.  The prompt may end with the first mark.
 
     With ``is_bare``, calls at the beginning of a line count without a mark, if they name a function that may be called,
     and so do calls after ``fences``, marks that other text may have as well.  Calls whose shape has a beginning of its
@@ -117,7 +118,7 @@ class _Candidate:
 
 _BRACKET = re.compile(r"[\[{]")
 _REMAINS = frozenset("<>{}[])\"',|/")
-"""The characters that remains of a call begin with, as those of a mark or a bracket: no text follows a call with one."""
+"""The characters that remains of a call begin with, as those of a mark or a bracket."""
 _LONGEST_ECHO = 4 * LONGEST_HEAD
 """Characters of a call that are compared with what follows it."""
 

@@ -246,7 +246,7 @@ def _json(source: str) -> str | None:
 
 
 def _scalar(source: str) -> str | None:
-    """Return a value that is no container as JSON: a literal, or words, which become a string; None for anything else."""
+    """Return a value that is no container as JSON: a literal, or words as a string; None for anything else."""
     literal = _json(source)
     if literal is None and source and _NO_WORDS.isdisjoint(source):
         return json.dumps(source, ensure_ascii=False)

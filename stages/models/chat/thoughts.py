@@ -90,6 +90,11 @@ class ThoughtsFirst:
         self.triggers = begins if form.recurs or not form.again else begins | Fences.triggers | {"\n"}
 
     @property
+    def is_open(self) -> bool:
+        """True in a thought."""
+        return bool(self._is_open)
+
+    @property
     def is_idle(self) -> bool:
         """True if plain text would be returned, and change nothing here."""
         is_settled = self._is_open or (self._has_text and not self._is_line_blank and self._fences.is_settled)
@@ -173,8 +178,8 @@ class ThoughtsFirst:
 class Turn:
     """The thoughts and the answer of a turn, with the calls in each.
 
-    A call in a thought counts only if it is whole: a thought also speaks about calls.  It ends the thought, and what
-    follows is the answer, though the mark that ends the thought may still come.
+    A call in a thought counts only if it is whole: a thought also speaks about calls.  The text after it is held back:
+    it is thought if the mark that ends the thought still comes, and else the answer.
     """
 
     def __init__(self, thoughts: Syntax, in_answer: Syntax, new_in_thought: Callable[[], MarkedCalls] | None) -> None:
@@ -183,7 +188,8 @@ class Turn:
         self._new_in_thought = new_in_thought
         self._in_thought: MarkedCalls | None = None
         self._has_called = False
-        """True if a call has ended the open thought."""
+        """True if a call stands in the open thought."""
+        self._after_call: list[ContentPiece] = []
         self._has_answered = False
         self.triggers = united(thoughts.triggers, in_answer.triggers)
 
@@ -192,7 +198,7 @@ class Turn:
         has_settled = (
             self._in_thought.is_idle if self._in_thought else not self._has_answered or self._in_answer.is_idle
         )
-        return self._thoughts.is_idle and has_settled
+        return self._thoughts.is_idle and has_settled and not self._has_called
 
     def feed(self, text: str) -> Iterator[Piece]:
         yield from self._read(self._thoughts.feed(text))
@@ -217,13 +223,26 @@ class Turn:
 
     def _of_thought(self, reader: MarkedCalls, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:
-            if isinstance(piece, CallPiece) and not self._has_called:
-                self._has_called = True
-                reader.count_all()
-            yield ReasoningPiece(piece.text) if isinstance(piece, ContentPiece) and not self._has_called else piece
+            match piece:
+                case ContentPiece() if self._has_called:
+                    self._after_call.append(piece)
+                case ContentPiece(text):
+                    yield ReasoningPiece(text)
+                case CallPiece():
+                    yield from self._released(is_thought=False)
+                    self._has_called = True
+                    reader.count_all()
+                    yield piece
+                case _:
+                    yield piece
+
+    def _released(self, *, is_thought: bool) -> Iterator[Piece]:
+        held, self._after_call = self._after_call, []
+        yield from (ReasoningPiece(piece.text) if is_thought else piece for piece in held)
 
     def _end_thought(self, *, cut: bool = False) -> Iterator[Piece]:
         reader, self._in_thought = self._in_thought, None
         if reader:
             yield from self._of_thought(reader, reader.finish(cut=cut))
+            yield from self._released(is_thought=not getattr(self._thoughts, "is_open", False))
             self._in_answer, self._has_called = reader if self._has_called else self._in_answer, False

@@ -39,6 +39,7 @@ _ROLE = re.compile(
     r"|(?P<tool>[^\s<=]+)(?= to=assistant\b)"  # a tool's result, made up by the model
     r")"
 )
+_CHANNELS = ("analysis", "commentary", "final")
 _MARKUP_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "text", "python", "to=")
 _ANY_TYPE = re.compile(r"\s*[\w./+-]+(?=\s*(?:$|[{\[]))")
 """A content type after ``<|constrain|>``: any single word, alone or before JSON."""
@@ -167,9 +168,15 @@ def read_header(header: HarmonyHeader, recipients: Recipients) -> HeaderFields:
 
 
 def read_bare(header: HarmonyHeader, *, cut: bool) -> HeaderFields:
-    """Read a header that never reached ``<|message|>``: left-over words are text; ``cut`` drops the part of one."""
+    """Read a header that never reached ``<|message|>``: left-over words are text; ``cut`` drops the part of one.
+
+    The beginning of a channel's name after ``<|channel|>`` is no text, even if a mark ends it.
+    """
     reading = _read(header, bare=True, cut=cut)
     reading.repairs.setdefault("missing message")
+    names_channel = header.segments[-1][0] == "channel" and reading.channel is None
+    if names_channel and any(name.startswith(reading.text_after.strip()) for name in _CHANNELS):
+        reading.text_after = ""
     text = (reading.text_before + reading.text_after).removeprefix(" ")
     unfinished = cut and any(word.startswith(text.strip()) for word in _MARKUP_WORDS)
     reading.text_before, reading.text_after = "", "" if unfinished or not text.strip() else text

@@ -154,7 +154,7 @@ CASES: Mapping[str, Case] = {
     "a call ends the thought of ling3": Case(
         "ling3",
         "ling3",
-        f"Look.<tool_call>forecast\n{KEYS}</tool_call>\nIt has been checked.</think>",
+        f"Look.<tool_call>forecast\n{KEYS}</tool_call>\nIt has been checked.",
         [thought("Look."), OSLO, message("It has been checked.")],
         "<think>\n",
     ),

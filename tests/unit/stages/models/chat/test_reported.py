@@ -90,6 +90,7 @@ def test_output_is_read_as_its_model_means_it(name: str, size: int) -> None:
     assert texts == {"Reasoning": words([case.get("thought", "")]), "Message": words([case.get("message", "")])}
     assert [call.name for call in calls] == [call["name"] for call in expected]
     for call, wanted in zip(calls, expected, strict=True):
+        assert call.complete is wanted.get("complete", call.complete)
         if "input" in wanted:
             assert call.text == wanted["input"]
         elif "arguments" in wanted:

@@ -164,17 +164,23 @@ def test_thoughts_lose_no_text_in_any_pieces(words: list[str], is_open: bool | N
     text = "".join(words)
     whole, pieced = (spoken(ThoughtsFirst(ThoughtForm(), is_open=is_open), parts) for parts in ([text], words))
     assert whole == pieced
-    thought, answer = whole
-    marks = [("<think>", "</think>"), ("<think>", ""), ("", "</think>"), ("", "")]
-    assert text.lstrip() in {f"{start}{thought}{end}{answer}".lstrip() for start, end in marks}
+    assert without_marks("".join(said for _, said in whole)).lstrip() == without_marks(text).lstrip()
 
 
-def spoken(syntax: ThoughtsFirst, parts: Iterable[str]) -> tuple[str, str]:
-    pieces = [piece for part in parts for piece in syntax.feed(part)] + list(syntax.finish())
-    thought, answer = (
-        "".join(piece.text for piece in pieces if isinstance(piece, kind)) for kind in (ReasoningPiece, ContentPiece)
-    )
-    return thought, answer
+def without_marks(text: str) -> str:
+    while (rest := text.replace("</think>", "").replace("<think>", "")) != text:
+        text = rest
+    return text
+
+
+def spoken(syntax: ThoughtsFirst, parts: Iterable[str]) -> list[tuple[type, str]]:
+    """The thoughts and the texts, in turn."""
+    said: list[tuple[type, str]] = []
+    for piece in [piece for part in parts for piece in syntax.feed(part)] + list(syntax.finish()):
+        assert isinstance(piece, ReasoningPiece | ContentPiece)
+        before = said.pop()[1] if said and said[-1][0] is type(piece) else ""
+        said.append((type(piece), before + piece.text))
+    return said
 
 
 # Without vLLM and PyTorch

@@ -43,12 +43,14 @@ UNDESCRIBED = {
     "functionary_v32": "the prompt has the mark of the first call",
     "functiongemma": "keys without quotes",
     "gemma4": "keys without quotes",
+    "gigachat35": "marks of its own in tags with types",
     "k2_horizon": "values between tags of their own",
     "lfm2": "Python",
     "llama4_pythonic": "Python",
     "minimax_m3": "tags named as the parameters",
     "olmo3": "Python",
     "pythonic": "Python",
+    "solar_open2": "values between marks of their own",
 }
 """The families whose calls no grammar describes, with what none can express."""
 

@@ -152,11 +152,10 @@ def test_call_of_an_unknown_function_keeps_its_arguments(family: str) -> None:
     assert (kind, name, json.loads(arguments)) == ("Reasoning", "", {"city": "Paris"})
 
 
-def test_thought_is_the_answer_too_if_the_request_wants_one_in_any_case() -> None:
+def test_thought_is_the_answer_if_the_request_wants_one_in_any_case() -> None:
     thought = "The user wants the weather in Paris, and it is warm."
     turn = ChatTurn({"force_nonempty_content": True})
     assert items_in_brief(parse_chat("nemotron", thought, turn=turn)) == [
-        ("Reasoning", "", thought),
         ("Message", "", thought),
     ]
     assert items_in_brief(parse_chat("nemotron", f"{thought}</think>Warm.", turn=turn)) == [

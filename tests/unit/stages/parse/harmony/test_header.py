@@ -130,3 +130,10 @@ def test_structured_output_header_makes_a_message(ahead: str, form: str, encodin
     *_, item = parse_harmony_text(encoding, f'{ahead}<|channel|>final{form}<|message|>{{"a":1}}<|return|>')
     assert (item.kind, item.name, item.text, item.complete) == ("Message", "final_answer", '{"a":1}', True)
     assert item.repairs == ()
+
+
+@pytest.mark.parametrize("name", ["analysis", "commentary", "final"])
+@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>", ""])
+def test_beginning_of_a_channel_name_is_no_message(name: str, end: str, encoding: HarmonyEncoding) -> None:
+    for length in range(1, len(name)):
+        assert parse_harmony_text(encoding, f"<|channel|>{name[:length]}{end}") == []
