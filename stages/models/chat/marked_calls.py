@@ -346,7 +346,7 @@ class MarkedCalls:
             self._held, self._echo = rest[found.end() :], ""
             yield DroppedPiece(rest[: found.end()])
         elif not (self._may_be_echo(rest) or (len(self._held) <= LONGEST_HEAD and self._ends.may_begin(rest))):
-            may_belong = self._has_called and (self._lacks_end or rest[:1] in _REMAINS or rest == self._held)
+            may_belong = self._has_called and (self._lacks_end or rest[:1] in _REMAINS)
             self._state, self._echo = _State.WAITING if may_belong and rest else _State.TEXT, ""
 
     def _remember(self, text: str) -> None:
