@@ -37,9 +37,18 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.pipeline.tasks import in_thread
-from penstock.stages.normalize.input_items import InputReader, PlacedFile, files_of, id_prefix, new_items, references
+from penstock.stages.normalize.input_items import (
+    InputReader,
+    PlacedFile,
+    files_of,
+    id_prefix,
+    new_items,
+    references,
+    said_from,
+)
 from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
+from penstock.stages.normalize.same_item import is_same
 from penstock.stages.normalize.toolset import ToolsetBuilder
 from penstock.stages.services.files.owned import OwnedFiles
 from penstock.stages.services.store.store import Store
@@ -160,22 +169,21 @@ class Conversations:
     ) -> tuple[Item, ...]:
         """Read the items of a body; references to items that the conversation has already are left out.
 
-        As at OpenAI, an item whose id names a stored item is that item.
+        As at OpenAI, an item with the id of a stored item is that item; with other content, it is another one.
         """
         ids = [item.id for item in input_items if item.id]
         present = await self.store.conversations.find(conversation_id, owner, ids) if conversation_id else {}
         _check_ids(input_items, present)
         stored = await self.store.items(ids, owner) if ids else {}
-        linked = [ItemReference(id=item.id) if item.id in stored else item for item in input_items]
         # images are read too, because any model may continue the conversation
         reader = InputReader("items", self.draw(), stored, ToolsetBuilder(frozenset(HOSTED)), sees_images=True)
-        items, files = await in_thread(_read_items, reader, linked, present.values())
+        items, files = await in_thread(_read_items, reader, input_items, present.values())
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None
             await in_thread(check_pairs, past.items if past else (), items, "items")
         owned = OwnedFiles(self.store.files, owner)
         for _, part, path in files:
-            if isinstance(part.file_id, str):
+            if path is not None and isinstance(part.file_id, str):
                 await owned.find(part.file_id, path)
         return new_items(present.values(), items)
 
@@ -184,8 +192,12 @@ def _read_items(
     reader: InputReader, given: Sequence[InputItem], present: Iterable[Item]
 ) -> tuple[Sequence[Item], Sequence[PlacedFile]]:
     """Read items, which may have many parts, and find their files."""
-    items = reader.read(given, present)
-    return items, files_of(items, {item.id: f"items[{at}]" for at, item in enumerate(items)}, "items")
+    known = reader.referenced
+    read = zip(given, reader.read(given, present), strict=True)
+    named = [(item, known.get(sent.id or "")) for sent, item in read]
+    items = [item if stored is None or not is_same(item, stored) else stored for item, stored in named]
+    said = said_from(given)
+    return items, files_of(items, {item.id: f"items[{at}]" for at, item in enumerate(items) if at >= said})[0]
 
 
 def _check_ids(input_items: Sequence[InputItem], present: Container[str]) -> None:

@@ -5,6 +5,7 @@ Stages raise them.  Exceptions of libraries are mapped to one of them at the bou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 _KINDS: dict[str, type[StageError]] = {}
@@ -61,6 +62,21 @@ class InvalidPrompt(InvalidRequest):
     """
 
     code = "invalid_prompt"
+
+
+class ImagesRefused(InvalidPrompt):
+    """The engine refused images of the prompt, for ``reasons`` by their data URLs.
+
+    Images of tools and of earlier turns are then left out, and the prompt is sent again; others end the request.
+
+    Cure: send fewer, smaller or other images, as the message says.
+    """
+
+    reasons: Mapping[str, str] = {}
+
+    def __init__(self, message: str, reasons: Mapping[str, str]) -> None:
+        super().__init__(message, param="input")
+        self.reasons = reasons
 
 
 class ContextTooLong(InvalidRequest):

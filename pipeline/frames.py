@@ -22,10 +22,11 @@ from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.items import FileReading, Item, ListedTool, Logprob, Phase, with_files
+from penstock.pipeline.protocol.items import FileReading, Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
+from penstock.pipeline.protocol.readings import as_read
 from penstock.pipeline.protocol.response import ECHOED, Effort, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import (
@@ -249,6 +250,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _NO_TOOLS = Toolset()
 
+_NONE_UNSEEN: Mapping[str, str] = {}
+
 
 class ResolvedRequest(_Frame, frozen=True):
     """The request, validated, with the history that it continues."""
@@ -262,6 +265,10 @@ class ResolvedRequest(_Frame, frozen=True):
     """The text that the model reads as the result of a call, or a compaction, by the item's id (see `ItemResult`)."""
     files: Mapping[str, tuple[FileReading, ...]] = {}
     """The readings that take the place of an item's files, by the item's id."""
+    said: tuple[str, ...] = ()
+    """The ids of the messages that the client sends now: what cannot be read in them refuses the request."""
+    unseen: Mapping[str, str] = {}
+    """The reasons why images are not shown, by their URLs; the model reads a sentence in place of these."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -272,9 +279,13 @@ class ResolvedRequest(_Frame, frozen=True):
         return unsuperseded(self._read(self.history), self._read(self.facts.input))
 
     def _read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        if not self.files:
+        if not self.files and not self.unseen:
             return items
-        return tuple(with_files(item, self.files[item.id]) if item.id in self.files else item for item in items)
+        said = frozenset(self.said)
+        return tuple(
+            as_read(item, self.files.get(item.id, ()), _NONE_UNSEEN if item.id in said else self.unseen)
+            for item in items
+        )
 
     @property
     def is_long(self) -> bool:
@@ -286,7 +297,7 @@ class ResolvedRequest(_Frame, frozen=True):
         """True if its prompt takes less time than a thread that would make it (see `apart`)."""
         facts = self.facts
         is_free = facts.text_format.get("type", "text") == "text" and not facts.structured
-        is_plain = is_free and facts.tools == _NO_TOOLS and not (facts.raw or self.files or self.results)
+        is_plain = is_free and facts.tools == _NO_TOOLS and not (facts.raw or self.files or self.unseen or self.results)
         return is_plain and are_light((*self.history, *facts.input), facts.response.instructions)
 
 

@@ -7,7 +7,7 @@ the protocol leaves out, instead of sending null, are `msgspec.UNSET`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -51,7 +51,7 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
 class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="input_file"):
     """A file for the model, as the client sent it: an address on the web, a data URL or base64, or a stored file's id.
 
-    The model reads its text (see `with_files`), and sees pages of a PDF as far as ``detail`` wants that.
+    The model reads its text (see `as_read`), and sees pages of a PDF as far as ``detail`` wants that.
     """
 
     filename: str | UnsetType = UNSET
@@ -394,6 +394,22 @@ class Screenshot(msgspec.Struct, frozen=True, tag_field="type", tag="computer_sc
 
     image_url: str
 
+    @property
+    def part(self) -> InputPart:
+        """The screen as a part of a message."""
+        return InputImage(self.image_url)
+
+
+class Unseen(Screenshot, frozen=True, tag="computer_screenshot"):
+    """A screen that cannot be shown, with the ``sentence`` that the model reads instead; it is never on the wire."""
+
+    sentence: str
+
+    @property
+    def part(self) -> InputPart:
+        """The sentence."""
+        return InputText(self.sentence)
+
 
 class ComputerCallOutput(BaseItem, frozen=True, tag="computer_call_output"):
     """The screen of a computer after the actions of a call."""
@@ -406,8 +422,8 @@ class ComputerCallOutput(BaseItem, frozen=True, tag="computer_call_output"):
 
     @property
     def text(self) -> str:
-        """The empty string: the model sees the screen."""
-        return ""
+        """The empty string, as the model sees the screen, or what it reads instead."""
+        return self.output.part.text
 
 
 # Calls that this server runs
@@ -642,7 +658,7 @@ def parts_of(item: Item) -> tuple[MessagePart, ...]:
         case FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts)):
             return parts
         case ComputerCallOutput(output=screen):
-            return (InputImage(screen.image_url),)
+            return (screen.part,)
         case _:
             return ()
 
@@ -650,11 +666,6 @@ def parts_of(item: Item) -> tuple[MessagePart, ...]:
 def images_of(item: Item) -> tuple[InputImage, ...]:
     """Return the images of an item, in order."""
     return tuple(part for part in parts_of(item) if isinstance(part, InputImage))
-
-
-def is_file(part: MessagePart) -> TypeGuard[InputFile | InputImage]:
-    """True if the model reads something else in the place of a part: a file, or an image that is a stored file."""
-    return isinstance(part, InputFile) or (isinstance(part, InputImage) and part.file_id is not UNSET)
 
 
 def joined(parts: Iterable[PartType], between: str = "") -> list[PartType | InputText]:
@@ -666,24 +677,3 @@ def joined(parts: Iterable[PartType], between: str = "") -> list[PartType | Inpu
         else:
             found.append(part)
     return found
-
-
-def with_files(item: Item, readings: Iterable[FileReading]) -> Item:
-    """Return an item with what the model reads of its files in the place of these.
-
-    The text of a file continues the text before it, on a line of its own.
-    """
-    read: list[MessagePart] = []
-    left = iter(readings)
-    for part in parts_of(item):
-        if not is_file(part):
-            read.append(part)
-            continue
-        reading = next(left)
-        shown = (InputText(reading),) if isinstance(reading, str) else reading
-        if read and isinstance(before := read[-1], InputText):
-            between = "" if before.text.endswith("\n") else "\n"
-            read[-1:] = joined((before, *shown[:1]), between)
-            shown = shown[1:]
-        read += shown
-    return msgspec.structs.replace(item, **{"content" if isinstance(item, Message) else "output": tuple(read)})

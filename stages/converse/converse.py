@@ -14,7 +14,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
-from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, UnsupportedParameter
+from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, ImagesRefused, UnsupportedParameter
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.pipeline.tasks import apart
 from penstock.stages.converse.mcp_tools import with_declarations
@@ -145,12 +145,17 @@ class Converse:
         """Open the next turn; return its first frame, or None if there is none, and the stream of the rest.
 
         A response that has begun can no longer be refused, so it retries until the engine has room for its turn.
-        Raises `EngineOverloaded` if the response has not begun.
+        Images that the engine refuses are left out, if the client does not send them now.  Raises `EngineOverloaded` if
+        the response has not begun.
         """
         while True:
             async with self._opened(turn.asking(loop.asked)) as parsed:
                 try:
                     first_frame = await anext(parsed, None)
+                except ImagesRefused as error:
+                    if not loop.hide(error.reasons):
+                        raise
+                    continue
                 except EngineOverloaded:
                     if not loop.has_begun:
                         raise

@@ -23,6 +23,7 @@ from penstock.pipeline.protocol.items import (
     McpApprovalResponse,
     McpCall,
     WebSearchCall,
+    images_of,
     of_type,
 )
 from penstock.pipeline.protocol.superseded import would_supersede
@@ -233,6 +234,18 @@ class ToolLoop:
         return compacting is not None and compacting.at_once
 
     # Turns
+
+    def hide(self, reasons: Mapping[str, str]) -> bool:
+        """Show the model a sentence in place of images, by their URLs; False if that changes nothing.
+
+        The client must learn of those that it sends now.
+        """
+        request = self.request
+        said = {image.url for item in request.items if item.id in request.said for image in images_of(item)}
+        if said & reasons.keys() or reasons.keys() <= request.unseen.keys():
+            return False
+        self.request = replace(request, unseen={**request.unseen, **reasons})
+        return True
 
     def next_turn(self) -> bool:
         """Begin the next turn; return False if the response is over."""

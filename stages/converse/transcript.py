@@ -56,6 +56,7 @@ class Transcript:
             frames.with_facts(conversation, input=(*conversation.facts.input, *items)),
             tokens={**conversation.tokens, **self._tokens},
             results={**conversation.results, **self._results},
+            said=conversation.said if not items else (),
         )
 
     @property

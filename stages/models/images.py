@@ -6,6 +6,8 @@ import base64
 import re
 from binascii import a2b_base64
 
+from penstock.pipeline.protocol.params.json_body import shortened
+
 LARGEST_IMAGE = 20 << 20
 """Limit on the size of an encoded image, in bytes."""
 
@@ -40,6 +42,14 @@ def as_data_url(image: bytes) -> str:
 def is_data_url(url: str) -> bool:
     """True if ``url`` has the ``data:`` scheme."""
     return url[:5].lower() == "data:"
+
+
+def check_url(url: str) -> None:
+    """Check the URL of an image, of which that on the web is not fetched; raises `NoImage`."""
+    if is_data_url(url):
+        check_data_url(url)
+    elif not url.lower().startswith(("http://", "https://")):
+        raise NoImage(f"An image_url begins with https://, http:// or data:, and {shortened(url)!r} does not.")
 
 
 def check_data_url(url: str) -> None:

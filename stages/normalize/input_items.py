@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, get_args
 
 from msgspec import UNSET, UnsetType
 
-from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.models.images import NoImage, check_data_url, is_data_url
+from penstock.pipeline.protocol.readings import UNHEARD, audio_instead, is_file
+from penstock.stages.models.images import NoImage, check_url
 from penstock.stages.normalize.toolset import ToolsetBuilder
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,13 @@ MOST_IMAGES = 500
 MOST_FILES = 50
 """The most files in one conversation."""
 
+SURPLUS = f"[This file cannot be read: a conversation may have {MOST_FILES} files.]"
+"""The sentence that the model reads in the place of any more."""
+
 Value = TypeVar("Value")
 
-PlacedFile: TypeAlias = tuple[str, wire.InputFile | wire.InputImage, str]
-"""The id of an item, a file or a stored image in it, and the path of this part in the request."""
+PlacedFile: TypeAlias = tuple[str, wire.InputFile | wire.InputImage, str | None]
+"""The id of an item, a file or a stored image in it, and the path of this part if the client sends it now."""
 
 _KINDS: Mapping[str, type[wire.BaseItem]] = {str(kind.__struct_config__.tag): kind for kind in get_args(wire.Item)}
 
@@ -48,6 +52,33 @@ def references(input_items: Iterable[params.InputItem], name: str) -> list[str]:
     return list(ids)
 
 
+_SAID_BESIDE = (params.AdditionalToolsItem, params.ConfigurationUpdateItem, params.McpApprovalResponseItem)
+"""The items that may stand among the messages that the client sends now."""
+
+
+def said_from(given: Sequence[params.InputItem]) -> int:
+    """Return the position from which on the client speaks now: after all that a model has written or read before.
+
+    A client that keeps the conversation itself sends it whole in each request.  What stands beside the outputs of tools
+    came from an agent, which cannot take it back, as little as the outputs: then the client says nothing now.  A model
+    has not read what stands before the beginning of an answer that it is to continue.
+    """
+    at = len(given) - _ends_with_beginning(given)
+    while at and _is_said(given[at - 1]):
+        at -= 1
+    is_beside_output = at > 0 and given[at - 1].type.endswith("_output")
+    return len(given) if is_beside_output else at
+
+
+def _is_said(item: params.InputItem) -> bool:
+    return item.role != "assistant" if isinstance(item, params.MessageItem) else isinstance(item, _SAID_BESIDE)
+
+
+def _ends_with_beginning(given: Sequence[params.InputItem]) -> bool:
+    last = given[-1] if given else None
+    return isinstance(last, params.MessageItem) and last.role == "assistant" and last.status == "incomplete"
+
+
 @dataclass(frozen=True)
 class InputReader:
     """Read the list of items that a body has under ``name``, adding the tools that items bring to ``toolset``.
@@ -64,8 +95,12 @@ class InputReader:
     sees_images: bool = False
     """True if the model reads images."""
 
-    def read(self, input_items: Iterable[params.InputItem], history: Iterable[wire.Item]) -> list[wire.Item]:
-        """Return the items; raises `InvalidRequest` for an unknown reference or an item this server cannot take."""
+    def read(self, input_items: Sequence[params.InputItem], history: Iterable[wire.Item]) -> list[wire.Item]:
+        """Return the items; raises `InvalidRequest` for an unknown reference or an item this server cannot take.
+
+        The images and recordings of what the client does not say now are not checked (see `said_from`).
+        """
+        said = said_from(input_items)
         taken = {*self.referenced, *(item.id for item in history)}
         read: list[wire.Item] = []
         for position, item in enumerate(input_items):
@@ -76,7 +111,7 @@ class InputReader:
             if isinstance(item, params.CompactionTriggerItem):
                 message = "A compaction_trigger must be the last item of the input."
                 raise InvalidRequest(message, param=path, code="invalid_value")
-            converted = self._item(item, self._id(item, f"{self.suffix}i{position:04x}", taken), path)
+            converted = self._item(item, self._id(item, f"{self.suffix}i{position:04x}", taken), path, position >= said)
             if isinstance(converted, wire.LocalShellCallOutput) and converted.id in taken:
                 raise _duplicate(converted.id, f"{path}.call_id")
             read.append(converted)
@@ -94,16 +129,14 @@ class InputReader:
     def _referenced(self, reference: params.ItemReference, path: str) -> wire.Item:
         if (item := self.referenced.get(reference.id)) is None:
             raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
-        if wire.images_of(item) and not self.sees_images:
-            raise unreadable("input_image", path, sees_images=False)
         if isinstance(item, wire.AdditionalTools | wire.ToolSearchOutput):
             self.toolset.add_stored(item, path)
         return item
 
-    def _item(self, item: params.InputItem, item_id: str, path: str) -> wire.Item:
+    def _item(self, item: params.InputItem, item_id: str, path: str, is_said: bool) -> wire.Item:
         match item:
             case params.MessageItem(status=status):
-                content = self._message_parts(item, f"{path}.content")
+                content = self._message_parts(item, f"{path}.content", is_said)
                 return wire.Message(item_id, status or "completed", item.role, content, _unset(item.phase))
             case params.FunctionCallOutputItem():
                 output = self._output(item.output, path)
@@ -127,7 +160,7 @@ class InputReader:
             case _:
                 return item.as_item(item_id)
 
-    def _message_parts(self, item: params.MessageItem, path: str) -> tuple[wire.MessagePart, ...]:
+    def _message_parts(self, item: params.MessageItem, path: str, is_said: bool) -> tuple[wire.MessagePart, ...]:
         if isinstance(item.content, str):
             return (wire.OutputText(item.content) if item.role == "assistant" else wire.InputText(item.content),)
         parts: list[wire.MessagePart] = []
@@ -137,44 +170,47 @@ class InputReader:
                     parts.append(wire.OutputText(text))
                 case wire.Refusal():
                     parts.append(part)
-                case params.ImagePart() | params.FilePart() if self._is_misplaced(part, item):
+                case params.ImagePart() | params.FilePart() if item.role == "assistant":
                     kind = "images" if isinstance(part, params.ImagePart) else "files"
                     raise InvalidRequest(f"A message of the assistant cannot have {kind}.", param=f"{path}[{position}]")
-                case wire.InputText() | params.ImagePart() | params.FilePart():
-                    parts.append(self._input_part(part, path, position))
+                case wire.InputText() | params.ImagePart() | params.FilePart() | params.AudioPart():
+                    parts.append(self._input_part(part, f"{path}[{position}]", is_said))
         return tuple(parts)
-
-    def _is_misplaced(self, part: params.ImagePart | params.FilePart, item: params.MessageItem) -> bool:
-        return item.role == "assistant" and (self.sees_images or isinstance(part, params.FilePart))
 
     def _output(self, output: str | Sequence[params.OutputPart], path: str) -> str | tuple[wire.InputPart, ...]:
         if isinstance(output, str):
             return output
-        return tuple(self._input_part(part, f"{path}.output", position) for position, part in enumerate(output))
+        parts = enumerate(output)
+        return tuple(self._input_part(part, f"{path}.output[{at}]", is_said=False) for at, part in parts)
 
-    def _input_part(self, part: params.OutputPart, path: str, position: int) -> wire.InputPart:
-        if isinstance(part, wire.InputText):
-            return part
-        if isinstance(part, params.FilePart):
-            return _file(part, f"{path}[{position}]")
-        if self.sees_images:
-            return _image(part, f"{path}[{position}]")
-        raise unreadable("input_image", f"{path}[{position}]", sees_images=False)
+    def _input_part(self, part: params.OutputPart, path: str, is_said: bool) -> wire.InputPart:
+        match part:
+            case wire.InputText():
+                return part
+            case params.FilePart():
+                return _file(part, path)
+            case params.AudioPart() if is_said:
+                raise UnsupportedParameter(UNHEARD, param=path)
+            case params.AudioPart():
+                return wire.InputText(audio_instead())
+            case params.ImagePart() if is_said and not self.sees_images:
+                raise InvalidRequest("This model reads text only, no input_image.", param=path)
+            case params.ImagePart():
+                return _image(part, path, is_said=is_said)
 
     def _screenshot(self, part: params.ScreenshotPart, path: str) -> wire.Screenshot:
-        if not self.sees_images:
-            raise unreadable(part.type, path, sees_images=False)
         if part.file_id is not None:
             raise InvalidRequest(
                 "Send the image_url of a screenshot: it cannot be a stored file.", param=f"{path}.file_id"
             )
-        return wire.Screenshot(_image(params.ImagePart(image_url=part.image_url), path).url)
+        return wire.Screenshot(_image(params.ImagePart(image_url=part.image_url), path, is_said=False).url)
 
 
 def id_prefix(item: params.InputItem) -> str:
     """Return how OpenAI's ids of such items begin; those of outputs may also begin as those of their calls."""
-    kind = _KINDS[item.type]
-    if kind is wire.LocalShellCallOutput or kind in _UNREAD:  # its id is that of its call, or of another server
+    kind = _KINDS.get(item.type)
+    # a trigger becomes no item; the id of the others is that of its call, or of another server
+    if kind is None or kind is wire.LocalShellCallOutput or kind in _UNREAD:
         return ""
     return kind.id_prefix.removesuffix("o")
 
@@ -185,55 +221,60 @@ def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) ->
     return tuple(item for item in input_items if item.id not in known)
 
 
-def files_of(items: Iterable[wire.Item], paths: Mapping[str, str], others: str) -> list[PlacedFile]:
-    """Return the files of items.
+def files_of(items: Iterable[wire.Item], paths: Mapping[str, str]) -> tuple[list[PlacedFile], list[PlacedFile]]:
+    """Return the first `MOST_FILES` files of items, and all others, which are not read.
 
-    ``paths`` has the paths of items by their ids.  Files of other items came with the parameter ``others``.
-
-    Raises `InvalidRequest` for more than `MOST_FILES`.
+    ``paths`` has the paths of the messages that the client sends now, by their ids.  Raises `InvalidRequest` if one of
+    the others is in them.
     """
     found = list[PlacedFile]()
     for item in items:
-        field = "content" if isinstance(item, wire.Message) else "output"
         for position, part in enumerate(wire.parts_of(item)):
-            if wire.is_file(part):
-                path = f"{paths[item.id]}.{field}[{position}]" if item.id in paths else others
+            if is_file(part):
+                path = f"{paths[item.id]}.content[{position}]" if item.id in paths else None
                 found.append((item.id, part, path))
-    if len(found) > MOST_FILES:
-        message = f"A conversation may have {MOST_FILES} files, and this one has {len(found)}."
-        raise InvalidRequest(message, param="input")
-    return found
+    if any(path for _, _, path in found[MOST_FILES:]):
+        raise InvalidRequest(_too_many(MOST_FILES, "files", len(found)), param="input")
+    return found[:MOST_FILES], found[MOST_FILES:]
 
 
-def check_image_count(items: Iterable[wire.Item]) -> None:
-    """Raise `InvalidRequest` if a conversation has more than `MOST_IMAGES` images."""
-    count = sum(len(wire.images_of(item)) for item in items)
-    if count > MOST_IMAGES:
-        message = f"A conversation may have {MOST_IMAGES} images, and this one has {count}."
-        raise InvalidRequest(message, param="input")
+def unseen_in(items: Iterable[wire.Item], said: Container[str]) -> dict[str, str]:
+    """Return the URLs of the images that the model cannot be shown, each with the reason.
+
+    Raises `InvalidRequest` if one in the messages that are ``said`` now comes after `MOST_IMAGES`.
+    """
+    placed = [(image, item.id in said) for item in items for image in wire.images_of(item)]
+    too_many = _too_many(MOST_IMAGES, "images", len(placed))
+    if any(is_said for _, is_said in placed[MOST_IMAGES:]):
+        raise InvalidRequest(too_many, param="input")
+    unseen = {image.url: too_many for image, _ in placed[MOST_IMAGES:]}
+    for image, is_said in placed[:MOST_IMAGES]:
+        if not is_said and image.file_id is UNSET and (reason := _problem_of(image.url)):
+            unseen[image.url] = reason
+    return unseen
 
 
-def unreadable(kind: str, path: str, *, sees_images: bool) -> InvalidRequest:
-    """Return the error for a part of a ``kind`` that the model cannot read."""
-    readable = "text and images" if sees_images else "text"
-    return InvalidRequest(f"This model reads {readable} only, no {kind}.", param=path)
+def _problem_of(url: str) -> str:
+    try:
+        check_url(url)
+    except NoImage as error:
+        return str(error)
+    return ""
 
 
-def _image(part: params.ImagePart, path: str) -> wire.InputImage:
+def _too_many(most: int, kind: str, count: int) -> str:
+    return f"A conversation may have {most} {kind}, and this one has {count}."
+
+
+def _image(part: params.ImagePart, path: str, *, is_said: bool) -> wire.InputImage:
     url, param, detail = part.image_url, f"{path}.image_url", part.detail or "auto"
     if (url is None) == (part.file_id is None):
         message = "An image has either an image_url or a file_id"
         raise InvalidRequest(f"{message} (at {param})", param=param if url is None else f"{path}.file_id")
     if url is None:
         return wire.InputImage(detail=detail, file_id=_unset(part.file_id))
-    if is_data_url(url):
-        try:
-            check_data_url(url)
-        except NoImage as error:
-            raise InvalidRequest(f"This image cannot be read. {error}", param=param) from error
-    elif not url.lower().startswith(("http://", "https://")):
-        message = f"An image_url begins with https://, http:// or data:, and {shortened(url)!r} does not."
-        raise InvalidRequest(message, param=param)
+    if is_said and (problem := _problem_of(url)):
+        raise InvalidRequest(f"This image cannot be read. {problem}", param=param)
     return wire.InputImage(url, detail)
 
 

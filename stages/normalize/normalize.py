@@ -41,7 +41,6 @@ from penstock.pipeline.protocol.items import (
     Item,
     McpApprovalResponse,
     McpCall,
-    images_of,
     of_type,
 )
 from penstock.pipeline.protocol.light import are_light
@@ -62,13 +61,14 @@ from penstock.pipeline.protocol.tools import HOSTED, NO_FILE_SEARCH, NO_OPTIONS,
 from penstock.pipeline.tasks import MANY, apart, in_thread
 from penstock.stages.normalize.containers import ContainerFinder, earlier_containers
 from penstock.stages.normalize.input_items import (
+    SURPLUS,
     InputReader,
     PlacedFile,
-    check_image_count,
     files_of,
     new_items,
     references,
-    unreadable,
+    said_from,
+    unseen_in,
 )
 from penstock.stages.normalize.pairing import check_answered, check_pairs
 from penstock.stages.normalize.previous_messages import MessageReader
@@ -158,8 +158,12 @@ class _Read:
     """The ids of the calls in the input that this server may have run."""
     latest: Compaction | None
     """The latest compaction."""
-    files: Sequence[PlacedFile]
-    """The files that the model reads."""
+    files: tuple[Sequence[PlacedFile], Sequence[PlacedFile]]
+    """The files that the model reads, and those that are too many."""
+    said: tuple[str, ...]
+    """The ids of the messages that the client sends now."""
+    unseen: Mapping[str, str]
+    """The URLs of images that cannot be shown, each with the reason."""
     updates: Mapping[str, Any]
     """The ``effort`` and the ``format`` that items have set."""
     containers: Sequence[str]
@@ -232,7 +236,7 @@ class Normalize:
         thoughts = ThoughtOpener(self.sealer, envelope.owner)
         read = await apart(not _is_light(request, past), self._read, request, past, referenced, suffix, thoughts)
         await self._refuse_used_approvals(request, read.granted)
-        files = await self._readings(read.files, request)
+        files = await self._readings(*read.files, request)
         containers = await self._containers(request, read, suffix)
         summary = await self._summary(request, read.latest, past.results)
         facts = RequestFacts(
@@ -268,7 +272,7 @@ class Normalize:
         )
         results = {**thoughts.results, **past.results, **await self._results(read.run_here, request), **facts.results}
         tokens = {**past.tokens, **thoughts.tokens, **read.raw.tokens}
-        resolved = ResolvedRequest(facts, read.history, tokens, results, files)
+        resolved = ResolvedRequest(facts, read.history, tokens, results, files, read.said, read.unseen)
         await self.check(resolved)
         return resolved
 
@@ -284,7 +288,7 @@ class Normalize:
         return await finder.uses(read.offered.containers, read.containers, f"cntr_{suffix}")
 
     async def _readings(
-        self, files: Sequence[PlacedFile], request: CreateResponse
+        self, files: Sequence[PlacedFile], surplus: Sequence[PlacedFile], request: CreateResponse
     ) -> Mapping[str, tuple[FileReading, ...]]:
         """Return what the model reads of the files, by the ids of their items."""
         readings: dict[str, tuple[FileReading, ...]] = {}
@@ -294,7 +298,8 @@ class Normalize:
         owned = OwnedFiles(self.store.files, owner)
         placed = [(part, path) for _, part, path in files]
         read = await self.files.read_all(placed, owner, owned, sees_images=self.traits.sees_images)
-        for (item_id, _, _), reading in zip(files, read, strict=True):
+        read += [SURPLUS] * len(surplus)
+        for (item_id, _, _), reading in zip((*files, *surplus), read, strict=True):
             readings[item_id] = (*readings.get(item_id, ()), reading)
         return readings
 
@@ -341,12 +346,11 @@ class Normalize:
             takes_agents=request.envelope.body is not None,
         )
         builder.add_all(request.tools or ())
-        if not self.traits.sees_images and any(map(images_of, history)):  # the history may be another model's
-            raise unreadable("input_image", _continued_by(request), sees_images=False)
         builder.inherit(history)
         given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
         reader = InputReader("input", suffix, referenced, builder, self.traits.sees_images)
         sent = thoughts.sent(reader.read(given, history), "input", referenced)
+        said = {item.id: f"input[{at}]" for at, item in enumerate(sent) if at >= said_from(given)}
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), sent)
         is_conversation = request.envelope.generates and request.raw_prompt is None
@@ -357,8 +361,8 @@ class Normalize:
         check_pairs((*history, *before), sent, "input")
         new = new_items(history, sent)
         check_answered((*history, *new))
-        check_image_count((*history, *sent))
         items = (*before, *new)
+        read = unsuperseded(history, items)
         return _Read(
             items,
             history,
@@ -368,7 +372,9 @@ class Normalize:
             _sampling(request, self.traits.sampling),
             granted=_granted(items),
             run_here=[item.id for item in items if type(item) in _RUN_HERE],
-            files=files_of(unsuperseded(history, items), _paths(sent), _continued_by(request)),
+            files=files_of(read, said),
+            said=tuple(said),
+            unseen=unseen_in(read, said) if self.traits.sees_images else {},
             updates=_updates(request, (*history, *items)),
             containers=earlier_containers((*history, *items)) if builder.containers else (),
             latest=next((item for item in reversed((*history, *items)) if type(item) is Compaction), None),
@@ -466,16 +472,6 @@ def _granted(items: Sequence[Item]) -> Collection[str]:
     """
     made = {item.approval_request_id for item in of_type(items, McpCall)}
     return {item.approval_request_id for item in of_type(items, McpApprovalResponse) if item.approve} - made
-
-
-def _continued_by(request: CreateResponse) -> str:
-    """Return the parameter that names the history that a request continues."""
-    return "conversation" if request.conversation_id is not None else "previous_response_id"
-
-
-def _paths(sent: Sequence[Item]) -> Mapping[str, str]:
-    """Return the paths of the items of an input, by their ids."""
-    return {item.id: f"input[{position}]" for position, item in enumerate(sent)}
 
 
 def _ends_with_trigger(request: CreateResponse) -> bool:

@@ -115,8 +115,9 @@ def brought_by(item: items.AdditionalTools | items.ToolSearchOutput, tools: Iter
 
 
 def _is_leading(item: items.Item) -> bool:
-    is_message = isinstance(item, items.Message) and item.role in {"system", "developer"}
-    return is_message or isinstance(item, items.AdditionalTools | items.ConfigurationUpdate)
+    if isinstance(item, items.Message):
+        return item.role in {"system", "developer"} and not items.images_of(item)
+    return isinstance(item, items.AdditionalTools | items.ConfigurationUpdate)
 
 
 def refusals_in(history: Iterable[items.Item]) -> dict[str, str]:

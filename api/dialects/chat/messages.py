@@ -220,11 +220,11 @@ class Conversation:
                     f"This needs a part (at {path}.content)", param=f"{path}.content", code="empty_array"
                 )
             case UserMessage(content=content):
-                yield params.MessageItem(role="user", content=_parts(content, f"{path}.content"))
+                yield params.MessageItem(role="user", content=_parts(content))
             case AssistantMessage():
                 yield from self._answer(message, path)
             case ToolMessage(tool_call_id=call_id, content=content):
-                output = _parts(content, f"{path}.content")
+                output = _parts(content)
                 kind = params.CustomToolCallOutputItem if call_id in self._custom else params.FunctionCallOutputItem
                 yield kind(call_id=call_id, output=output)
             case FunctionMessage():
@@ -280,11 +280,11 @@ def _texts(content: str | Iterable[ChatText]) -> str | tuple[params.MessagePart,
     return content if isinstance(content, str) else tuple(wire.InputText(part.text) for part in content)
 
 
-def _parts(content: str | Sequence[ChatPart], path: str) -> str | tuple[params.OutputPart, ...]:
-    return content if isinstance(content, str) else tuple(_part(part, path, at) for at, part in enumerate(content))
+def _parts(content: str | Sequence[ChatPart]) -> str | tuple[params.OutputPart, ...]:
+    return content if isinstance(content, str) else tuple(map(_part, content))
 
 
-def _part(part: ChatPart, path: str, position: int) -> params.OutputPart:
+def _part(part: ChatPart) -> params.OutputPart:
     match part:
         case ChatText(text=text):
             return wire.InputText(text)
@@ -294,4 +294,4 @@ def _part(part: ChatPart, path: str, position: int) -> params.OutputPart:
             named, data, url = file.filename, file.file_data, file.file_url
             return params.FilePart(filename=named, file_data=data, file_url=url, file_id=file.file_id)
         case ChatAudio():
-            raise UnsupportedParameter("This server does not hear.", param=f"{path}[{position}]")
+            return params.AudioPart()

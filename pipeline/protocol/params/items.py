@@ -78,8 +78,12 @@ class FilePart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_
     detail: FileDetail | None = None
 
 
-OutputPart: TypeAlias = InputText | ImagePart | FilePart
-MessagePart: TypeAlias = InputText | OutputTextPart | Refusal | ImagePart | FilePart
+class AudioPart(_Object, frozen=True, kw_only=True, tag_field="type", tag="input_audio"):
+    """A recording, which no model here hears."""
+
+
+OutputPart: TypeAlias = InputText | ImagePart | FilePart | AudioPart
+MessagePart: TypeAlias = InputText | OutputTextPart | Refusal | ImagePart | FilePart | AudioPart
 
 # Items
 

@@ -230,7 +230,8 @@ class _Messages:
             case items.Message(role="assistant"):
                 self._write(self._written(item).texts, [part.text for part in item.content], at)
             case items.Message():
-                self.add({"role": "user" if item.role == "user" else "system", "content": self._content(item.content)})
+                is_user = item.role == "user" or bool(items.images_of(item))  # no template has images in instructions
+                self.add({"role": "user" if is_user else "system", "content": self._content(item.content)})
             case items.Reasoning():
                 self._think(item, at)
             case items.Compaction():

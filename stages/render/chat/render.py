@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from penstock.pipeline import metrics
-from penstock.pipeline.errors import ContextTooLong
+from penstock.pipeline.errors import ContextTooLong, InvalidPrompt
 from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item, images_of
 from penstock.pipeline.tasks import in_thread
 from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.images import NoImage
+from penstock.stages.render.blind import without_images
 from penstock.stages.render.chat.grammar import grammar
 from penstock.stages.render.chat.messages import ChatConversation
 from penstock.stages.render.chat.rendering import Rendering
@@ -38,10 +42,28 @@ class RenderChat:
         Raises `InvalidRequest` for what the template refuses, and `ContextTooLong` for far too many tokens.
         """
         async for request in source:
-            items = request.items
-            urls = [image.url for item in items for image in images_of(item)]
-            images = dict(zip(urls, await self.images.resolve_all(urls), strict=True))
-            yield await in_thread(self._prompt, request, images)
+            seen, images = await self._seen(request)
+            yield await in_thread(self._prompt, seen, images)
+
+    async def _seen(self, request: ResolvedRequest) -> tuple[ResolvedRequest, Mapping[str, str]]:
+        """Return the request with the reasons why images are not shown, and all others as data URLs, by URL.
+
+        Raises `InvalidRequest` if the client sends such an image now.
+        """
+        if not self.chat.sees_images:
+            return without_images(request), {}
+        items, said = request.items, frozenset(request.said)
+        urls = [image.url for item in items for image in images_of(item)]
+        now = {image.url for item in items if item.id in said for image in images_of(item)}
+        images, unseen = dict[str, str](), dict[str, str]()
+        for url, image in zip(urls, await self.images.resolve_all(urls, frozenset(urls) - now), strict=True):
+            if isinstance(image, str) and image not in request.unseen:
+                images[url] = image
+                continue
+            unseen[url] = str(image) if isinstance(image, NoImage) else request.unseen[image]
+            if url in now:
+                raise InvalidPrompt(unseen[url], param="input")
+        return replace(request, unseen={**request.unseen, **unseen}) if unseen else request, images
 
     @metrics.RENDER_SECONDS.time()
     def _prompt(self, request: ResolvedRequest, images: Mapping[str, str]) -> Prompt:

@@ -20,6 +20,7 @@ from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, Token
 from penstock.pipeline.tasks import apart
 from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
 from penstock.stages.models.text_pieces import pieces
+from penstock.stages.render.blind import without_images
 from penstock.stages.render.constraint import placing_tools
 from penstock.stages.render.harmony.grammar import grammar
 from penstock.stages.render.harmony.message import HarmonyMessage
@@ -62,6 +63,7 @@ class RenderHarmony:
             return raw_prompt(request.facts, raw, self.encoding, self.context_length)
         with placing_tools(request.facts.response):
             rules = grammar(request.facts.tools, request.facts.text_format, request.facts.structured)
+        request = without_images(request)
         plain = harmony_conversation(request, system_instructions=self.system_instructions)
         conversation = in_its_words(plain, request.tokens, self.encoding)
         may_drop = request.facts.response.truncation == "auto"

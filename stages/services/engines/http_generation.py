@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline import metrics
-from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
+from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, ImagesRefused, InvalidPrompt
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
 from penstock.pipeline.protocol.params.json_body import NO_JSON
@@ -38,6 +39,8 @@ LOSSES = 1
 """Retries after a server broke off.  There are few, because the prompt itself may have crashed the server."""
 
 _FULL = (429, 503)
+_OF_IMAGES = re.compile(r"^(?!.*\(length \d).*(?:image|multi-?modal)", re.IGNORECASE | re.DOTALL)
+"""A refusal of the images of a prompt; that of a prompt that is too long may speak of images, too."""
 """HTTP statuses of a server that is shutting down or has a full queue."""
 
 End = Literal["cancelled", "stopped", "lost"]
@@ -203,7 +206,7 @@ class HttpGeneration:
         if self.prompt.grammar is not None and replica.grammar_fault:
             raise InvalidPrompt(replica.grammar_fault)
         if self.prompt.images and not replica.endpoint.takes_images:
-            raise InvalidPrompt("The engine accepts no images: it needs --enable-scale-out.", param="input")
+            raise _images_refused(self.prompt, "The engine accepts no images: it needs --enable-scale-out.")
         return replica
 
     def _give_up(self, error: aiohttp.ClientError | RequestRefused) -> None:
@@ -218,7 +221,7 @@ class HttpGeneration:
         if isinstance(error, RequestRefused) and error.status in _FULL:
             self._full.append(self._replica)
         elif isinstance(error, RequestRefused) and error.status < 500:
-            raise _refusal(error) from error
+            raise _refusal(error, self.prompt) from error
         elif isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
             self._unreachable.append(self._replica)
             self._replica.exclude(f"The engine at {self._replica.url} cannot be reached.")
@@ -240,10 +243,16 @@ class HttpGeneration:
         return EngineFailed(f"{self._replicas.name(self._replica)} {what.rstrip('.')}.", details)
 
 
-def _refusal(error: RequestRefused) -> InvalidPrompt | EngineFailed:
+def _images_refused(prompt: Prompt, reason: str) -> ImagesRefused:
+    return ImagesRefused(reason, dict.fromkeys(prompt.images, reason))
+
+
+def _refusal(error: RequestRefused, prompt: Prompt) -> InvalidPrompt | EngineFailed:
     if error.status in (401, 403):
         logger.error("The engine refuses this server: %s", error)
         return EngineFailed("The engine refuses this server.")
     if error.status < 400:
         return EngineFailed("The engine answered with a redirect, which is not followed.")
+    if prompt.images and _OF_IMAGES.search(str(error)):
+        return _images_refused(prompt, str(error))
     return InvalidPrompt(str(error), param=error.param and PARAMETERS.get(error.param, error.param))

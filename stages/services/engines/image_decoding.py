@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from PIL import Image
 
-from penstock.pipeline.errors import InvalidPrompt
+from penstock.pipeline.errors import ImagesRefused
 from penstock.stages.models.images import image_in
 from penstock.stages.services.slots import Slots
 
@@ -46,7 +46,7 @@ class _TooMuch(Exception):
 async def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels], owner: str = "") -> list[Pixels]:
     """Decode the images in data URLs with ``decode``, for at most `MOST_AT_ONCE` prompts, in threads of its own.
 
-    One owner may have half of the threads.  Raises `InvalidPrompt` for an unreadable image, and for images that would
+    One owner may have half of the threads.  Raises `ImagesRefused` for unreadable images, and for images that would
     take too much memory or time.
     """
     async with places.slot(owner):
@@ -59,16 +59,19 @@ _threads = ThreadPoolExecutor(MOST_AT_ONCE, "images")
 
 
 def _decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels]) -> list[Pixels]:
-    images, budget = list[Pixels](), _Budget()
+    images, budget, problems = list[Pixels](), _Budget(), dict[int, str]()
     for number, url in enumerate(urls, start=1):
         try:
             image = image_in(url)
             budget.spend(image)
             images.append(decode(image))
         except _TooMuch as error:
-            raise InvalidPrompt(f"Image {number} is too large: {error}", param="input") from error
-        except Exception as error:  # each image format raises errors of its own
-            raise InvalidPrompt(f"Image {number} cannot be read: its content is malformed.", param="input") from error
+            problems[number] = f"is too large: {error}"
+        except Exception:  # noqa: BLE001 - each image format raises errors of its own
+            problems[number] = "cannot be read: its content is malformed."
+    if problems:
+        first, problem = next(iter(problems.items()))
+        raise ImagesRefused(f"Image {first} {problem}", {urls[at - 1]: f"It {each}" for at, each in problems.items()})
     return images
 
 

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.tasks import MANY, apart
 from penstock.stages.models.vllm_private import (
     abort_everywhere,
@@ -240,7 +241,7 @@ class VllmEngine:
         from penstock.stages.services.engines.image_decoding import decoded
 
         if (multimodal := self.llm.model_config.multimodal_config) is None:
-            raise errors.InvalidPrompt("This model reads text only, no input_image.", param="input")
+            raise errors.ImagesRefused("This model reads text only, no input_image.", dict.fromkeys(urls, TEXT_ONLY))
         decode = ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes
         return await decoded(urls, decode, owner)
 
@@ -359,7 +360,7 @@ def sampling_params(prompt: Prompt) -> SamplingParams:
 
 @contextmanager
 def _placing(prompt: Prompt) -> Iterator[None]:
-    """Turn vLLM's errors about the images of a prompt into `InvalidPrompt`."""
+    """Turn vLLM's errors about the images of a prompt into `ImagesRefused`."""
     try:
         yield
     except (AssertionError, ValueError) as error:
@@ -369,7 +370,7 @@ def _placing(prompt: Prompt) -> Iterator[None]:
             reason = "The model's chat template has no place for an image of this conversation."
         else:
             reason = shortened(str(error.__cause__ or error))
-        raise errors.InvalidPrompt(reason, param="input") from error
+        raise errors.ImagesRefused(reason, dict.fromkeys(prompt.images, reason)) from error
 
 
 @contextmanager

@@ -24,10 +24,11 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import msgspec
 from msgspec import UNSET
 
-from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.errors import InvalidRequest, StoredFileNotFound
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.readings import TEXT_ONLY, file_instead, image_instead
 from penstock.pipeline.urls import shown_url
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url
 from penstock.stages.services.files.marks import between_marks, marks, safe_name
@@ -57,6 +58,7 @@ _PROGRAM = "penstock.stages.services.files.extraction"
 _HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "*/*"}
 _PIECE = 1 << 16  # a multiple of four characters, so that each piece of base64 can be decoded alone
 _HEAD = re.compile(r"data:(?P<type>[^,]{0,200}?)(?P<base64>;base64)?,", re.IGNORECASE)
+_GONE = "It was deleted, or there never was such a file."
 _Parts: TypeAlias = tuple[str | InputImage, ...]
 
 _SHOWS = {"low": "none", "auto": "scans", "high": "all"}
@@ -124,6 +126,25 @@ class _Content:
         return found[1] if found else ""
 
 
+@dataclass
+class _Sums:
+    """The sums of what was read of the files of one conversation."""
+
+    limits: FileLimits
+    characters: int = 0
+    shown: int = 0
+
+    def add(self, parts: _Parts) -> None:
+        """Count a file; raise `NotRead`, and count nothing, if it is too much beside those before it."""
+        characters = self.characters + sum(len(each) for each in parts if isinstance(each, str))
+        if characters > (most := self.limits.characters):
+            raise NotRead(f"The files of a conversation may have {most:,} characters together.")
+        shown = self.shown + sum(isinstance(each, InputImage) for each in parts)
+        if shown > (most := self.limits.shown):
+            raise NotRead(f"The files of a conversation may show {most:,} pages as images together.")
+        self.characters, self.shown = characters, shown
+
+
 class FileReader:
     """Reads files in processes of their own, fetching those with a URL, and caches their texts."""
 
@@ -157,39 +178,41 @@ class FileReader:
 
     async def read_all(
         self,
-        files: Sequence[tuple[InputFile | InputImage, str]],
+        files: Sequence[tuple[InputFile | InputImage, str | None]],
         owner: str = "",
         owned: OwnedFiles | None = None,
         *,
         sees_images: bool = False,
     ) -> list[FileReading]:
-        """Return what the model reads for each file of an owner; the second value of each is its path in the request.
+        """Return what the model reads for each file of an owner.
 
-        Raises `InvalidRequest` with that path if a file cannot be read, or is too much beside those before it, and
-        `StoredFileNotFound` for an id that is not among the ``owned`` files.  They are read one after another, so that
-        one conversation takes no more than one place of `MOST_AT_ONCE`.
+        The second value of each is its path in the request if the client sends it now.  Raises `InvalidRequest` with
+        that path if it cannot be read, or is too much beside those before it, and `StoredFileNotFound` for an id that
+        is not among the ``owned`` files.  In the place of a file without a path, the model then reads a sentence.  They
+        are read one after another, so that one conversation takes no more than one place of `MOST_AT_ONCE`.
         """
-        readings, size, shown = list[FileReading](), 0, 0
+        readings, sums = list[FileReading](), _Sums(self._limits)
         for part, path in files:
-            stored = await _stored(part, path, owned)
+            try:
+                stored = await _stored(part, path, owned)
+            except StoredFileNotFound:
+                if path is not None:
+                    raise
+                readings.append(_instead(part, "", _GONE))
+                continue
             name = name_of(part, stored)
             try:
                 if isinstance(part, InputImage):
-                    readings.append((await self._image(part, stored, owned),))
+                    readings.append((await self._image(part, stored, owned, sees_images=sees_images),))
                     continue
                 shows = _SHOWS[part.detail or "auto"] if sees_images else "none"
                 parts = await self._parts(part, name, shows, owner, stored, owned)
+                sums.add(parts)
+                readings.append(_reading(name, parts))
             except NotRead as error:
-                raise InvalidRequest(f"The file {name!r} cannot be read. {error}", param=path) from error
-            size += sum(len(each) for each in parts if isinstance(each, str))
-            if size > self._limits.characters:
-                message = f"The files of a conversation may have {self._limits.characters:,} characters together."
-                raise InvalidRequest(message, param=path)
-            shown += sum(isinstance(each, InputImage) for each in parts)
-            if shown > self._limits.shown:
-                message = f"The files of a conversation may show {self._limits.shown:,} pages as images together."
-                raise InvalidRequest(message, param=path)
-            readings.append(_reading(name, parts))
+                if path is not None:
+                    raise InvalidRequest(f"The file {name!r} cannot be read. {error}", param=path) from error
+                readings.append(_instead(part, name, str(error)))
         return readings
 
     async def _parts(
@@ -205,8 +228,12 @@ class FileReader:
         data = file.file_data if isinstance(file.file_data, str) else ""
         return (await self._read(await self._in_thread(self._content, data), name, shows, owner))[1]
 
-    async def _image(self, image: InputImage, stored: StoredFile | None, owned: OwnedFiles | None) -> InputImage:
+    async def _image(
+        self, image: InputImage, stored: StoredFile | None, owned: OwnedFiles | None, *, sees_images: bool
+    ) -> InputImage:
         """Return an image that is a stored file with its data."""
+        if not sees_images:
+            raise NotRead(TEXT_ONLY)
         if stored is None or owned is None or stored.bytes > LARGEST_IMAGE:
             raise NotRead(f"An image may have {LARGEST_IMAGE:,} bytes.")
         content = await owned.content(stored)
@@ -357,8 +384,12 @@ def _reading(name: str, parts: _Parts) -> FileReading:
             return tuple(between_marks(name, parts))
 
 
-async def _stored(part: InputFile | InputImage, path: str, owned: OwnedFiles | None) -> StoredFile | None:
-    return await owned.find(part.file_id, path) if owned and isinstance(part.file_id, str) else None
+async def _stored(part: InputFile | InputImage, path: str | None, owned: OwnedFiles | None) -> StoredFile | None:
+    return await owned.find(part.file_id, path or "") if owned and isinstance(part.file_id, str) else None
+
+
+def _instead(part: InputFile | InputImage, name: str, reason: str) -> str:
+    return image_instead(reason) if isinstance(part, InputImage) else file_instead(name or name_of(part), reason)
 
 
 def _is_html(content: _Content, name: str) -> bool:

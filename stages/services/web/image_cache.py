@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ _AT_ONCE = 8
 """Concurrent fetches per conversation, so that slow servers in one conversation do not delay another."""
 _KEPT_CHARACTERS = 64 << 20
 _KEPT_SECONDS = 300.0
+_TOO_LARGE = NoImage("The images of this conversation are too large together.")
 
 
 class ImageCache:
@@ -50,21 +51,25 @@ class ImageCache:
         self._kept: LruCache[tuple[float, str]] = LruCache(_KEPT_CHARACTERS)
         """The time of the fetch and the data URL, by URL."""
 
-    async def resolve_all(self, urls: Sequence[str]) -> tuple[str, ...]:
+    async def resolve_all(self, urls: Sequence[str], optional: Collection[str] = ()) -> tuple[str | NoImage, ...]:
         """Return the images at ``urls`` as data URLs, fetching each URL once.
 
-        Raises `InvalidRequest` if an image cannot be fetched, or if all together are larger than `LARGEST_SUM`.
+        Raises `InvalidRequest` if an image cannot be fetched, or if all together are larger than `LARGEST_SUM`; of the
+        ``optional`` ones, the reason is returned instead.
         """
         at_once = asyncio.Semaphore(_AT_ONCE)
-        size = 0
+        size, is_full = 0, False
 
-        async def resolved(url: str, times: int) -> str:
-            nonlocal size
+        async def resolved(url: str, times: int) -> str | NoImage:
+            nonlocal size, is_full
             async with at_once:
-                image = await self.resolve(url)
-            size += len(image) * times
-            if size > LARGEST_SUM:  # checked after each image, before the others take memory too
-                raise InvalidRequest("The images of this conversation are too large together.", param="input")
+                image = _TOO_LARGE if is_full else await self._image(url)
+            if isinstance(image, str) and size + len(image) * times > LARGEST_SUM:  # before the others take memory too
+                image, is_full = _TOO_LARGE, True
+            if isinstance(image, str):
+                size += len(image) * times
+            elif url not in optional:
+                raise InvalidRequest(str(image), param="input")
             return image
 
         tasks = {url: asyncio.create_task(resolved(url, times)) for url, times in Counter(urls).items()}
@@ -75,8 +80,14 @@ class ImageCache:
                 task.cancel()
         return tuple(tasks[url].result() for url in urls)
 
+    async def _image(self, url: str) -> str | NoImage:
+        try:
+            return await self.resolve(url)
+        except NoImage as error:
+            return error
+
     async def resolve(self, url: str) -> str:
-        """Return the image at ``url`` as a data URL; a data URL is returned as it is.  Raises `InvalidRequest`."""
+        """Return the image at ``url`` as a data URL; a data URL is returned as it is.  Raises `NoImage`."""
         if is_data_url(url):
             return url
         if (cached := self._cached(url)) is not None:
@@ -85,7 +96,7 @@ class ImageCache:
             image = await self._fetch(url)
         except NoImage as error:
             message = f"The image at {shortened(shown_url(url, with_path=True))} could not be fetched. {error}"
-            raise InvalidRequest(message, param="input") from error
+            raise NoImage(message) from error
         self._kept.put(url, (self._clock(), image), len(image))
         return image
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import openai
 import pytest
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItem, ConversationItemList
+from openai.types.responses.response_input_item_param import ResponseInputItemParam
 from pydantic import TypeAdapter
 
 from tests.support.api_clients import CONVERSATIONS, USER_MESSAGE, Json, conversation_id
+from tests.support.sdk_types import minimal
 from tests.support.server import CONVERSATION_ITEMS, ScriptedServer
 from tests.support.tool_servers import data_url, png
 
@@ -93,7 +95,7 @@ async def test_malformed_conversation_id_is_a_bad_request(served: ScriptedServer
 
 
 @pytest.mark.defect("V14")
-async def test_text_model_refuses_a_conversation_with_images(served: ScriptedServer) -> None:
+async def test_text_model_continues_a_conversation_with_images(served: ScriptedServer) -> None:
     image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [image | {"detail": "auto"}]}
@@ -106,9 +108,8 @@ async def test_text_model_refuses_a_conversation_with_images(served: ScriptedSer
     read: TypeAdapter[Any] = TypeAdapter(ConversationItem)
     assert [read.validate_python(item).type for item in (message, shown)] == ["message", "function_call_output"]
     assert (message["content"][1], shown["output"]) == (image, output["output"])
-    status, answer = await served.post({"input": "Hi", "conversation": conversation_id(path)})
-    assert (status, answer["error"]["param"]) == (400, "conversation")
-    assert answer["error"]["message"] == "This model reads text only, no input_image."
+    assert (await served.post({"input": "Hi", "conversation": conversation_id(path)}))[0] == 200
+    assert served.prompt_text().count("[The image cannot be shown: this model reads text only.]") == 2
 
 
 async def test_items_get_ids_of_the_server(served: ScriptedServer) -> None:
@@ -144,8 +145,57 @@ async def test_item_id_of_another_kind_is_refused(served: ScriptedServer, item: 
 async def test_item_of_another_conversation_is_linked_as_it_is(served: ScriptedServer) -> None:
     mine = {**USER_MESSAGE, "id": "msg_mine"}
     first = await served.conversation_items(await served.create_conversation(mine))
-    path = await served.create_conversation({**mine, "content": "Another text."})
-    assert await served.conversation_items(path) == first
+    for again in (mine, first[0], mine | {"status": "incomplete"}):
+        assert await served.conversation_items(await served.create_conversation(again)) == first
+
+
+@pytest.mark.parametrize(
+    ("item", "change"),
+    [
+        ({**USER_MESSAGE, "id": "msg_mine"}, {"content": "Another text."}),
+        ({**USER_MESSAGE, "id": "msg_mine"}, {"content": ""}),
+        ({**USER_MESSAGE, "id": "msg_mine"}, {"role": "developer"}),
+        (
+            {"type": "reasoning", "id": "rs_mine", "summary": [{"type": "summary_text", "text": "x"}]},
+            {"summary": [{"type": "summary_text", "text": "y"}]},
+        ),
+        (
+            {"type": "function_call", "id": "fc_mine", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"arguments": "[]"},
+        ),
+    ],
+)
+async def test_changed_item_of_another_conversation_is_kept_as_sent(
+    served: ScriptedServer, item: Json, change: Json
+) -> None:
+    """A client that copies a conversation must not lose what it edits or blacks out."""
+    (first,) = await served.conversation_items(await served.create_conversation(item))
+    empty = await served.create_conversation()
+    path = await served.create_conversation(item | change)
+    assert (await served.post({"items": [item | change]}, f"{empty}/items"))[0] == 200
+    fresh = await served.create_conversation({name: value for name, value in (item | change).items() if name != "id"})
+    wanted = [{**each, "id": ""} for each in await served.conversation_items(fresh)]
+    for copy in (path, empty):
+        (changed,) = await served.conversation_items(copy)
+        assert (changed["id"] != first["id"], [{**changed, "id": ""}]) == (True, wanted)
+    (unchanged,) = await served.conversation_items(await served.create_conversation(item))
+    assert unchanged == first
+
+
+async def test_items_of_all_types_of_the_sdk_are_taken_or_refused(served: ScriptedServer) -> None:
+    path = await served.create_conversation()
+    for kind in get_args(ResponseInputItemParam):
+        for name in (None, "x_1"):
+            item = {**minimal(kind), "id": name}
+            for route, body in (
+                ("/v1/conversations", {"items": [item]}),
+                (f"{path}/items", {"items": [item]}),
+                ("/v1/responses", {"input": [item]}),
+                ("/v1/responses/input_tokens", {"input": [item]}),
+                ("/v1/responses/compact", {"input": [item], "model": "tiny"}),
+            ):
+                status, answer = await served.post(body, route)
+                assert status < 500, (kind, name, route, answer)
 
 
 @pytest.mark.parametrize("item_id", ["msg_a/b", "msg ü 🐍", "msg...", "msg%2F", "msg?#", "msg" * 70])

@@ -75,11 +75,9 @@ async def test_a_history_is_read_again(store: Store) -> None:
     ],
 )
 async def test_a_wrong_file_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
-    output = {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]}
-    for items, place in (([user(TEXT, part)], "input[0].content[1]"), ([CALL, output], "input[1].output[1]")):
-        with pytest.raises(InvalidRequest, match=words) as refused:
-            await normalize(store, input=items)
-        assert refused.value.param == place + param
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        await normalize(store, input=[user(TEXT, part)])
+    assert refused.value.param == f"input[0].content[1]{param}"
 
 
 async def test_the_assistant_has_no_files(store: Store) -> None:
@@ -93,6 +91,10 @@ async def test_the_number_of_files_is_limited(store: Store, monkeypatch: pytest.
     await normalize(store, input=[user(FILE, FILE)])
     with pytest.raises(InvalidRequest, match="may have 2 files, and this one has 3"):
         await normalize(store, input=[user(FILE, FILE), user(FILE)])
+    output = {"type": "function_call_output", "call_id": "c", "output": [FILE]}
+    *_, read = (await normalize(store, input=[user(FILE, FILE), CALL, output])).items
+    assert isinstance(read, wire.FunctionCallOutput)
+    assert read.text == input_items.SURPLUS
 
 
 def test_the_text_of_a_file_counts_among_what_a_compaction_leaves() -> None:

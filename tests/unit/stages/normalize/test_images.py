@@ -8,9 +8,10 @@ import pytest
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.stages.normalize import input_items
+from penstock.stages.render.blind import without_images
 from penstock.stages.services.store.store import Store
 from tests.support.requests import normalize, store_answer
-from tests.support.tool_servers import data_url, png
+from tests.support.tool_servers import BLUE, data_url, png
 
 PICTURE = data_url(png())
 IMAGE = {"type": "input_image", "image_url": PICTURE}
@@ -81,11 +82,26 @@ async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type
     ],
 )
 async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        await normalize(store, sees=True, input=[user(TEXT, part)])
+    assert refused.value.param == f"input[0].content[1]{param}"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_image"},
+        {"type": "input_image", "file_id": "file_1", "image_url": PICTURE},
+        {"type": "input_image", "image_url": 5},
+        {"type": "input_image", "image_url": PICTURE, "detail": "tiny"},
+        {"type": "input_file", "filename": "a.txt"},
+    ],
+)
+async def test_a_part_of_the_wrong_form_is_refused_in_an_output_too(store: Store, part: Json) -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]}
-    for items, place in (([user(TEXT, part)], "input[0].content[1]"), ([CALL, output], "input[1].output[1]")):
-        with pytest.raises(InvalidRequest, match=words) as refused:
-            await normalize(store, sees=True, input=items)
-        assert refused.value.param == place + param
+    with pytest.raises(InvalidRequest) as refused:
+        await normalize(store, sees=True, input=[CALL, output])
+    assert (refused.value.param or "").startswith("input[1].output[1]")
 
 
 @pytest.mark.parametrize("call", [CALL, CUSTOM_CALL])
@@ -133,25 +149,58 @@ async def test_images_of_the_history_count_towards_the_limit(
     with pytest.raises(InvalidRequest, match="may have 3 images, and this one has 4") as refused:
         await normalize(store, "3", sees=True, input=[user(*[IMAGE] * (4 - before))], **continued)
     assert refused.value.param == "input"
+    other = {"type": "input_image", "image_url": data_url(png(BLUE))}
+    output = {"type": "function_call_output", "call_id": "c", "output": [*[IMAGE] * (3 - before), other]}
+    resolved = await normalize(store, "4", sees=True, input=[CALL, output], **continued)
+    assert [image.url for item in resolved.items for image in wire.images_of(item)] == [PICTURE] * 3
+    last = resolved.items[-1]
+    assert isinstance(last, wire.FunctionCallOutput)
+    assert last.text.endswith("a conversation may have 3 images, and this one has 4.]")
 
 
-async def _previous(store: Store) -> tuple[Json, str]:
+async def _previous(store: Store) -> Json:
     earlier = await store_answer(store, "1", sees=True, input=[user(TEXT, IMAGE)])
-    return {"previous_response_id": earlier.facts.response.id, "input": "And now?"}, "previous_response_id"
+    return {"previous_response_id": earlier.facts.response.id, "input": "And now?"}
 
 
-async def _reference(store: Store) -> tuple[Json, str]:
+async def _reference(store: Store) -> Json:
     earlier = await store_answer(store, "1", sees=True, input=[user(TEXT, IMAGE)])
-    return {"input": [{"type": "item_reference", "id": earlier.facts.input[0].id}]}, "input[0]"
+    return {"input": [{"type": "item_reference", "id": earlier.facts.input[0].id}]}
 
 
 @pytest.mark.defect("V14")
 @pytest.mark.parametrize("past", [_previous, _reference])
-async def test_text_model_refuses_images_of_the_history(store: Store, past: Callable[[Store], Any]) -> None:
-    body, place = await past(store)
+async def test_images_of_the_history_stay_for_a_model_that_sees(store: Store, past: Callable[[Store], Any]) -> None:
+    body = await past(store)
     resolved = await normalize(store, "2", sees=True, **body)
     shown = [image for item in (*resolved.history, *resolved.facts.input) for image in wire.images_of(item)]
     assert [image.image_url for image in shown] == [PICTURE]
-    with pytest.raises(InvalidRequest, match="reads text only, no input_image") as refused:
-        await normalize(store, "3", **body)
-    assert refused.value.param == place
+    read = without_images(await normalize(store, "3", **body)).items[0]
+    assert isinstance(read, wire.Message)
+    assert read.text == "What is this?\n[The image cannot be shown: this model reads text only.]"
+
+
+PICTURED, OUTPUT = user(IMAGE), {"type": "function_call_output", "call_id": "c", "output": "x"}
+SAID = {"role": "assistant", "content": "x"}
+BEGUN = SAID | {"status": "incomplete"}
+
+
+@pytest.mark.parametrize(
+    ("items", "now"),
+    [
+        ([PICTURED], [0]),
+        ([PICTURED, user(TEXT)], [0, 1]),
+        ([{"role": "developer", "content": "x"}, PICTURED], [0, 1]),
+        ([PICTURED, SAID, user(TEXT)], [2]),
+        ([PICTURED, SAID], []),
+        ([PICTURED, BEGUN], [0, 1]),
+        ([CALL, OUTPUT], []),
+        ([PICTURED, CALL, OUTPUT, user(TEXT)], []),
+        ([CALL, OUTPUT, SAID, user(TEXT), PICTURED], [3, 4]),
+        ([PICTURED, {"type": "reasoning", "summary": []}, user(TEXT)], [2]),
+        ([user(TEXT), {"type": "configuration_update", "reasoning": {"effort": "low"}}, user(TEXT)], [0, 1, 2]),
+    ],
+)
+async def test_now_is_what_follows_all_that_a_model_wrote(store: Store, items: list[Json], now: list[int]) -> None:
+    resolved = await normalize(store, sees=True, input=items)
+    assert [at for at, item in enumerate(resolved.facts.input) if item.id in resolved.said] == now

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.stages.models import images as limits
+from penstock.stages.models.images import NoImage
 from penstock.stages.services.web import image_cache as fetching
 from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
@@ -31,10 +32,13 @@ async def url(gallery: Gallery) -> AsyncIterator[str]:
 
 
 async def refusal(url: str, allowed: AllowedNetworks = LOOPBACK) -> str:
-    """The message of the 400 for a refused URL; asserts that ``param`` is the input."""
+    """The message of the 400 for a refused URL, which is the reason if the image is optional."""
     with pytest.raises(InvalidRequest) as refused:
-        await ImageCache(allowed).resolve(url)
+        await ImageCache(allowed).resolve_all([url])
     assert (refused.value.status, refused.value.param) == (400, "input")
+    (reason,) = await ImageCache(allowed).resolve_all([url], {url})
+    assert isinstance(reason, NoImage)
+    assert str(reason) == refused.value.message
     return refused.value.message
 
 
@@ -110,6 +114,10 @@ async def test_total_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyP
     await ImageCache(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b"])
     with pytest.raises(InvalidRequest, match="too large together"):
         await ImageCache(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b", PICTURE])
+    *shown, last = await ImageCache(LOOPBACK).resolve_all(
+        [f"{url}/{at}" for at in "abcd"], {f"{url}/{at}" for at in "abcd"}
+    )
+    assert (shown, isinstance(last, NoImage)) == ([PICTURE] * 3, True)
 
 
 async def test_failing_image_cancels_the_others(url: str) -> None:
