@@ -74,7 +74,7 @@ class ToolSettings(BaseSettings):
         description="time without use after which a container of the model ends",
     )
     container_memory: Literal["1g", "4g", "16g", "64g"] = Field(
-        default="1g", description="the largest memory_limit of a container"
+        default="4g", description="the largest memory_limit of a container"
     )
     max_turns: int = Field(default=100, gt=0, description="turns of the model in one response")
 

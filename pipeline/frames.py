@@ -269,6 +269,8 @@ class ResolvedRequest(_Frame, frozen=True):
     """The ids of the messages that the client sends now: what cannot be read in them refuses the request."""
     unseen: Mapping[str, str] = {}
     """The reasons why images are not shown, by their URLs; the model reads a sentence in place of these."""
+    returned: Mapping[str, tuple[str, ...]] = {}
+    """The images, as data URLs, that calls of this response have returned beside their text, by the id of the item."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -673,6 +675,8 @@ class CallFinished(_Frame, frozen=True):
     """Content of the item beside the text of its call."""
     ran: bool = True
     """False if the call was refused, because of ``max_tool_calls``."""
+    images: tuple[str, ...] = ()
+    """Images for a model that sees some, as data URLs: they follow the text."""
 
 
 def mcp_error(finished: CallFinished) -> dict[str, Any]:

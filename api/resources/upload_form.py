@@ -178,10 +178,28 @@ class _Lines:
         return await self._content.readline(max_line_length=max_line_length or LONGEST_LINE)
 
 
+_QUOTED = re.compile(r'^(?!.*;\s*filename\*).*;\s*filename\s*=\s*"((?:\\.|[^"\\])*)"', re.IGNORECASE | re.DOTALL)
+"""The name of a file in quotes, unless there is one of RFC 5987, too, which comes first."""
+
+_ESCAPED = re.compile(r'\\(["\\])|%(22|0A|0D)', re.IGNORECASE)
+"""An escaped character: curl escapes quotes and backslashes, and browsers write quotes and ends of lines with percents.
+
+Any other backslash is one of the name, as in that of a file on Windows.
+"""
+
+_PERCENT = {"22": '"', "0A": "\n", "0D": "\r"}
+
+
 def _declared(part: BodyPartReader) -> tuple[str, str]:
     """Return the names of a field and of its file; what is no UTF-8 in them becomes question marks."""
-    name, filename = ((each or "").encode(errors="replace").decode() for each in (part.name, part.filename))
+    written = _QUOTED.search(part.headers.get(hdrs.CONTENT_DISPOSITION, ""))
+    filename = part.filename if written is None else _ESCAPED.sub(_unescaped, written[1])
+    name, filename = ((each or "").encode(errors="replace").decode() for each in (part.name, filename))
     return name, filename
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return found[1] or _PERCENT[found[2].upper()]
 
 
 def _too_large(most: int) -> BodyTooLarge:

@@ -351,7 +351,7 @@ class VectorStoreRoutes:
         file = await self.store.vector_stores.file(store.id, request[OWNER], file_id)
         if file is None:
             raise _no_file(file_id)
-        texts = await self.store.vector_stores.texts(file) if file.status == "completed" else ()
+        texts = await self.store.vector_stores.texts(file) if file.chunks else ()
         return as_json(FileContent(tuple(map(TextContent, texts))))
 
     # Batches
@@ -435,7 +435,7 @@ class VectorStoreRoutes:
             if known is None:
                 raise StoredFileNotFound(shortened(file.file_id), param=place.format(position))
             chunking = _chunking(file.chunking_strategy)
-            added[known.id] = stored.NewFile(known.id, known.filename, file.attributes or {}, chunking)
+            added[known.id] = stored.NewFile(known.id, known.filename, file.attributes, chunking)
         return list(added.values())
 
     async def _add(self, store_id: str, files: Sequence[stored.NewFile], batch_id: str | None = None) -> None:
@@ -466,7 +466,9 @@ def _check_number(store: stored.StoredVectorStore, added: int) -> None:
         raise InvalidRequest(f"A vector store may have {MOST_FILES:,} files.", param="vector_store_id")
 
 
-def _chunking(strategy: ChunkingStrategy | None) -> stored.Chunking:
+def _chunking(strategy: ChunkingStrategy | None) -> stored.Chunking | None:
+    if strategy is None:
+        return None
     if not isinstance(strategy, StaticStrategy):
         return stored.Chunking()
     return stored.Chunking(strategy.static.max_chunk_size_tokens, strategy.static.chunk_overlap_tokens)

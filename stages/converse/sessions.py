@@ -150,7 +150,7 @@ class Sessions:
         is_read = not done.error or done.error == done.result
         failure = "" if is_read else f"Error: {done.error}"
         result = "\n".join(filter(None, (bounded(done.result, self._longest), bounded(failure, self._longest))))
-        return frames.CallFinished(result, done.error, self._shown(done.data))
+        return frames.CallFinished(result, done.error, self._shown(done.data), images=done.images)
 
     async def close(self) -> None:
         """Cancel all tasks that still run, then close all open sessions; log errors instead of raising them."""

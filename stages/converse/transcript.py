@@ -29,6 +29,7 @@ class Transcript:
         self.items: list[Item] = []
         self._tokens: dict[str, frames.TokenIds] = {}
         self._results: dict[str, str] = {}
+        self._returned: dict[str, tuple[str, ...]] = {}
 
     def feed(self, frame: frames.ConversedFrame) -> None:
         """Take the next frame."""
@@ -56,6 +57,7 @@ class Transcript:
             frames.with_facts(conversation, input=(*conversation.facts.input, *items)),
             tokens={**conversation.tokens, **self._tokens},
             results={**conversation.results, **self._results},
+            returned={**conversation.returned, **self._returned},
             said=conversation.said if not items else (),
         )
 
@@ -80,6 +82,8 @@ class Transcript:
             self._tokens[item.id] = closed.token_ids
         if draft.hidden_result is not None:
             self._results[item.id] = draft.hidden_result
+        if draft.finished and draft.finished.images:
+            self._returned[item.id] = draft.finished.images
 
     def _refuse(self, draft: Draft, recipient: str, refusal: str) -> None:
         """Add the call of a tool that the model cannot call, and the error that it reads."""

@@ -33,6 +33,7 @@ class ToolResult:
     result: str = ""
     error: str | None = None
     data: CallData | None = None
+    images: tuple[str, ...] = ()
 
 
 class CallFailed(Exception):
@@ -181,7 +182,7 @@ class HostSettings:
     """The store of the server; None if it keeps nothing."""
     container_ttl: float = TTL
     """Seconds without use after which a container ends."""
-    container_memory: MemoryLimit = "1g"
+    container_memory: MemoryLimit = "4g"
     """The largest limit of memory that a client may give a container."""
     container_limits: Callable[[str], OwnerLimits] = no_owner_limits
     """Gives the limits of the containers of an owner."""

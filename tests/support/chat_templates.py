@@ -15,6 +15,7 @@ from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.content import as_template_takes
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.names import ToolNames
+from penstock.stages.models.chat.standalone import OwnParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.render.chat.messages import ChatConversation, MessageContext, chat_conversation
 from penstock.stages.render.chat.render import RenderChat
@@ -61,6 +62,20 @@ LATEST_INSTRUCTIONS_TEMPLATE = """
 {%- endfor -%}
 """
 """The last instructions alone, as in DeepSeek R1."""
+
+
+IMAGES_TEMPLATE = """\
+{%- for message in messages -%}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' -}}
+    {%- if message.content is string or message.content is none -%}{{- message.content or '' -}}
+    {%- else -%}
+        {%- for part in message.content -%}{{- part.text if part.type == 'text' else '<image>' -}}{%- endfor -%}
+    {%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\\n' -}}
+"""
+"""Each image as ``<image>``, in its place."""
 
 
 @cache
@@ -119,6 +134,11 @@ def model_with_template(template: str = QWEN_TEMPLATE, **settings: Any) -> ChatM
     ends = (words.marks["<|im_end|>"], words.marks["<|endoftext|>"])
     parsers, variables = settings.pop("parsers", NoParsers()), settings.pop("variables", {})
     return ChatModel(words, JinjaTemplate(template), parsers, ends, variables, **settings)
+
+
+def model_with_images(*, sees: bool = True) -> ChatModel:
+    """A model whose template has places for images, and which writes plain text."""
+    return model_with_template(IMAGES_TEMPLATE, parsers=OwnParsers(vocabulary(), None, None), sees_images=sees)
 
 
 async def prompt(

@@ -307,8 +307,13 @@ class _Messages:
         result = self._results.get(call.id)
         if result or call.status not in {"in_progress", "incomplete"}:
             turn = self._written(call)
-            self._add_call(turn, call, call.id, result_of(call) if result is None else result)
+            self._add_call(turn, call, call.id, self._result(call, result_of(call) if result is None else result))
             turn.ran = True
+
+    def _result(self, call: items.ServedCall, text: str) -> _Content:
+        """Return the result of a call, with the images that it has returned if the model sees them."""
+        seen = [url for url in self._context.request.returned.get(call.id, ()) if url in self._context.images]
+        return self._content((items.InputText(text), *map(items.InputImage, seen))) if seen else text
 
     def _return(self, output: items.CallOutput, call: items.Item | None) -> None:
         """Take an output at its own place.

@@ -54,6 +54,7 @@ class RenderChat:
             return without_images(request), {}
         items, said = request.items, frozenset(request.said)
         urls = [image.url for item in items for image in images_of(item)]
+        urls += [url for images in request.returned.values() for url in images]
         now = {image.url for item in items if item.id in said for image in images_of(item)}
         images, unseen = dict[str, str](), dict[str, str]()
         for url, image in zip(urls, await self.images.resolve_all(urls, frozenset(urls) - now), strict=True):

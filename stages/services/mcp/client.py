@@ -22,6 +22,7 @@ from msgspec import UNSET
 from pydantic import TypeAdapter
 
 from penstock.pipeline.protocol.items import ListedTool
+from penstock.stages.models.images import NoImage, check_data_url
 from penstock.stages.services.mcp.config import SecretMask, mask_secrets
 from penstock.stages.services.mcp.connection import McpConnection
 from penstock.stages.services.mcp.diagnosis import diagnosed
@@ -184,11 +185,13 @@ def _is_repeatable(listed: ListedTool | None) -> bool:
 
 
 def outcome_of(result: CallResult, secrets: SecretMask) -> ToolResult:
-    """Convert the result of a call to text, as the model reads nothing else; ``secrets`` are masked."""
+    """Convert the result of a call to text, with the images that a model may see; ``secrets`` are masked."""
     if isinstance(result, InputRequiredResult):
         return tool_failure(secrets.mask(_wanted(result))).outcome
     text = secrets.mask("\n".join(_texts(result)))
-    return tool_failure(text or "The tool failed.").outcome if result.is_error else ToolResult(text)
+    if result.is_error:
+        return tool_failure(text or "The tool failed.").outcome
+    return ToolResult(text, images=tuple(filter(None, map(_image, result.content))))
 
 
 def _wanted(result: InputRequiredResult) -> str:
@@ -203,9 +206,29 @@ def _wanted(result: InputRequiredResult) -> str:
 
 def _texts(result: CallToolResult) -> Iterable[str]:
     yield from map(_text, result.content)
-    says_it = any(isinstance(block, mcp_types.TextContent | EmbeddedResource) for block in result.content)
+    says_it = any(isinstance(block, mcp_types.TextContent) or _is_text(block) for block in result.content)
     if result.structured_content is not None and not says_it:
         yield msgspec.json.encode(result.structured_content).decode()
+
+
+def _is_text(block: ContentBlock) -> bool:
+    return isinstance(block, EmbeddedResource) and isinstance(block.resource, mcp_types.TextResourceContents)
+
+
+def _image(block: ContentBlock) -> str | None:
+    """Return the image of a block as a data URL; None if it has none, or none that a model could be shown."""
+    match block:
+        case mcp_types.ImageContent(data=data, mime_type=kind):
+            url = f"data:{kind};base64,{data}"
+        case EmbeddedResource(resource=mcp_types.BlobResourceContents(blob=data, mime_type=str(kind))):
+            url = f"data:{kind};base64,{data}"
+        case _:
+            return None
+    try:
+        check_data_url(url)
+    except NoImage:
+        return None
+    return url
 
 
 def _text(block: ContentBlock) -> str:

@@ -171,7 +171,7 @@ class OpenContainers:
     slots: Slots = field(default_factory=sandbox_slots)
     limit: Limit = unlimited
     ttl: float = TTL
-    memory: MemoryLimit = "1g"
+    memory: MemoryLimit = "4g"
     limits_of: Callable[[str], OwnerLimits] = no_owner_limits
     store: Store | None = None
     """The store, whose files may be put into containers, and which records these."""

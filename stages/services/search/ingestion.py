@@ -150,7 +150,10 @@ class Ingestion:
         """Read a file anew, and store its chunks."""
         file = claimed.file
         await self._stores.clear(file.number)
-        for store in await self._stores.find([file.vector_store_id], claimed.owner):
+        stores = await self._stores.find([file.vector_store_id], claimed.owner)
+        if not stores:  # it has left since the replacement of a file was claimed
+            await self._stores.give_up(file.number)
+        for store in stores:
             text = await self._text(claimed)
             cuts = chunks(text, *file.chunking, load_encoding())
             size = place = 0
@@ -161,7 +164,7 @@ class Ingestion:
                     raise _GivenUp
                 place += len(group)
                 size += sum(len(chunk.text.encode()) + len(chunk.terms.encode()) for chunk in group) + len(data or b"")
-            if not await self._stores.complete(file.number, size, place):
+            if not await self._stores.complete(file.number, size, place, file.vector_store_id):
                 raise _GivenUp
 
     async def _text(self, claimed: Claimed) -> str:

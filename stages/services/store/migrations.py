@@ -409,6 +409,12 @@ _WEBHOOKS = (
 )
 """The notifications of ended responses that are not delivered yet, and the time at which each is tried next."""
 
+_REPLACEMENTS = (
+    "alter table vector_store_files add column replaces bigint",
+    "create index vector_store_files_replacing on vector_store_files (replaces) where replaces is not null",
+)
+"""The number of the file in a vector store whose place another takes once it is read: the same file, read anew."""
+
 _SINCE_0_2: tuple[str | Each, ...] = (
     """
     create table approvals (
@@ -424,6 +430,7 @@ _SINCE_0_2: tuple[str | Each, ...] = (
     *_VECTOR_STORES,
     *_WEBHOOKS,
     "alter table responses add column model text",
+    *_REPLACEMENTS,
 )
 """The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used.
 

@@ -2,7 +2,8 @@
 
 A file in a vector store is read in the background: its row says so, and names the server that does it.  If that server
 dies, another one begins anew.  The chunks of a file are found once all of them are stored, and deleted in steps after
-the file has left its vector store, so that no writer waits long.
+the file has left its vector store, so that no writer waits long.  A file that is added again stays in its place with
+its chunks, until a replacement outside of the vector store has chunks of its own.
 """
 
 from __future__ import annotations
@@ -89,6 +90,64 @@ _ADD = """
     select id, cast($2 as text), cast($3 as text), owner, cast($4 as text), cast($5 as double precision),
            cast($6 as text), cast($7 as bigint), cast($8 as bigint), 'in_progress', 0, 0, 'read'
     from vector_stores where id = $1
+    and not exists (select 1 from vector_store_files where vector_store_id = $1 and file_id = $2)
+"""
+
+_IN_PLACE = "(select number from vector_store_files where vector_store_id = $1 and file_id = $2)"
+
+_GIVE_UP_REPLACEMENT = f"update vector_store_files set work = 'delete', replaces = null where replaces in {_IN_PLACE}"
+
+_ADD_AGAIN = """
+    update vector_store_files
+    set status = 'in_progress', error = null, batch_id = $3, filename = $4,
+        attributes = coalesce(cast($5 as text), attributes),
+        chunk_tokens = coalesce(cast($6 as bigint), chunk_tokens),
+        overlap_tokens = coalesce(cast($7 as bigint), overlap_tokens),
+        work = case when work = 'read' then 'clear' else work end
+    where vector_store_id = $1 and file_id = $2
+"""
+
+_ADD_REPLACEMENT = """
+    insert into vector_store_files (file_id, owner, filename, created_at, attributes, chunk_tokens, overlap_tokens,
+                                    status, bytes, chunks, work, replaces)
+    select file_id, owner, filename, created_at, attributes, chunk_tokens, overlap_tokens,
+           'in_progress', 0, 0, 'read', number
+    from vector_store_files where vector_store_id = $1 and file_id = $2
+"""
+
+_IS_REPLACEMENT = "number = $1 and replaces is not null"
+
+_MAKE_ROOM = f"""
+    update vector_store_files
+    set replaces = $1, vector_store_id = null, batch_id = null, bytes = 0, status = 'completed', work = 'delete'
+    where vector_store_id = $2 and number =
+        (select replaces from vector_store_files where {_IS_REPLACEMENT} and status = 'completed')
+"""
+"""Takes a file out of its vector store, whose replacement ``$1`` is read."""
+
+_INHERIT = f"""
+    update vector_store_files set
+        batch_id = (select batch_id from vector_store_files as old where old.number = vector_store_files.replaces),
+        attributes = (select attributes from vector_store_files as old where old.number = vector_store_files.replaces)
+    where {_IS_REPLACEMENT} and status = 'completed'
+"""
+
+_INHERIT_ATTRIBUTES = """
+    update vector_store_attributes set file = $1
+    where file = (select number from vector_store_files where replaces = $1)
+"""
+
+_TAKE_PLACE = f"""
+    update vector_store_files set vector_store_id = $2, replaces = null
+    where {_IS_REPLACEMENT} and exists (select 1 from vector_store_files as old where old.replaces = $1)
+"""
+
+_LEFT_OVER = f"update vector_store_files set work = 'delete', replaces = null where {_IS_REPLACEMENT}"
+"""Deletes a replacement whose place is gone; that of one that has taken its place is null by now."""
+
+_FAIL_REPLACED = """
+    update vector_store_files set status = 'failed', error = $2
+    where number = (select replaces from vector_store_files where number = $1 and status = 'failed')
 """
 
 _ADD_ATTRIBUTE = """
@@ -147,6 +206,18 @@ _BATCH = """
 
 _CANCEL_BATCH = "update vector_store_batches set is_cancelled = 1 where id = $1 and vector_store_id = $2"
 
+_CANCEL_REPLACEMENTS = """
+    update vector_store_files set work = 'delete', replaces = null
+    where replaces in (
+        select number from vector_store_files where batch_id = $1 and vector_store_id = $2 and status = 'in_progress'
+    )
+"""
+
+_CANCEL_REPLACED = """
+    update vector_store_files set status = 'cancelled'
+    where batch_id = $1 and vector_store_id = $2 and status = 'in_progress' and (work is null or work = 'clear')
+"""
+
 _CANCEL_FILES = """
     update vector_store_files set status = 'cancelled', work = 'clear'
     where batch_id = $1 and vector_store_id = $2 and work = 'read'
@@ -165,7 +236,16 @@ _WAITING = f"""
 
 _CLAIM = f"update vector_store_files set server_id = $1 where number = $3 and work is not null and {_FREE}"
 
-_CLAIMED = f"select owner, work, {_FILE_COLUMNS} from vector_store_files where number = $1 and server_id = $2"
+_STORE_OF_REPLACED = """
+    coalesce(vector_store_id, (
+        select old.vector_store_id from vector_store_files as old where old.number = vector_store_files.replaces
+    ))
+"""
+
+_CLAIMED = f"""
+    select owner, work, {_FILE_COLUMNS.replace("vector_store_id", _STORE_OF_REPLACED)} from vector_store_files
+    where number = $1 and server_id = $2
+"""
 
 _READING = "from vector_store_files where number = $1 and server_id = $2 and work = 'read'"
 
@@ -282,8 +362,9 @@ class NewFile(NamedTuple):
 
     id: str
     filename: str
-    attributes: Attributes
-    chunking: Chunking
+    attributes: Attributes | None
+    chunking: Chunking | None
+    """None for those that it has there already, or else no attributes and the usual chunks."""
 
 
 @dataclass(frozen=True)
@@ -405,7 +486,10 @@ class StoredVectorStores:
     # Files
 
     async def add(self, store_id: str, files: Sequence[NewFile], batch_id: str | None = None) -> None:
-        """Put files into a vector store that exists, to be read; a file that is there already is read again."""
+        """Put files into a vector store that exists, to be read.
+
+        A file that is there already is read again, and found as before until then.
+        """
         now = time.time()
         made = [Statement(_ADD_BATCH, (batch_id, store_id, now))] if batch_id else []
         await self.context.writer.carry_out(
@@ -464,7 +548,7 @@ class StoredVectorStores:
         passing = f"and {condition(filters, arguments)}" if filters else ""
         sql = f"""
             select string_agg(cast(number as text), ',') from vector_store_files
-            where vector_store_id = $1 and status = 'completed' {passing}
+            where vector_store_id = $1 and (status = 'completed' or chunks > 0) {passing}
         """
         ((numbers,),) = await self.context.read(sql, *arguments) or ((None,),)
         return None if numbers is None else str(numbers)
@@ -487,13 +571,13 @@ class StoredVectorStores:
         return [numbers for _, numbers in sorted(read, key=itemgetter(0))]
 
     async def files_of(self, numbers: Iterable[int]) -> Mapping[int, VectorStoreFile]:
-        """Return the files with these numbers that are in a vector store."""
+        """Return the files with these numbers that are in a vector store, or were replaced there just now."""
         found: dict[int, VectorStoreFile] = {}
         for some in batches(numbers):
             names = placeholders(len(some))
             sql = f"""
                 select {_FILE_COLUMNS} from vector_store_files
-                where vector_store_id is not null and number in ({names})
+                where (vector_store_id is not null or replaces is not null) and number in ({names})
             """
             found.update((int(row[0]), _file(row)) for row in await self.context.read(sql, *some))
         return found
@@ -525,7 +609,8 @@ class StoredVectorStores:
     async def cancel(self, batch: Batch) -> None:
         """Give up the files of a batch that are not read yet."""
         place = (batch.id, batch.vector_store_id)
-        await self.context.writer.carry_out([Statement(_CANCEL_BATCH, place), Statement(_CANCEL_FILES, place)])
+        steps = (_CANCEL_BATCH, _CANCEL_FILES, _CANCEL_REPLACEMENTS, _CANCEL_REPLACED)
+        await self.context.writer.carry_out([Statement(sql, place) for sql in steps])
 
     # Work
 
@@ -555,14 +640,37 @@ class StoredVectorStores:
         async with self.context.room_for(_INDEXED * sum(size_of(each.arguments) for each in added)):
             return (await self.context.writer.carry_out(added))[0] > 0
 
-    async def complete(self, number: int, size: int, chunks: int) -> bool:
-        """Have the chunks of a file found; False if it is not to be read any more."""
-        completed = Statement(_COMPLETE, (number, self.context.server_id, size, chunks))
-        return (await self.context.writer.carry_out([completed]))[0] > 0
+    async def complete(self, number: int, size: int, chunks: int, store_id: str = "") -> bool:
+        """Have the chunks of a file found, and False if it is not to be read any more.
+
+        A replacement takes the place in its vector store, with all that was set meanwhile for the file that was there.
+        """
+        completed = await self.context.writer.carry_out(
+            [
+                Statement(_COMPLETE, (number, self.context.server_id, size, chunks)),
+                Statement(_INHERIT, (number,)),
+                Statement(_MAKE_ROOM, (number, store_id)),
+                Statement(_INHERIT_ATTRIBUTES, (number,)),
+                Statement(_TAKE_PLACE, (number, store_id)),
+                Statement(f"{_LEFT_OVER} and status = 'completed'", (number,)),
+            ]
+        )
+        return completed[0] > 0
 
     async def fail(self, number: int, error: FileError) -> None:
-        """Note why a file cannot be read."""
-        await self.context.writer.carry_out([Statement(_FAIL, (number, self.context.server_id, rows.to_json(error)))])
+        """Note why a file cannot be read; one that it should replace keeps its chunks."""
+        why = rows.to_json(error)
+        await self.context.writer.carry_out(
+            [
+                Statement(_FAIL, (number, self.context.server_id, why)),
+                Statement(_FAIL_REPLACED, (number, why)),
+                Statement(f"{_LEFT_OVER} and status = 'failed'", (number,)),
+            ]
+        )
+
+    async def give_up(self, number: int) -> None:
+        """Delete a file whose vector store is gone."""
+        await self.context.writer.carry_out([Statement(_LEFT_OVER, (number,))])
 
     async def release(self, number: int) -> None:
         """Let any server go on with a file."""
@@ -654,10 +762,14 @@ _ERROR = msgspec.json.Decoder(FileError)
 
 
 def _added(store_id: str, file: NewFile, batch_id: str | None, now: float) -> Iterable[Statement]:
-    yield Statement(f"{_LEAVE} and file_id = $2", (store_id, file.id))
-    row = (store_id, file.id, batch_id, file.filename, now, rows.to_json(file.attributes), *file.chunking)
-    yield Statement(_ADD, row)
-    yield from _attributed(store_id, file.id, file.attributes)
+    place, chunking = (store_id, file.id), file.chunking or (None, None)
+    attributes = None if file.attributes is None else rows.to_json(file.attributes)
+    yield Statement(_GIVE_UP_REPLACEMENT, place)
+    yield Statement(_ADD_AGAIN, (*place, batch_id, file.filename, attributes, *chunking))
+    yield Statement(_ADD_REPLACEMENT, place)
+    yield Statement(_ADD, (*place, batch_id, file.filename, now, attributes or "{}", *(file.chunking or Chunking())))
+    if file.attributes is not None:
+        yield from _attributed(*place, file.attributes)
 
 
 def _attributed(store_id: str, file_id: str, attributes: Attributes) -> Sequence[Statement]:

@@ -264,7 +264,7 @@ async def test_client_of_openai_gets_the_plot(served: ScriptedServer) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"memory_limit": "4g"}, "memory_limit"),
+        ({"memory_limit": "16g"}, "memory_limit"),
         ({"memory_limit": "2g"}, "memory_limit"),
         ({"network_policy": {"type": "allowlist", "allowed_domains": ["a.org"]}}, "network_policy.type"),
         ({"skills": [{"type": "skill_reference", "skill_id": "s"}]}, "skills"),

@@ -198,6 +198,28 @@ async def test_names_lose_folders_and_control_characters(served: ScriptedServer,
         assert answer.content_type == "application/octet-stream"
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ('filename="C:\\dir\\x.txt"', "x.txt"),
+        ('filename="C:\\\\dir\\\\x.txt"', "x.txt"),
+        ('filename="a%22b.txt"', 'a"b.txt'),
+        ('filename="a\\"b.txt"', 'a"b.txt'),
+        ('filename="a%0D%0Ab.txt"', "a__b.txt"),
+        ('filename="100%.txt"', "100%.txt"),
+        ('filename="a%20b.txt"', "a%20b.txt"),
+        ("filename=plain.txt", "plain.txt"),
+        ("filename=\"x.txt\"; filename*=utf-8''%E2%82%AC.txt", "\u20ac.txt"),
+        ("filename*=utf-8''%E2%82%AC.txt; filename=\"x.txt\"", "\u20ac.txt"),
+        ('filename="in\u200bvoice.pdf"', "in_voice.pdf"),
+    ],
+)
+async def test_names_are_read_as_clients_write_them(served: ScriptedServer, written: str, kept: str) -> None:
+    part = f'--b\r\nContent-Disposition: form-data; name="file"; {written}\r\n\r\nx\r\n'
+    status, made = await send(served, f"{PURPOSE}{part}{END}".encode(), **FORM)
+    assert (status, made["filename"]) == (200, kept)
+
+
 @pytest.mark.parametrize("field", ["name", "filename", "filename*", "purpose", "x y"])
 async def test_names_in_a_form_may_have_any_bytes(served: ScriptedServer, field: str) -> None:
     for value in (b'"\xff\xfe"', b'"a\xed\xa0\x80b"', b'"a', b"a b", b'"a"; name="b"', b"unicode_escape''%5Cud800"):

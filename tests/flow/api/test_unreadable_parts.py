@@ -14,11 +14,10 @@ from PIL import Image
 
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.chat.standalone import OwnParsers
 from penstock.stages.services.engines.image_decoding import decoded
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import openai_client
-from tests.support.chat_templates import model_with_template, vocabulary
+from tests.support.chat_templates import model_with_images, vocabulary
 from tests.support.documents import as_base64
 from tests.support.server import HELLO, ScriptedServer, running_server, script
 from tests.support.tool_servers import data_url, png
@@ -26,18 +25,6 @@ from tests.support.tool_servers import data_url, png
 pytestmark = pytest.mark.io
 
 Json: TypeAlias = Any
-
-TEMPLATE = """
-{%- for message in messages -%}
-    {{- '<|im_start|>' ~ message.role ~ '\\n' -}}
-    {%- if message.content is string or message.content is none -%}{{- message.content or '' -}}
-    {%- else -%}
-        {%- for part in message.content -%}{{- part.text if part.type == 'text' else '<image>' -}}{%- endfor -%}
-    {%- endif -%}
-    {{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{{- '<|im_start|>assistant\\n' -}}
-"""
 
 # What cannot be read
 
@@ -236,7 +223,7 @@ class LookingEngine(ScriptedEngine):
 def model(name: str) -> ChatModel | None:
     if name == "gpt-oss":
         return None
-    return model_with_template(TEMPLATE, parsers=OwnParsers(vocabulary(), None, None), sees_images=name == "seeing")
+    return model_with_images(sees=name == "seeing")
 
 
 @asynccontextmanager

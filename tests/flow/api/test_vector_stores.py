@@ -8,11 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types import VectorStore, VectorStoreSearchResponse
+from openai.types import StaticFileChunkingStrategyObject, VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from penstock.api.http.auth import Keys
 from penstock.api.resources.vector_stores import POLL_AFTER_MS
+from penstock.stages.services.files.file_reader import FileReader, NotRead
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer
 from tests.support.vector_stores import DOCUMENTS, Json, new_store, search_server, uploaded
@@ -271,3 +272,113 @@ async def test_cancelled_batch_reads_no_more_files(store_at: str, monkeypatch: p
         )
         _, page = await served.get(f"{one}/files?filter=cancelled")
         assert len(page["data"]) == cancelled["file_counts"]["cancelled"]
+
+
+class Gate:
+    """Holds the reading of files back until it is opened, or has it fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = asyncio.Event()
+        self.reached = asyncio.Event()
+        self.fails = False
+        read = FileReader.text_of
+
+        async def text_of(reader: FileReader, *given: Any) -> str:
+            self.reached.set()
+            await self.opened.wait()
+            if self.fails:
+                raise NotRead("It is damaged.")
+            return await read(reader, *given)
+
+        monkeypatch.setattr(FileReader, "text_of", text_of)
+
+    def close(self) -> None:
+        self.opened.clear()
+        self.reached.clear()
+
+
+STATIC = {"type": "static", "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0}}
+ENGLISH = {"filters": {"type": "eq", "key": "lang", "value": "en"}}
+
+
+@pytest.mark.parametrize(
+    ("way", "ending"),
+    [
+        *((way, ending) for way in ("files", "file_batches") for ending in ("completed", "failed")),
+        ("file_batches", "cancelled"),
+        *(("files", ending) for ending in ("removed", "again", "deleted")),
+    ],
+)
+async def test_file_that_is_added_again_is_found_meanwhile(
+    served: ScriptedServer, sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, way: str, ending: str
+) -> None:
+    gate = Gate(monkeypatch)
+    gate.opened.set()
+    file = await uploaded(served.store, "lion.txt", "The lion sleeps. " * 200)
+    store = (await sdk.vector_stores.create()).id
+    place: Any = {"vector_store_id": store}
+    strategy: Any = {"chunking_strategy": STATIC}
+    first = await sdk.vector_stores.files.create_and_poll(file, **place, attributes={"lang": "en"}, **strategy)
+    one, many = f"{STORES}/{store}/files/{file}", len(await found(served, store, "lion", **ENGLISH))
+    assert (first.status, many > 1) == ("completed", True)
+    gate.close()
+    status, answer = await served.post(
+        {"file_id": file} if way == "files" else {"file_ids": [file]}, f"{STORES}/{store}/{way}"
+    )
+    assert status == 200
+    await gate.reached.wait()
+    _, shown = await served.get(one)
+    assert (shown["status"], shown["attributes"]) == ("in_progress", {"lang": "en"})
+    assert len(await found(served, store, "lion", **ENGLISH)) == many
+    assert (await served.get(f"{one}/content"))[1]["data"]
+    match ending:
+        case "cancelled":
+            await served.post({}, f"{STORES}/{store}/file_batches/{answer['id']}/cancel")
+        case "removed":
+            await served.delete(one)
+        case "again":
+            await served.post({"file_id": file, "attributes": {"lang": "en", "n": 1}}, f"{STORES}/{store}/files")
+        case "deleted":
+            await served.delete(f"{STORES}/{store}")
+        case _:
+            gate.fails = ending == "failed"
+    gate.opened.set()
+    await until_done(served)
+    status, shown = await served.get(one)
+    if ending in ("removed", "deleted"):
+        assert status == 404
+        return
+    wanted = {"lang": "en", "n": 1} if ending == "again" else {"lang": "en"}
+    assert (shown["status"], shown["attributes"]) == ("completed" if ending == "again" else ending, wanted)
+    assert shown["chunking_strategy"]["static"]["max_chunk_size_tokens"] == 100
+    assert len(await found(served, store, "lion", **ENGLISH)) == many
+    _, counted = await served.get(f"{STORES}/{store}")
+    assert counted["file_counts"]["total"] == 1
+
+
+async def until_done(served: ScriptedServer) -> None:
+    """Wait until nothing is left to do with any file."""
+    while await served.store.vector_stores.context.read("select 1 from vector_store_files where work is not null"):
+        await asyncio.sleep(0.01)
+
+
+async def test_what_a_repetition_names_takes_effect(
+    served: ScriptedServer, sdk: openai.AsyncOpenAI, files: list[str]
+) -> None:
+    store = (await sdk.vector_stores.create(file_ids=files)).id
+    await until_done(served)
+    place: Any = {"vector_store_id": store}
+    strategy: Any = {"chunking_strategy": STATIC}
+    read = await sdk.vector_stores.files.create_and_poll(files[0], **place, attributes={"lang": "de"}, **strategy)
+    assert (read.status, read.attributes, read.chunking_strategy) == ("completed", {"lang": "de"}, STATIC_READ)
+    read = await sdk.vector_stores.files.create_and_poll(
+        files[0], **place, attributes={}, chunking_strategy={"type": "auto"}
+    )
+    assert (read.status, read.attributes, read.chunking_strategy == STATIC_READ) == ("completed", {}, False)
+    assert await found(served, store, "a", filters={"type": "eq", "key": "lang", "value": "de"}) == []
+    await until_done(served)
+    ((rows,),) = await served.store.vector_stores.context.read("select count(*) from vector_store_files")
+    assert rows == len(files)
+
+
+STATIC_READ = StaticFileChunkingStrategyObject.model_validate(STATIC)

@@ -17,7 +17,7 @@ from penstock.stages.services.mcp.config import HttpServer, StdioServer
 from penstock.stages.services.mcp.mcp_servers import McpServers
 from penstock.stages.services.tools import ServerUnavailable, Session, ToolResult
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, server_over, stdio_server
-from tests.support.mcp_tools import MANY, TOKEN
+from tests.support.mcp_tools import MANY, PIXEL, TOKEN
 
 pytestmark = pytest.mark.io
 
@@ -57,7 +57,9 @@ async def test_every_transport_lists_and_calls(
     assert await called(session, "environment", name="PENSTOCK_API_KEYS") == ToolResult("")
     assert await called(session, "environment", name="GIVEN") == ToolResult("to it" if over == "stdio" else "")
     assert await called(session, "record") == ToolResult('{"n":1,"who":"Zoë"}')
-    assert (await called(session, "media")).result.splitlines() == [
+    media = await called(session, "media")
+    assert media.images == (f"data:image/png;base64,{PIXEL}",)
+    assert media.result.splitlines() == [
         "See:",
         "[image: image/png]",
         "[audio: audio/wav]",
