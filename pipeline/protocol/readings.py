@@ -1,4 +1,4 @@
-"""What the model reads in the place of files and images: their content, or a sentence that says why it is not there.
+"""Readings of files and images for the model: their content, or a sentence that says why it is not there.
 
 What a tool returned, and what a conversation had before, never refuses a turn: an agent could not take it back.
 """

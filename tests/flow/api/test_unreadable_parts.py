@@ -1,4 +1,4 @@
-"""What cannot be read in a conversation: refused if the client sends it now, and else a sentence for the model."""
+"""Parts of a conversation that cannot be read: refused if the client sends them now, and else a sentence for the model."""
 
 from __future__ import annotations
 
