@@ -310,7 +310,7 @@ class _Messages:
             self._add_call(turn, call, call.id, self._result(call, result_of(call) if result is None else result))
             turn.ran = True
 
-    def _result(self, call: items.ServedCall, text: str) -> _Content:
+    def _result(self, call: items.ServedCall, text: str) -> Content:
         """Return the result of a call, with the images that it has returned if the model sees them."""
         seen = [url for url in self._context.request.returned.get(call.id, ()) if url in self._context.images]
         return self._content((items.InputText(text), *map(items.InputImage, seen))) if seen else text
