@@ -1,4 +1,4 @@
-"""Parts of a conversation that cannot be read: refused if the client sends them now, and else a sentence for the model."""
+"""Parts of a conversation that cannot be read: refused if the client sends them now, else a sentence for the model."""
 
 from __future__ import annotations
 
