@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from penstock.pipeline.foreign_errors import traceback_of
+from penstock.pipeline.foreign_errors import named_error, traceback_of
 
 current_response: ContextVar[str] = ContextVar("current_response", default="-")
 """The id of the response that the current task works for; ``normalize`` sets it for each new response."""
@@ -43,6 +43,13 @@ class Lines(logging.Formatter):
         more += [record.stack_info] if record.stack_info else []
         further = (f"  {printable(line)}" for text in more for line in text.split("\n"))
         return "\n".join([printable(self.formatMessage(record)), *further])
+
+
+def without_foreign_texts(record: logging.LogRecord) -> bool:
+    """Name the errors among the arguments of a record in place of their texts: a filter that drops nothing."""
+    if isinstance(record.args, tuple) and any(isinstance(each, BaseException) for each in record.args):
+        record.args = tuple(named_error(each) if isinstance(each, BaseException) else each for each in record.args)
+    return True
 
 
 def printable(text: str) -> str:
@@ -94,6 +101,7 @@ def log_to_stderr(level: str, *, as_json: bool = False) -> None:
     logging.basicConfig(level=level, format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(name_response)
+        handler.addFilter(without_foreign_texts)
         is_coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         handler.setFormatter(JsonLines() if as_json else Coloured(FORMAT) if is_coloured else Lines(FORMAT))
     logging.captureWarnings(as_json)

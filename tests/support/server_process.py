@@ -75,7 +75,9 @@ async def scripted(*arguments: str, turns: Sequence[str] = ()) -> None:
     engine = ScriptedEngine(
         script, models=tuple(models.split(",")) if models else (SCRIPTED,), prompts=ForgottenPrompts()
     )
-    engine.turns = [Script(load_encoding().encode_markup(turn)) for turn in turns]
+    if turns:  # those of a response are found by the prompts before
+        engine.prompts = []
+        engine.turns = [Script(load_encoding().encode_markup(turn)) for turn in turns]
     await serve(settings, lambda _: nullcontext(RunningEngine(engine, harmony_stages(load_encoding()))))
 
 
@@ -104,7 +106,7 @@ SECRETS = {
 def serve_with_secrets(url: str, *arguments: str) -> None:
     """Serve a model that searches the web, with a secret for each other server, all of which are at ``url``."""
     os.environ |= SECRETS | {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": url}
-    os.environ |= {"OTEL_BSP_SCHEDULE_DELAY": "50", "PENSTOCK_WEBHOOK_SECRET": WEBHOOK_SECRET}
+    os.environ |= {"OTEL_BSP_SCHEDULE_DELAY": "1000", "PENSTOCK_WEBHOOK_SECRET": WEBHOOK_SECRET}
     webhooks.PAUSES, webhooks.CLAIM, webhooks.POLL = (0.1, 0.5), 1.0, 0.1
     search = '<|channel|>analysis to=browser.search code<|message|>{"query": "moon"}<|call|>'
     uvloop.run(scripted(*arguments, turns=[search, HELLO]))

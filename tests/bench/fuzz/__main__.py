@@ -1,4 +1,4 @@
-"""Fire hostile bodies, raw connections, floods, many streams, attacks on WebSockets and heavy requests at servers.
+"""Fire hostile bodies, raw connections, forms, floods, streams, attacks on WebSockets and heavy requests at servers.
 
 No 5xx, no traceback, no hang.  What held the event loop in the last two is told, and is no fault.
 
@@ -22,6 +22,7 @@ import uvloop
 
 from tests.bench.fuzz.fire import Outcome, complaints, fire_bodies, fire_connections, open_streams
 from tests.bench.fuzz.floods import flood
+from tests.bench.fuzz.forms import attack_forms
 from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
 from tests.bench.fuzz.limits import exceed_limits, limited_process
@@ -87,6 +88,7 @@ async def main() -> int:
                 begun = time.monotonic()
                 if script == "quick":
                     found = await hostile(server, wanted.bodies, wanted.connections, wanted.seed)
+                    found |= await attack_forms(server)
                     found |= await flood(server, wanted.streams, FLOOD_SECONDS)
                 else:
                     found = await many_streams(server, wanted.streams)

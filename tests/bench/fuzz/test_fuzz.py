@@ -13,6 +13,7 @@ from aiohttp import web
 from tests.bench.fuzz import fire
 from tests.bench.fuzz.__main__ import hostile, many_streams
 from tests.bench.fuzz.floods import flood
+from tests.bench.fuzz.forms import attack_forms
 from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
 from tests.bench.fuzz.limits import exceed_limits, limited_process
@@ -32,6 +33,13 @@ async def test_hostile_requests_cause_no_server_error_traceback_or_hang(tmp_path
         found = await hostile(server, bodies=300, connections=100, seed=1)
     assert [fault for outcome in found.values() for fault in outcome.faults] == []
     assert {"200", "400"} <= found["bodies"].statuses.keys() & found["raw connections"].statuses.keys()
+
+
+async def test_floods_of_forms_are_refused_and_names_forge_no_line(tmp_path: Path) -> None:
+    async with running_process(str(tmp_path / "store.sqlite3"), tmp_path, "quick", "--log-level", "INFO") as server:
+        found = await attack_forms(server)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    assert {"200", "400"} <= found["hostile names"].statuses.keys()
 
 
 async def test_each_of_many_streams_has_one_end(tmp_path: Path) -> None:

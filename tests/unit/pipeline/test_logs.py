@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.logs import Coloured, Lines, Seldom, counted, duration, printable
+from penstock.pipeline.logs import Coloured, Lines, Seldom, counted, duration, printable, without_foreign_texts
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,13 @@ def test_no_text_forges_a_line(message: str, argument: str, raised: str) -> None
 def test_what_prints_stays_as_it_is() -> None:
     assert printable("Größe 水果 🌙 it's") == "Größe 水果 🌙 it's"
     assert printable("a\nb\x1b[31m\u202e\ud800\t") == "a\\nb\\x1b[31m\\u202e\\ud800\\t"
+
+
+def test_errors_that_a_library_logs_are_named() -> None:
+    """A library writes into the log what its errors say; those may repeat its settings."""
+    record = logging.LogRecord("requests", logging.INFO, "", 0, "%s: %s", ("It failed", ValueError("a key")), None)
+    assert without_foreign_texts(record)
+    assert record.getMessage() == "It failed: ValueError"
 
 
 def test_traceback_can_be_read() -> None:
