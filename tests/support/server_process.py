@@ -31,6 +31,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services import webhooks
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.search import ingestion
 from tests.support.api_clients import ApiClient
 from tests.support.processes import free_port
 from tests.support.server import COUNT, HELLO
@@ -108,6 +109,7 @@ def serve_with_secrets(url: str, *arguments: str) -> None:
     os.environ |= SECRETS | {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": url}
     os.environ |= {"OTEL_BSP_SCHEDULE_DELAY": "1000", "PENSTOCK_WEBHOOK_SECRET": WEBHOOK_SECRET}
     webhooks.PAUSES, webhooks.CLAIM, webhooks.POLL = (0.1, 0.5), 1.0, 0.1
+    ingestion.RETRY_SECONDS = 0.01
     search = '<|channel|>analysis to=browser.search code<|message|>{"query": "moon"}<|call|>'
     uvloop.run(scripted(*arguments, turns=[search, HELLO]))
 
