@@ -25,8 +25,7 @@ from penstock.api.http.sse import send
 from penstock.api.http.wire import Reading, UsageSoFar, Wire
 from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import OpenSockets
-from penstock.api.peers import FORWARDED, Peers
-from penstock.api.peers import MODEL as MODEL_HEADER
+from penstock.api.peers import FORWARDED, MODEL_HEADER, Peers
 from penstock.api.runs.scheduler import Scheduler, let_go_of
 from penstock.api.woven import woven
 from penstock.pipeline import errors
@@ -182,8 +181,8 @@ class Edge:
                 await self.scheduler.store.check_room(len(body))
             return await self.prepared(reading)
         except errors.ContainerElsewhere as error:
-            error.body, error.model = body, request[MODEL]
-            error.stays = not await self.peers.serves(request, error.url, error.model)
+            error.body = body
+            error.stays = not await self.peers.serves(request, error.url, request[MODEL])
             if not error.stays:
                 raise
         try:

@@ -31,6 +31,7 @@ from aiohttp import (
 )
 from yarl import URL
 
+from penstock.api.http.access_log import MODEL
 from penstock.api.http.conventions import conventions_of
 from penstock.api.http.errors import STREAMING, Handler
 from penstock.api.http.prefix import mount_of
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 FORWARDED = "X-Penstock-Forwarded"
 """The header of a request that another server forwarded; it is not forwarded again."""
 
-MODEL = "X-Penstock-Model"
+MODEL_HEADER = "X-Penstock-Model"
 """The header with the model of a request that is passed on, for a body that names none."""
 
 CONNECT_TIMEOUT = 2.0
@@ -179,8 +180,7 @@ class Peers:
         server, timeout = Server("", elsewhere.url, is_alive=True), ClientTimeout(sock_connect=CONNECT_TIMEOUT)
         body = elsewhere.body or (request.content if request.body_exists else None)
         try:
-            sent = self._request(request, server, request.rel_url, timeout, data=body, model=elsewhere.model)
-            async with sent as answer:
+            async with self._request(request, server, request.rel_url, timeout, data=body) as answer:
                 headers = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
                 relayed = web.StreamResponse(status=answer.status, headers=headers)
                 request[STREAMING] = True
@@ -231,7 +231,6 @@ class Peers:
         timeout: ClientTimeout,
         method: str = "",
         data: bytes | StreamReader | None = None,
-        model: str = "",
     ) -> AbstractAsyncContextManager[ClientResponse]:
         """Send the client's request on to ``server``; of its headers, only those with the key are sent.
 
@@ -245,7 +244,7 @@ class Peers:
         }
         if data is not None:
             headers |= {name: request.headers[name] for name in OF_BODIES if name in request.headers}
-            headers |= {MODEL: quote(model)} if model else {}
+            headers |= {MODEL_HEADER: quote(request[MODEL])} if MODEL in request else {}
         path = str(url).removeprefix(mount_of(request))  # the URL of the other server has its own
         return self._session.request(
             method or request.method,

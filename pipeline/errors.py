@@ -175,8 +175,6 @@ class ContainerElsewhere(InvalidRequest):
         self.url = url
         self.body = b""
         """The body of the request."""
-        self.model = ""
-        """The model of the request: a body without one means that of the server that has read it."""
         self.stays = False
         """True if that server does not serve the model."""
 
