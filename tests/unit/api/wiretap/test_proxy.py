@@ -387,3 +387,24 @@ async def test_folder_of_a_url_is_put_before_the_path(tmp_path: Path) -> None:
         await exchange(url, SENT)
     assert raw.requests[0].startswith(b"POST /api/v1/chat/completions HTTP/1.1\r\n")
     assert wire_recordings(tmp_path)[0].header.upstream == f"{raw.url}/<redacted>"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+async def test_client_that_speaks_no_http_is_logged_in_one_line(
+    tmp_path: Path, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with raw_server() as raw, recorded_server(raw.url, tmp_path) as url:
+        got = await exchange(url, sent)
+    assert b" 400 Bad Request" in got
+    assert b"penstock record: The request is not valid HTTP." in got
+    assert [(record.levelname, record.exc_info) for record in caplog.records if "HTTP" in record.message] == [
+        ("INFO", None)
+    ]
