@@ -45,7 +45,7 @@ def refused(**fields: Any) -> InvalidRequest:
 def test_place_of_the_user_is_that_of_the_search() -> None:
     place = {"city": "Oslo", "country": "NO"}
     options = {"search_context_size": "low", "user_location": {"type": "approximate", "approximate": place}}
-    [tool] = asked(web_search_options=options).tools or ()
+    [tool] = asked(web_search_options=options).tools or []
     same = {"type": "web_search", "search_context_size": "low", "user_location": {"type": "approximate", **place}}
     assert isinstance(tool, WebSearchToolParam)
     assert tool.sent == WebSearchToolParam.model_validate(same).sent
