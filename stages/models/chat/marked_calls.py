@@ -427,7 +427,7 @@ class MarkedCalls:
         """Read text of a call that no form explains: up to a mark."""
         found = self._bounds.search(self._held)
         if found:
-            self._state = _State.BETWEEN
+            self._state, self._has_ended = _State.BETWEEN, False
         yield from self._give_broken(found.start() if found else len(self._held) - self._bounds.overlap(self._held))
 
     def _give_broken(self, length: int) -> Iterator[Piece]:
