@@ -6,8 +6,8 @@ each: keys, limits, the access log, metrics, traces, recordings and the stages o
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -26,11 +26,14 @@ from penstock.api.http.wire import Reading, UsageSoFar, Wire
 from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import FORWARDED, MODEL_HEADER, Peers
+from penstock.api.runs.opened import Opened
 from penstock.api.runs.scheduler import Scheduler, let_go_of
 from penstock.api.woven import woven
 from penstock.pipeline import errors
-from penstock.pipeline.core import Pipeline, source_of
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.faults import first
 from penstock.pipeline.frames import Prompt, ResolvedRequest, TokenIds
+from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.pieces import in_pieces
 from penstock.pipeline.protocol.response import Response
@@ -42,9 +45,6 @@ from penstock.stages.services.runs.run import Mode
 
 Read: TypeAlias = Callable[[bytes], Reading]
 """A function that reads a body; it raises `InvalidRequest` for a wrong one."""
-
-Prepare: TypeAlias = Callable[[CreateResponse], Awaitable[ResolvedRequest]]
-"""A function that resolves a request."""
 
 READ_REFUSALS = (
     errors.InvalidRequest,
@@ -103,13 +103,18 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that the pipeline can run, and the form of its answer."""
+    """A request that the pipeline has read and can run, and the form of its answer."""
 
-    resolved: ResolvedRequest
+    opened: Opened
     wire: Wire
     streams: bool
     place: Callable[[str], str] = str
     """Return the place in the body of a parameter of the request."""
+
+    @property
+    def resolved(self) -> ResolvedRequest:
+        """The request, as `normalize` has given it."""
+        return self.opened.request
 
 
 @dataclass(frozen=True)
@@ -133,11 +138,12 @@ class Edge:
         """Create a response, as a stream of events or as one body."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            prepared = await self.prepare_all(request, body)
+            reading = self.prepared_from(request, body)
             del body  # free it: the response may take long
-            if len(prepared) > 1:
-                return await self.answer_woven(request, prepared)
-            return await self.answer(request, prepared[0])
+            async with reading as prepared:
+                if len(prepared) > 1:
+                    return await self.answer_woven(request, prepared)
+                return await self.answer(request, prepared[0])
 
     async def count_tokens(self, request: web.Request, read: Read | None = None) -> int:
         """Return the number of tokens of the prompt that a body asks for, by rendering it."""
@@ -164,41 +170,56 @@ class Edge:
                 "This server cannot count tokens: the prompt is made elsewhere.", code="unsupported_operation"
             )
         try:
-            async with self._rendering.open(source_of([create_request])) as prompts:
-                return (await anext(prompts)).token_ids
+            async with self._rendering.open(handed_over([create_request])) as prompts:
+                tokens = (await first(prompts)).token_ids
+                async for _ in prompts:  # so that the code after the loops of the stages runs, too
+                    pass
+            return tokens
         finally:
             let_go_of(create_request)
 
-    async def prepare(self, request: web.Request, body: bytes, read: Read | None = None) -> Prepared:
-        """Read a body as `read` does, and resolve its request, which is freed before the answer begins."""
-        return (await self.prepare_all(request, body, read))[0]
-
-    async def prepare_all(self, request: web.Request, body: bytes, read: Read | None = None) -> list[Prepared]:
-        """Prepare the requests of a body that is for an answer of several responses."""
-        try:
-            reading = await self.read(request, body, read)
-            if reading.request.store is not False:
-                await self.scheduler.store.check_room(len(body))
-            return await self.prepared(reading)
-        except errors.ContainerElsewhere as error:
-            error.body = body
-            error.stays = not await self.peers.serves(request, error.url, request[MODEL])
-            if not error.stays:
+    @asynccontextmanager
+    async def prepared_from(
+        self, request: web.Request, body: bytes, read: Read | None = None
+    ) -> AsyncGenerator[list[Prepared], None]:
+        """Read a body as `read` does, and prepare its requests for the length of a block, as `prepared` does."""
+        async with AsyncExitStack() as closing:
+            prepared: list[Prepared] = []
+            try:
+                reading = await self.read(request, body, read)
+                if reading.request.store is not False:
+                    await self.scheduler.store.check_room(len(body))
+                prepared = await closing.enter_async_context(self.prepared(reading))
+            except errors.ContainerElsewhere as error:
+                error.body = body
+                error.stays = not await self.peers.serves(request, error.url, request[MODEL])
+                if not error.stays:
+                    raise
+            try:
+                if not prepared:
+                    staying = self.enveloped(request, reading, stays=True)
+                    prepared = await closing.enter_async_context(self.prepared(staying))
+                    del staying
+            except errors.ContainerElsewhere as error:  # the request names it
+                error.stays = True
                 raise
-        try:
-            return await self.prepared(self.enveloped(request, reading, stays=True))
-        except errors.ContainerElsewhere as error:  # the request names it
-            error.stays = True
-            raise
+            del body, reading  # free it: the response may take long
+            yield prepared
 
-    async def prepared(self, reading: Reading, prepare: Prepare | None = None) -> list[Prepared]:
-        """Prepare the requests of a reading, with another function than the scheduler's if one is given."""
-        prepare = prepare or self.scheduler.prepare
-        with placing(reading.place):
-            return [
-                Prepared(await prepare(each), reading.wire, reading.streams, reading.place)
-                for each in (reading.request, *reading.others)
-            ]
+    @asynccontextmanager
+    async def prepared(self, reading: Reading) -> AsyncGenerator[list[Prepared], None]:
+        """Open the pipeline for the requests of a reading, which are freed then, for the length of a block.
+
+        An answer of several responses has several.
+        """
+        prepared: list[Prepared] = []
+        async with AsyncExitStack() as closing:
+            with placing(reading.place):
+                for each in (reading.request, *reading.others):
+                    opened = await closing.enter_async_context(await self.scheduler.prepare(each))
+                    prepared.append(Prepared(opened, reading.wire, reading.streams, reading.place))
+            del reading, each
+            yield prepared
 
     async def read(self, request: web.Request, body: bytes, read: Read | None = None) -> Reading:
         """Read a body as the dialect does, or with another function, and put its request into an envelope."""
@@ -231,6 +252,7 @@ class Edge:
             title_of(request),
             reading.generates,
             moves=request.method == "POST" and FORWARDED not in headers and not stays,
+            forgives=reading.forgives,
         )
         return reading.asking(*(each.inside(envelope) for each in (reading.request, *reading.others)))
 
@@ -289,7 +311,7 @@ class Edge:
         mode: Mode = "stream" if prepared.streams else "sync"
         model = prepared.resolved.facts.model
         beginning = Beginning(self.dialect.name, model, request[STARTED]) if prepared.streams else None
-        async with aclosing(self.scheduler.run(prepared.resolved, mode)) as events:
+        async with aclosing(self.scheduler.run(prepared.opened, mode)) as events:
             delivery = Delivery(events, beginning)
             with placing(prepared.place):
                 await delivery.begin()

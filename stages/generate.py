@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
-from penstock.pipeline.errors import ContextTooLong, EngineFailed, InvalidPrompt
+from penstock.pipeline.errors import ContextTooLong, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
@@ -26,20 +28,31 @@ LONG = 2**17
 """Tokens of a prompt that takes milliseconds to check."""
 
 
+def _never(response_id: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Generate:
-    """Let ``engine`` continue each prompt.  Closing the stream aborts the generation."""
+    """Let ``engine`` continue each prompt.  Closing the stream aborts the generation.
+
+    ``is_accepted`` tells if a response, given by its id, can no longer be refused: its prompts wait for an engine that
+    has no room, which is asked again after ``retry_seconds``.
+    """
 
     engine: Engine
+    is_accepted: Callable[[str], bool] = _never
+    retry_seconds: float = 1.0
 
     async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[TokenFrame, None]:
         """Yield the tokens of each prompt; the first frame means that the engine has accepted the prompt.
 
-        Raises `ContextTooLong` or `InvalidPrompt` before the first frame for a prompt that cannot be run, and
-        `EngineFailed` if the engine's stream ends early.
+        Raises `ContextTooLong` or `InvalidPrompt` before the first frame for a prompt that cannot be run,
+        `EngineOverloaded` for one that can be refused, and `EngineFailed` if the engine's stream ends early.
         """
         async for prompt in source:
-            async with self.engine.open(await self._checked(prompt)) as frames:
+            async with AsyncExitStack() as generation:
+                frames = await self._begin(generation, await self.checked(prompt))
                 raw = prompt.facts.raw
                 is_read = prompt.chat is not None if raw is None else raw.echoes
                 yield GenerationStarted(
@@ -58,7 +71,17 @@ class Generate:
                 if not isinstance(frame, GenerationFinished):
                     raise EngineFailed("The engine's stream ended early.")
 
-    async def _checked(self, prompt: Prompt) -> Prompt:
+    async def _begin(self, generation: AsyncExitStack, prompt: Prompt) -> AsyncIterator[EngineFrame]:
+        """Have the engine accept a prompt, and return its frames."""
+        while True:
+            try:
+                return await generation.enter_async_context(self.engine.open(prompt))
+            except EngineOverloaded:
+                if not self.is_accepted(prompt.facts.response_id):
+                    raise
+            await asyncio.sleep(self.retry_seconds)
+
+    async def checked(self, prompt: Prompt) -> Prompt:
         """Return the prompt with ``max_tokens`` set to what fits into the context window.
 
         Token ids are checked here because one id outside the vocabulary would crash vLLM, and with it every request.

@@ -83,7 +83,8 @@ def responses_pipeline(
         render = model.render(engine.context_length)
         prompt = Pipeline.start("summarize", Summarize(engine.context_length, render)).then("render", render)
         parse = replace(model.parse, tallies=runs.tallies)
-        turn = prompt.then("generate", Generate(engine)).then("parse", parse)
+        generate = Generate(engine, runs.is_accepted, limits.retry_seconds)
+        turn = prompt.then("generate", generate).then("parse", parse)
     return (
         Pipeline.start("normalize", normalize)
         .then("converse", model.converse(turn, toolbox, limits, Steering(runs.is_steered, engine.cancel)))

@@ -13,19 +13,21 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET
 from msgspec.structs import replace
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from penstock.api.limits.admission import Admission
-from penstock.api.runs.background import BackgroundQueue, InFlight
+from penstock.api.runs.background import BackgroundQueue, InFlight, Waiting
+from penstock.api.runs.opened import Opened, opened
 from penstock.api.runs.recovery import UNSERVED_AFTER, OrphanRecovery
 from penstock.pipeline import errors, metrics
-from penstock.pipeline.core import Pipeline, source_of
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.faults import first, log_failure
-from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
+from penstock.pipeline.frames import ResolvedRequest, with_facts
+from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
@@ -34,10 +36,12 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tasks import MANY, let_go, shielded
+from penstock.stages.generate import Generate
 from penstock.stages.services import tracing
-from penstock.stages.services.engines.engine import Backend
+from penstock.stages.services.engines.engine import Backend, Engine, TextBackend
 from penstock.stages.services.model_names import in_words, resolved_name, served_name
 from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
+from penstock.stages.services.runs.turns import HoldPrompts, hold_first
 from penstock.stages.services.slots import Slots
 from penstock.stages.services.store.store import Server, Store, StoredResponse
 
@@ -140,22 +144,23 @@ class Scheduler:
         self.runs.when_ended = self.admission.end
         self._normalizing: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
         self._after_normalize: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")
-        self._rendering: Pipeline[ResolvedRequest, Prompt] | None = None
-        if "render" in self.pipeline.names():
-            self._rendering = self._after_normalize.through("render")
+        self._holding = self._with_holds(self._after_normalize)
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
-        self.background = BackgroundQueue(self._run_queued, self.runs, self.store, self.in_flight, Slots(self.limit))
+        self.background = BackgroundQueue(
+            self._run_queued, self._run_opened, self.runs, self.store, self.in_flight, Slots(self.limit)
+        )
         self.recovery = OrphanRecovery(
             self.store, self.runs, self.background, self.restarts, self._served, self.unserved_after
         )
 
     # Starting
 
-    async def prepare(self, create_request: CreateResponse) -> ResolvedRequest:
-        """Normalize a request; raise the `StageError` for what is wrong with it, or `EngineDead`.
+    async def prepare(self, create_request: CreateResponse) -> Opened:
+        """Open the pipeline for a request, through `normalize`; the caller closes it, after its response.
 
-        If its response will be added to a conversation, the conversation is locked from here on.
+        Raises the `StageError` for what is wrong with the request, or `EngineDead`.  If its response will be added to a
+        conversation, the conversation is locked from here on.
         """
         for name in create_request.model_fields_set & CreateResponse.model_fields.keys():
             metrics.PARAMETERS.labels(name).inc()
@@ -167,66 +172,80 @@ class Scheduler:
             self.store.check()
             await self.admission.storing(create_request.envelope.owner, self.store)
         try:
-            async with self._normalizing.open(source_of([create_request])) as requests:
-                request = await first(requests)
+            prepared = await opened(self._normalizing, create_request)
         finally:
             let_go_of(create_request)
+        try:
+            await self._lock(prepared.request)
+        except BaseException:
+            await prepared.aclose()
+            raise
+        return prepared
+
+    async def _lock(self, request: ResolvedRequest) -> None:
         response, origin = request.facts.response, request.facts.origin
         if response.conversation is not UNSET and response.store:
             with self._unlocking(response):  # a client that disconnects here leaves no lock
                 await self.store.conversations.lock(
                     response.conversation.id, origin.owner, response.id, origin.position
                 )
-        return request
 
-    def run(self, request: ResolvedRequest, mode: Mode = "stream") -> AsyncGenerator[ResponseEvent, None]:
+    def run(self, prepared: Opened, mode: Mode = "stream") -> AsyncGenerator[ResponseEvent, None]:
         """Start a response, and return its events; an error before the first event keeps it from beginning."""
-        response = request.facts.response
+        response = prepared.request.facts.response
         if response.background:
-            return self._in_background(request)
+            return self._in_background(prepared)
         if self.detaches and response.store:
-            return self._detached(request, mode)
-        return self._in_foreground(request, mode, self._after_normalize)
+            return self._detached(prepared, mode)
+        return self._in_foreground(prepared, mode, self._after_normalize)
 
-    def run_edited(self, request: ResolvedRequest, edit: Install) -> AsyncGenerator[ResponseEvent, None]:
+    def run_edited(self, prepared: Opened, edit: Install) -> AsyncGenerator[ResponseEvent, None]:
         """Start a response in the foreground, through the stages after `normalize` as ``edit`` returns them."""
-        return self._in_foreground(request, "stream", edit(self._after_normalize))
+        return self._in_foreground(prepared, "stream", edit(self._after_normalize))
 
-    async def queue(self, request: ResolvedRequest) -> Run:
+    async def queue(self, prepared: Opened) -> Run:
         """Queue a response for the background; it is stored before this returns.
 
-        Raises the errors of its prompt, `EngineOverloaded` and `StoreFailed`.
+        Its pipeline stays open and waits for the response's turn, unless too many do.  Raises the errors of its prompt
+        if it waits, `EngineOverloaded` and `StoreFailed`.
         """
+        request = prepared.request
         queued = replace(request.facts.response, status="queued")
-        owner = request.facts.origin.owner
         with self._unlocking(queued):
-            self.background.check(owner)
-            await self._check_prompt(request)
+            self.background.check(request.facts.origin.owner)
+            waiting = await self.background.open(prepared)
         stored = StoredResponse(queued, request.facts.input, request.facts.origin)
         try:
-            return await shielded(self._accept(stored, request))  # the client may disconnect
+            return await shielded(self._accept(stored, request, waiting))  # the client may disconnect
         finally:
             _let_go_of_resolved(request)
 
-    async def _accept(self, stored: StoredResponse, request: ResolvedRequest) -> Run:
-        with self._unlocking(stored.response):
-            async with self.admission.queueing(stored.origin.owner, self.store):
-                await self.store.accept(stored, request)
+    async def _accept(self, stored: StoredResponse, request: ResolvedRequest, waiting: Waiting | None) -> Run:
+        try:
+            with self._unlocking(stored.response):
+                async with self.admission.queueing(stored.origin.owner, self.store):
+                    await self.store.accept(stored, request)
+        except BaseException:
+            if waiting:
+                await waiting.close()
+            raise
         run = self.runs.queue(stored)
-        self.background.add(run, request.facts.tools.servers)
+        self.background.add(run, request.facts.tools.servers, waiting)
         return run
 
-    async def _check_prompt(self, request: ResolvedRequest) -> None:
-        """Render the prompt once, if a stage renders, to raise its errors now rather than when its turn comes.
+    def _with_holds(self, stages: Pipeline[ResolvedRequest, ResponseEvent]) -> Pipeline[ResolvedRequest, ResponseEvent]:
+        """Return the stages with those in which a queued response waits: in front of the engine and of its first event.
 
-        One that may be compacted can still become shorter.
+        It waits before it takes one of the engine's places.  A backend of texts is the stage `parse`.
         """
-        if self._rendering is None or request.facts.compacting:
-            return
-        async with self._rendering.open(source_of([request])) as prompts:
-            length = len((await first(prompts)).token_ids)
-        if length >= self.engine.context_length:
-            raise errors.ContextTooLong(length, self.engine.context_length)
+        names, engine = stages.names(), self.engine
+        is_text = isinstance(engine, TextBackend)
+        check = Generate(cast("Engine", engine)).checked  # no prompt passes before a backend of texts
+        for asking in ("parse",) if is_text else ("admit", "generate"):
+            if asking in names:
+                stages = stages.insert_before(asking, "hold prompts", HoldPrompts(check))
+                break
+        return stages.insert_before("emit" if "emit" in names else "persist", "hold events", hold_first)
 
     @asynccontextmanager
     async def _responding(self, request: ResolvedRequest) -> AsyncGenerator[None, None]:
@@ -260,13 +279,14 @@ class Scheduler:
     # Running
 
     async def _in_foreground(
-        self, request: ResolvedRequest, mode: Mode, stages: Pipeline[ResolvedRequest, ResponseEvent]
+        self, prepared: Opened, mode: Mode, stages: Pipeline[ResolvedRequest, ResponseEvent]
     ) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
+        request = prepared.request
         response_id = request.facts.response_id
         async with self._responding(request):
             with _traced(request, mode) as traced:
-                async with stages.open(source_of([traced.request])) as events:
+                async with stages.open(prepared.source(traced.request)) as events:
                     with self._unlocking(request.facts.response):
                         event = await first(events)
                     run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)
@@ -289,16 +309,17 @@ class Scheduler:
                     async for event in rest:
                         yield event
 
-    async def _in_background(self, request: ResolvedRequest) -> AsyncGenerator[ResponseEvent, None]:
-        run = await self.queue(request)
+    async def _in_background(self, prepared: Opened) -> AsyncGenerator[ResponseEvent, None]:
+        run = await self.queue(prepared)
         async with aclosing(run.follow()) as events:
             async for event in events:
                 yield event
 
-    async def _detached(self, request: ResolvedRequest, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
+    async def _detached(self, prepared: Opened, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in a task of its own; the client follows its log, and may disconnect."""
+        request = prepared.request
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run_detached(request, begun, mode))
+        task = asyncio.create_task(self._run_detached(prepared.taken(), begun, mode))
         self._interrupts[request.facts.response_id] = task.cancel
         task.add_done_callback(lambda _: self._interrupts.pop(request.facts.response_id))
         await asyncio.shield(begun)
@@ -307,31 +328,51 @@ class Scheduler:
             async for event in events:
                 yield event
 
-    async def _run_detached(self, request: ResolvedRequest, begun: asyncio.Future[None], mode: Mode) -> None:
+    async def _run_detached(self, prepared: Opened, begun: asyncio.Future[None], mode: Mode) -> None:
+        request = prepared.request
         try:
-            async with self._responding(request):
+            async with prepared, self._responding(request):
                 with self._unlocking(request.facts.response), self.in_flight:
-                    await self._run(request, mode, partial(begun.set_result, None))
+                    await self._run(
+                        request, prepared.source, mode, self._after_normalize, partial(begun.set_result, None)
+                    )
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
 
     def _served(self, name: str) -> str | None:
         return served_name(name, self.engine.models, self.aliases)
 
+    async def _run_opened(self, prepared: Opened) -> None:
+        """Run a response of the background, which waits for its turn in the middle of its stages."""
+        try:
+            await self._run(prepared.request, prepared.source, "background", self._holding)
+        finally:
+            _let_go_of_resolved(prepared.request)
+
     async def _run_queued(self, request: ResolvedRequest) -> None:
-        """Run a response of the queue, which another server may have accepted; raise `ModelNotFound` as for others."""
+        """Run a response of the background from the request in the store on: its turn has come.
+
+        Another server may have accepted it.  Raises `ModelNotFound` as for others.
+        """
         try:
             asked = request.facts.response.model
             model = resolved_name(asked, self.engine.models, self.aliases)
             origin = replace(request.facts.origin, model="" if model == asked else model)
-            await self._run(with_facts(request, origin=origin), "background")
+            await self._run(with_facts(request, origin=origin), _from_store, "background", self._after_normalize)
         finally:
             _let_go_of_resolved(request)
 
-    async def _run(self, request: ResolvedRequest, mode: Mode, begun: Callable[[], None] = lambda: None) -> None:
+    async def _run(
+        self,
+        request: ResolvedRequest,
+        source: Callable[[ResolvedRequest], AsyncGenerator[ResolvedRequest, None]],
+        mode: Mode,
+        stages: Pipeline[ResolvedRequest, ResponseEvent],
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
         with _traced(request, mode) as traced, tracing.current(traced.span):
-            async with self._after_normalize.open(source_of([traced.request])) as events:
+            async with stages.open(source(traced.request)) as events:
                 try:
                     await first(events)
                 except Exception as error:
@@ -409,7 +450,7 @@ class Scheduler:
         Queued responses, and with ``restarts`` also running background ones, are left to the next server instead.
         """
         self.in_flight.stopping = True
-        self.background.release_queued()
+        await self.background.release_queued()
         await self.in_flight.drain(seconds, is_hurried)
         if self.restarts:
             self.background.release_running()
@@ -457,6 +498,10 @@ def let_go_of(create_request: CreateResponse) -> None:
 
 def _let_go_of_resolved(request: ResolvedRequest) -> None:
     let_go((*request.history, *request.facts.input, *request.facts.tools.tools))
+
+
+def _from_store(request: ResolvedRequest) -> AsyncGenerator[ResolvedRequest, None]:
+    return handed_over([request])
 
 
 def _unstored(create_request: CreateResponse) -> CreateResponse:

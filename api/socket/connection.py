@@ -29,6 +29,7 @@ from penstock.api.http.trace import trace_exchange
 from penstock.api.http.wire import Reading, Wire
 from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import Latest
+from penstock.api.runs.opened import Opened
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.socket.events import PROCESSED, STEER, ClientEvent, ErrorEvent, frame_of, read_event, with_lane
 from penstock.api.socket.incoming import Incoming
@@ -46,7 +47,6 @@ from penstock.api.socket.steers import (
 )
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.stages.normalize.normalize import CONTINUABLE
@@ -268,12 +268,13 @@ class Connection:
             with self.scheduler.in_flight:
                 try:
                     parent = self.memory.find(previous)
-                    resolved = await self.scheduler.prepare(_continuing(request, parent.history if parent else None))
+                    opened = await self.scheduler.prepare(_continuing(request, parent.history if parent else None))
                 finally:
                     for held in (create, *(steer.id for steer in steers)):
                         self._release(held)
                 del request, reading
-                run = await self._stream(lane, wire, resolved, started, sent)
+                async with opened:
+                    run = await self._stream(lane, wire, opened, started, sent)
         except ConnectionResetError:
             raise
         except RunReleased:  # the response goes on at another server
@@ -287,7 +288,7 @@ class Connection:
                 await self._refuse(answer, lane, started, model)
         else:
             if run.response.status in CONTINUABLE:
-                self.memory.remember(lane, await latest_of(resolved, run, parent, sent))
+                self.memory.remember(lane, await latest_of(opened.request, run, parent, sent))
             log_exchange(self.request, run.response, started)
             return run
         return None
@@ -298,14 +299,15 @@ class Connection:
             raise InvalidRequest("A response over a WebSocket cannot run in the background.", param="background")
         return self.edge.enveloped(self.request, replace(reading, generates=create.event.generates))
 
-    async def _stream(self, lane: str | None, wire: Wire, resolved: ResolvedRequest, started: float, sent: int) -> Run:
+    async def _stream(self, lane: str | None, wire: Wire, opened: Opened, started: float, sent: int) -> Run:
         """Send the events of a response to a request of ``sent`` bytes to its end, and return its run.
 
         Only errors that keep the response from beginning are raised.
         """
+        resolved = opened.request
         response, owner = resolved.facts.response, resolved.facts.origin.owner
         is_open = metrics.STREAMS_OPEN.labels("websocket").track_inprogress()
-        async with aclosing(self.scheduler.run(resolved, "websocket")) as running:
+        async with aclosing(self.scheduler.run(opened, "websocket")) as running:
             delivery = Delivery(running, Beginning(self.edge.dialect.name, resolved.facts.model, started))
             with is_open:
                 await delivery.begin()

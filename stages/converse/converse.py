@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, ImagesRefused, UnsupportedParameter
-from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, ResolvedRequest
+from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, Prompt, ResolvedRequest
+from penstock.pipeline.halfway import Halfway, halfway
 from penstock.pipeline.tasks import apart
 from penstock.stages.converse.mcp_tools import with_declarations
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
@@ -70,10 +71,9 @@ class Converse:
                 for step in loop.begin():
                     yield loop.note(await step if isinstance(step, asyncio.Task) else step)
                 while loop.next_turn():
-                    if loop.may_compact and await apart(loop.request.is_long, loop.has_superseded):
-                        loop.compact_if_full(await self._length(loop.request))
                     with turn_span(loop.request) as turn:
-                        async with self._accepted(loop, turn) as (first, parsed):
+                        async with self._measured(loop, turn) as begun, self._accepted(loop, turn, begun) as answer:
+                            first, parsed = answer
                             for passed in loop.feed(first) if first else ():
                                 yield passed
                             async for frame in parsed:
@@ -106,14 +106,13 @@ class Converse:
             async with self.inner.open(source_of([request])) as parsed:
                 yield parsed
             return
-        async with self.inner.through("summarize").open(source_of([request])) as requests:
-            asking = await anext(requests)
-        if asking.facts.summary is not None:
-            async with aclosing(source_of(turn_without_model(asking.facts, asking.facts.summary))) as made:
-                yield made
-            return
-        async with self.inner.following("summarize").open(source_of([asking])) as parsed:
-            yield parsed
+        async with halfway(self.inner.through("summarize"), source_of([request])) as asked:
+            if asked.frame.facts.summary is not None:
+                async with aclosing(_made(asked)) as made:
+                    yield made
+                return
+            async with self.inner.following("summarize").open(asked.going_on(asked.frame)) as parsed:
+                yield parsed
 
     async def _stop_if_cut(self, loop: ToolLoop) -> None:
         """End the engine's generation once its output is dropped."""
@@ -130,26 +129,39 @@ class Converse:
             message = "This server cannot count tokens: the prompt is made elsewhere."
             raise UnsupportedParameter(message, param="context_management")
 
-    async def _length(self, request: ResolvedRequest) -> int:
-        """Return the number of tokens of the next prompt."""
-        try:
-            async with self.inner.through("render").open(source_of([request])) as prompts:
-                return len((await anext(prompts)).token_ids)
-        except ContextTooLong as error:
-            return error.prompt_tokens
+    @asynccontextmanager
+    async def _measured(self, loop: ToolLoop, turn: TracedTurn) -> AsyncGenerator[Halfway[Prompt] | None, None]:
+        """Render the next prompt if its length decides whether the turn is a compaction; yield it if it is none."""
+        if not (loop.may_compact and await apart(loop.request.is_long, loop.has_superseded)):
+            yield None
+            return
+        async with AsyncExitStack() as closing:
+            begun, through_render = None, self.inner.through("render")
+            try:
+                rendering = halfway(through_render, source_of([turn.asking(loop.request)]))
+                begun = await closing.enter_async_context(rendering)
+                length = len(begun.frame.token_ids)
+            except ContextTooLong as error:
+                length = error.prompt_tokens
+            if loop.compact_if_full(length):
+                await closing.aclose()
+                begun = None
+            yield begun
 
     @asynccontextmanager
     async def _accepted(
-        self, loop: ToolLoop, turn: TracedTurn
+        self, loop: ToolLoop, turn: TracedTurn, begun: Halfway[Prompt] | None
     ) -> AsyncGenerator[tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]], None]:
-        """Open the next turn; return its first frame, or None if there is none, and the stream of the rest.
+        """Open the next turn, or the rest of one that has ``begun``.
 
-        A response that has begun can no longer be refused, so it retries until the engine has room for its turn.
+        Yields its first frame, or None if there is none, and the stream of the rest.  A response that has begun can no
+        longer be refused, so it retries until a backend of texts has room for its turn; `Generate` does so for others.
         Images that the engine refuses are left out, if the client does not send them now.  Raises `EngineOverloaded` if
         the response has not begun.
         """
         while True:
-            async with self._opened(turn.asking(loop.asked)) as parsed:
+            async with self._rest_of(begun) if begun else self._opened(turn.asking(loop.asked)) as parsed:
+                begun = None
                 try:
                     first_frame = await anext(parsed, None)
                 except ImagesRefused as error:
@@ -163,3 +175,14 @@ class Converse:
                     yield turn.begin(first_frame), parsed
                     return
             await asyncio.sleep(self.limits.retry_seconds)
+
+    def _rest_of(self, begun: Halfway[Prompt]) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
+        return self.inner.following("render").open(begun.going_on(begun.frame))
+
+
+async def _made(asked: Halfway[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+    """Yield a turn with the summary that a stage has made without the model."""
+    facts = asked.frame.facts
+    for frame in turn_without_model(facts, facts.summary or ""):
+        yield frame
+    await asked.finish()

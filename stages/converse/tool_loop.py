@@ -144,8 +144,8 @@ class ToolLoop:
         if not unlisted and not self._approved:
             self._offer(with_mcp_tools(request.facts.tools, known))
             return
-        started = self._clock()
         yield frames.ResponseStarted(request.facts)
+        started = self._clock()  # a queued response has waited for its turn until now
         seconds = self._limits.listing_seconds
         tasks = [self._sessions.start(list_tools(server, self._toolbox, seconds)) for server in unlisted]
         for server, task in zip(unlisted, tasks, strict=True):
@@ -212,11 +212,16 @@ class ToolLoop:
         items = self.request.items
         return type(items[-1]) is not Compaction and would_supersede(items)
 
-    def compact_if_full(self, prompt_tokens: int) -> None:
-        """Make this turn a compaction if its prompt has so many tokens that the request, or the context, wants one."""
+    def compact_if_full(self, prompt_tokens: int) -> bool:
+        """Make this turn a compaction if its prompt has so many tokens that the request, or the context, wants one.
+
+        Return True if it is one now.
+        """
         most = self._limits.context_length * 7 // 8  # the rest is for the answer
-        if prompt_tokens >= min(self._threshold or most, most):
+        is_full = prompt_tokens >= min(self._threshold or most, most)
+        if is_full:
             self._compact()
+        return is_full
 
     def _compact(self) -> None:
         self._turn = SummaryTurn(self.request.facts, is_first=not self.has_begun)

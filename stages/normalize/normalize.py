@@ -218,11 +218,13 @@ class Normalize:
         """
         async for request in source:
             whole = applied(self.prompts, request)
+            del request
             try:
-                resolved = await self._resolve(whole)
+                resolved = [await self._resolve(whole)]
             except InvalidRequest as error:
                 raise blamed(error, whole) from error.__cause__
-            yield resolved
+            del whole  # free it: it may be long, and the response may take long
+            yield resolved.pop()
 
     async def _resolve(self, whole: Applied) -> ResolvedRequest:
         refuse_unsupported(request := whole.request)
@@ -233,7 +235,7 @@ class Normalize:
         referenced = await self.store.items(ids, envelope.owner) if ids else {}
         suffix, now = self.draw(), self.clock()
         current_response.set(response_id := f"resp_{suffix}")
-        thoughts = ThoughtOpener(self.sealer, envelope.owner)
+        thoughts = ThoughtOpener(self.sealer, envelope.owner, envelope.forgives)
         read = await apart(not _is_light(request, past), self._read, request, past, referenced, suffix, thoughts)
         await self._refuse_used_approvals(request, read.granted)
         files = await self._readings(*read.files, request)

@@ -32,6 +32,8 @@ class ThoughtOpener:
     sealer: Sealer | None
     """None if nothing is opened here."""
     owner: str
+    forgives: bool = False
+    """True if a thought that does not open is left out."""
     tokens: dict[str, TokenIds] = field(default_factory=dict)
     """The tokens that the engine generated for the thoughts and the items before them, by item id."""
     results: dict[str, str] = field(default_factory=dict)
@@ -44,14 +46,16 @@ class ThoughtOpener:
 
         Those with ``referenced`` ids are items of the store.  If another maker has sealed a thought, the model reads
         its plain content or its summary.  Raises `InvalidEncryptedContent` for a thought that was sealed here, but then
-        changed, or sealed for another owner.
+        changed, or sealed for another owner, unless it ``forgives``.
         """
         opened: list[Item] = []
         for position, item in enumerate(items):
             try:
                 opened.append(self._opened_if_possible(item) if item.id in referenced else self._opened(item))
             except Unverified:
-                raise InvalidEncryptedContent(f"{name}[{position}]") from None
+                if not self.forgives:
+                    raise InvalidEncryptedContent(f"{name}[{position}]") from None
+                opened.append(replace(item, encrypted_content=UNSET))
         if self._left < 0:
             raise InvalidRequest("The thoughts of this request are too long.", param=name)
         if self._foreign:

@@ -22,6 +22,7 @@ from penstock.pipeline.protocol.tools import HOSTED, HostedKind
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
 from penstock.stages.recordings.recorded_request import ComparableRequest
 from penstock.stages.recordings.recordings import Recorded, Recordings
+from penstock.stages.services.runs.turns import own_turn
 from penstock.stages.services.tools import Toolbox
 
 Frame = TypeVar("Frame")
@@ -82,6 +83,7 @@ class ConverseAsRecorded:
                 recording = await asyncio.to_thread(recorded.read)
             except UnreadableRecording as error:
                 raise EngineFailed(f"The recording {recorded.name!r} can no longer be read.") from error
+            await own_turn()
             answer = _answering(request, recorded, _paced(recording, self.speed))
             async with self._stages_after(recorded.stage).open(answer) as answered:
                 async for frame in answered:

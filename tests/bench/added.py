@@ -117,9 +117,9 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[Mapping[str, Any]],
             )
 
             async def events(data: bytes) -> AsyncGenerator[Any, None]:
-                conversation = await scheduler.prepare(read_request(data))
-                async for event in scheduler.run(conversation):
-                    yield event
+                async with await scheduler.prepare(read_request(data)) as opened:
+                    async for event in scheduler.run(opened):
+                        yield event
 
             async def answer(data: bytes) -> AsyncGenerator[bytes, None]:
                 async for event in events(data):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,14 +22,11 @@ from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import receive
 from penstock.api.http.wire import Reading, UsageSoFar, Wire
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import ContextTooLong, InvalidEncryptedContent, InvalidRequest
-from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.errors import ContextTooLong, InvalidRequest
 from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.params.items import ReasoningItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.stages.services.engines.engine import Budgeted
-from penstock.stages.services.sealing import NAMED
 
 Value = TypeVar("Value")
 
@@ -62,14 +58,19 @@ def read(body: bytes) -> Reading:
     """Read the body of a request for a message."""
     given = read_body(body, CreateMessage)
     return Reading(
-        given.create_request, FORMS[given.display], bool(given.stream), place=given.place, generates=given.generates
+        given.create_request,
+        FORMS[given.display],
+        bool(given.stream),
+        place=given.place,
+        generates=given.generates,
+        forgives=True,
     )
 
 
 def read_prompt(body: bytes) -> Reading:
     """Read the body of a request for the number of tokens of a prompt."""
     given = read_body(body, CountTokens)
-    return Reading(given.create_request, FORMS["shown"], place=given.place)
+    return Reading(given.create_request, FORMS["shown"], place=given.place, forgives=True)
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,14 @@ class Messages:
         with self.edge.scheduler.in_flight, self._in_words_of_anthropic():
             reading = await self.edge.read(request, body)
             del body  # free it: the answer may take long
-            (prepared,) = await self.edge.prepared(reading, self._prepare)
-            most = prepared.resolved.facts.sampling.max_tokens if reading.generates else 0
+            opening = self.edge.prepared(reading.asking(self._budgeted(reading.request)))
             del reading
-            wire = form(replace(_events_of(prepared.wire), most=most))
-            named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
-            return await self.edge.answer(request, replace(prepared, wire=named))
-
-    async def _prepare(self, request: CreateResponse) -> ResolvedRequest:
-        return await _leniently(self.edge.scheduler.prepare, self._budgeted(request))
+            async with opening as (prepared,):
+                facts = prepared.resolved.facts
+                most = facts.sampling.max_tokens if facts.generates else 0
+                wire = form(replace(_events_of(prepared.wire), most=most))
+                named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
+                return await self.edge.answer(request, replace(prepared, wire=named))
 
     def _budgeted(self, request: CreateResponse) -> CreateResponse:
         """Return a request without its budget of thoughts if the engine cannot keep it: it is no hard limit."""
@@ -117,7 +117,7 @@ class Messages:
             reading = await self.edge.read(request, body, read_prompt)
             try:
                 with placing(reading.place):
-                    count = await _leniently(self.edge.prompt_length, reading.request)
+                    count = await self.edge.prompt_length(reading.request)
             except ContextTooLong as error:
                 count = error.prompt_tokens
             return as_json(TokenCount(count))
@@ -143,43 +143,6 @@ def _events_of(wire: Wire) -> MessageEvents:
     assert wire.outgoing is not None
     events: MessageEvents = wire.outgoing.stage(STAGE)
     return events
-
-
-async def _leniently(prepare: Callable[[CreateResponse], Awaitable[Value]], request: CreateResponse) -> Value:
-    """Prepare a request; a signature that does not open costs the tokens of its thought, never the request."""
-    for selects in (_of_the_same_key, _any):
-        try:
-            return await prepare(request)
-        except InvalidEncryptedContent as error:
-            request = _unsealed(request, selects(_sealed_at(request, error)))
-    return await prepare(request)
-
-
-def _sealed_at(request: CreateResponse, error: InvalidEncryptedContent) -> str:
-    """Return the sealed text that an error is about."""
-    position = re.fullmatch(r"input\[(\d+)\].*", error.param or "")
-    item = request.input_items[int(position[1])] if position else None
-    return (isinstance(item, ReasoningItem) and item.encrypted_content) or ""
-
-
-def _of_the_same_key(text: str) -> Callable[[str], bool]:
-    """Return a test for texts that were sealed with the same key as ``text``."""
-    return lambda sealed: sealed[:NAMED] == text[:NAMED]
-
-
-def _any(_: str) -> Callable[[str], bool]:
-    return lambda sealed: True
-
-
-def _unsealed(request: CreateResponse, is_left_out: Callable[[str], bool]) -> CreateResponse:
-    """Return a request without some of its sealed texts; the plain texts beside them stay."""
-    items = [
-        msgspec.structs.replace(item, encrypted_content=None)
-        if isinstance(item, ReasoningItem) and item.encrypted_content and is_left_out(item.encrypted_content)
-        else item
-        for item in request.input_items
-    ]
-    return request.model_copy(update={"input": items})
 
 
 def _routes(edge: Edge) -> Sequence[web.RouteDef]:

@@ -101,22 +101,24 @@ class Responses:
         """Create a response, as a stream of events or as one object."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            prepared = await self.edge.prepare(request, body)
+            reading = self.edge.prepared_from(request, body)
             del body  # free it: the response may take long
-            if prepared.resolved.facts.response.background and not prepared.streams:
-                request[RESPONSE] = queued = (await self.scheduler.queue(prepared.resolved)).response
-                return as_json(queued)
-            return await self.edge.answer(request, prepared)
+            async with reading as (prepared,):
+                if prepared.resolved.facts.response.background and not prepared.streams:
+                    request[RESPONSE] = queued = (await self.scheduler.queue(prepared.opened)).response
+                    return as_json(queued)
+                return await self.edge.answer(request, prepared)
 
     @operation(Operation(CompactedResponse, body=CompactConversation, refusals=_COMPACT_REFUSALS))
     async def compact(self, request: web.Request) -> web.Response:
         """Compact a conversation: return the items that stand for it from now on."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            resolved = (await self.edge.prepare(request, body, read_compaction)).resolved
+            reading = self.edge.prepared_from(request, body, read_compaction)
             del body
-            async with aclosing(self.scheduler.run(resolved, "sync")) as events:
+            async with reading as (prepared,), aclosing(self.scheduler.run(prepared.opened, "sync")) as events:
                 request[RESPONSE] = response = await last_response(events)
+            resolved = prepared.resolved
         if response.status != "completed" or response.usage is None:
             raise errors.CompactionFailed(response.error.message if response.error else "The compaction was cancelled.")
         items = (*resolved.facts.input, *response.output)

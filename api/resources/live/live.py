@@ -33,6 +33,7 @@ from penstock.api.resources.resources import ServerParts
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import InvalidRequest, ResponseNotFound, ServerBusy, UnsupportedParameter
+from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.tasks import in_thread
@@ -134,21 +135,27 @@ class Live:
         body = await receive(request)
         with self._counted(), self.scheduler.in_flight:
             read = _Reader()
-            (prepared,) = await self.edge.prepare_all(request, body, read)
+            reading = self.edge.prepared_from(request, body, read)
             del body
-            release(request)
-            watch = self.watch()
-            events = self.scheduler.run_edited(prepared.resolved, partial(self._edited, watch, read.go_on))
-            begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            driving = asyncio.create_task(watch.drive(events, begun))
-            try:
-                await begun
-                spelling = Spelling(vocabulary_of(self.scheduler.pipeline))
-                return await send(request, watch.lines(spelling), WIRE, self.edge.keep_alive)
-            finally:
-                driving.cancel()
-                with suppress(asyncio.CancelledError):
-                    await driving
+            async with reading as (prepared,):
+                release(request)
+                watch = self.watch()
+                events = self.scheduler.run_edited(prepared.opened, partial(self._edited, watch, read.go_on))
+                return await self._shown(request, watch, events)
+
+    async def _shown(
+        self, request: web.Request, watch: Watch, events: AsyncGenerator[ResponseEvent, None]
+    ) -> web.StreamResponse:
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        driving = asyncio.create_task(watch.drive(events, begun))
+        try:
+            await begun
+            spelling = Spelling(vocabulary_of(self.scheduler.pipeline))
+            return await send(request, watch.lines(spelling), WIRE, self.edge.keep_alive)
+        finally:
+            driving.cancel()
+            with suppress(asyncio.CancelledError):
+                await driving
 
     @for_operators
     @operation(Operation(SavedList))

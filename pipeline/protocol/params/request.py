@@ -187,6 +187,8 @@ class Envelope:
     """The history of ``previous_response_id``, if the edge holds it; else it comes from the store."""
     moves: bool = False
     """True if the request can be passed on to the server that has its container."""
+    forgives: bool = False
+    """True if a thought that was sealed here and cannot be opened is left out, rather than refused."""
 
 
 _NO_ENVELOPE = Envelope()

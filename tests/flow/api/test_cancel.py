@@ -202,7 +202,7 @@ async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> 
     response_id = await served.start_background()
     run = served.scheduler.runs.get(response_id, "")
     assert run
-    served.scheduler.background.release_queued()
+    await served.scheduler.background.release_queued()
     with pytest.raises(RunReleased):
         await served.scheduler.cancel(run)
 

@@ -44,10 +44,10 @@ def hand_overs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def answered(store: Store, body: dict[str, Any]) -> str:
     engine, runs = ScriptedEngine(script()), RunRegistry(store)
     scheduler = Scheduler(responses_pipeline(harmony_stages(load_encoding()), engine, runs), engine, runs, store)
-    request = await scheduler.prepare(read_request(json.dumps(body).encode()))
-    events = [event async for event in scheduler.run(request)]
+    async with await scheduler.prepare(read_request(json.dumps(body).encode())) as opened:
+        events = [event async for event in scheduler.run(opened)]
     assert isinstance(events[-1], ResponseCompleted)
-    return request.facts.response_id
+    return opened.request.facts.response_id
 
 
 @pytest.mark.parametrize(

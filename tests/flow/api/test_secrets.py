@@ -63,8 +63,9 @@ class Watched:
 
 
 async def waiting(served: ScriptedServer) -> Run:
-    read = await served.scheduler.prepare(CreateResponse(input="Hi", background=True))
-    return await served.scheduler.queue(secretive(read))
+    async with await served.scheduler.prepare(CreateResponse(input="Hi", background=True)) as opened:
+        opened.half.frame = secretive(opened.request)
+        return await served.scheduler.queue(opened)
 
 
 async def test_background_response_has_its_secrets(where: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +108,7 @@ async def _is_deleted(served: ScriptedServer, run: Run) -> None:
 
 
 async def _is_handed_over(served: ScriptedServer, run: Run) -> None:
-    served.scheduler.background.release_queued()
+    await served.scheduler.background.release_queued()
 
 
 async def _is_taken_away(served: ScriptedServer, run: Run) -> None:

@@ -82,6 +82,7 @@ async def test_late_detached_response_holds_no_conversation(store_at: str) -> No
         served.scheduler.in_flight.stopping = True
         with pytest.raises(ServerStopping):
             await anext(served.scheduler.run(read))
+        await read.aclose()
         await served.store.conversations.lock(conversation["id"], "", "resp_next", 0)
 
 
