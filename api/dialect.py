@@ -276,6 +276,8 @@ class Edge:
             return await send(request, events, wire, self.keep_alive)
         try:
             body = await wire.fold(events)
+            async for _ in events:  # a fold may stop at the last event, after which stages have code to run
+                pass
             return as_json(await in_thread(in_pieces, body) if is_long else body)
         except errors.EngineFailed:
             if self.scheduler.in_flight.stopping:

@@ -51,11 +51,14 @@ def _obfuscated_json(event: Event) -> bytes:
 
 
 async def last_response(events: AsyncIterator[Any]) -> Response:
-    """Return the response in the last event of a stream."""
+    """Return the response in the last event of a stream, which is read to its end."""
+    response: Response | None = None
     async for event in events:
         if isinstance(event, TerminalEvent):
-            return event.response
-    raise RuntimeError("the stream ended without a terminal event")
+            response = event.response
+    if response is None:
+        raise RuntimeError("the stream ended without a terminal event")
+    return response
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, tag="error"):
