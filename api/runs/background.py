@@ -133,9 +133,9 @@ class BackgroundQueue:
     longest: int = 20_000
     most_open: int = 256
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _waiting: dict[str, Waiting] = field(default_factory=dict)
+    waiting: dict[str, Waiting] = field(default_factory=dict)
     """The open pipelines of responses whose turn has not come, by response id."""
-    _open: set[asyncio.Task[None]] = field(default_factory=set)
+    opening: set[asyncio.Task[None]] = field(default_factory=set)
     """The tasks of open pipelines that wait, or come to it."""
 
     def check(self, owner: str) -> None:
@@ -151,12 +151,12 @@ class BackgroundQueue:
 
         Returns None if too many wait already: the stages before `normalize` have then ended.
         """
-        if len(self._open) >= self.most_open:
+        if len(self.opening) >= self.most_open:
             await opened.half.finish()
             return None
         turn = Turn()
         task = asyncio.create_task(self._run_opened(opened.taken(), turn))
-        self._open.add(task)
+        self.opening.add(task)
         task.add_done_callback(self._closed)
         waiting = Waiting(turn, task)
         try:
@@ -179,7 +179,7 @@ class BackgroundQueue:
             turn.awaited.cancel()  # a stage may cancel itself
 
     def _closed(self, task: asyncio.Task[None]) -> None:
-        self._open.discard(task)
+        self.opening.discard(task)
         if not task.cancelled():
             task.exception()  # it may have failed while it waited, and been cancelled by its client before its turn
 
@@ -189,7 +189,7 @@ class BackgroundQueue:
         ``servers`` are the MCP servers of its request, if this process knows their secrets.
         """
         if waiting is not None:
-            self._waiting[run.response.id] = waiting
+            self.waiting[run.response.id] = waiting
         if self.in_flight.stopping:
             self._release(run)
         else:
@@ -199,14 +199,14 @@ class BackgroundQueue:
     def interrupt(self, run: Run) -> None:
         """Take a response out of the queue, or cancel its task."""
         self.slots.withdraw(run.origin.owner, run.response.id)
-        if waiting := self._waiting.pop(run.response.id, None):
+        if waiting := self.waiting.pop(run.response.id, None):
             waiting.task.cancel()
         if task := self._tasks.get(run.response.id):
             task.cancel()
 
     async def release_queued(self) -> None:
         """Leave the queued responses to the next server, and wait for the end of their stages here."""
-        waiting = [each.task for each in self._waiting.values()]
+        waiting = [each.task for each in self.waiting.values()]
         for run in self.runs.queued:
             self._release(run)
         if waiting:
@@ -243,7 +243,7 @@ class BackgroundQueue:
     async def _has_run(self, run: Run, servers: tuple[McpServer, ...]) -> bool:
         """Run a response; return False if it has to wait longer, because the engine or the store cannot take it now."""
         try:
-            if run.response.id in self._waiting:
+            if run.response.id in self.waiting:
                 await self._run_waiting(run)
             elif (request := await self.store.queued(run.response.id)) is None:
                 run.release()  # it was deleted, or taken over by a server that considered this one dead
@@ -261,8 +261,8 @@ class BackgroundQueue:
     async def _run_waiting(self, run: Run) -> None:
         """Run a response whose pipeline waits for its turn, which has come."""
         server = await self.store.runner(run.response.id)
-        waiting = self._waiting.pop(run.response.id)
-        self._open.discard(waiting.task)
+        waiting = self.waiting.pop(run.response.id)
+        self.opening.discard(waiting.task)
         if server is not None and server.id == self.store.server_id:
             await waiting.run()
         else:  # as in `_has_run`

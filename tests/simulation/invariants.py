@@ -238,6 +238,7 @@ def _held(server: SimulatedServer) -> dict[str, Any]:
         "interrupts": len(scheduler._interrupts),
         "background tasks": len(scheduler.background._tasks),
         "background slots": scheduler.background.slots.in_use,
+        "waiting pipelines": len(scheduler.background.opening),
         "slots of keys": slots,
         "queueing turns": dict(scheduler.admission._queueing),
         "generations": server.engine.running,

@@ -171,7 +171,7 @@ WAYS: dict[str, Way] = {
 OTHER_OUTPUT: dict[str, Way] = {
     "POST /v1/completions": way("/v1/completions", prompt="Hi"),
     "POST /v1/completions, stream": way("/v1/completions", prompt="Hi", stream=True),
-    "POST /v1/responses/compact": way("/v1/responses/compact", input="Hi", model="tiny-gpt-oss"),
+    "POST /v1/responses/compact": way("/v1/responses/compact", input="Hi", model="tiny"),
 }
 """The ways in whose model writes something else."""
 
@@ -337,8 +337,8 @@ async def test_stages_of_a_response_that_leaves_the_queue_are_closed(
         await served.scheduler.drain(0)
     await once(diary)
     assert [seen[-1] for seen in diary.seen().values()] == ["is closed"] * len(JUNCTIONS)
-    background: Any = served.scheduler.background
-    assert (background._waiting, background._open) == ({}, set())
+    background = served.scheduler.background
+    assert (background.waiting, background.opening) == ({}, set())
 
 
 async def test_next_server_runs_the_stages_after_normalize(expected: Diary, tmp_path: Path) -> None:
