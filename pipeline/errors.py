@@ -215,6 +215,9 @@ class NotRecorded(InvalidRequest):
         super().__init__(problem, param="input")
 
 
+STORES_NOTHING = " This server stores nothing (--store none). Its operator can name a file or a database by --store."
+
+
 class PreviousResponseNotFound(InvalidRequest):
     """``previous_response_id`` names no stored response.
 
@@ -224,8 +227,9 @@ class PreviousResponseNotFound(InvalidRequest):
 
     code = "previous_response_not_found"
 
-    def __init__(self, response_id: str) -> None:
-        super().__init__(f"Previous response with id {response_id!r} not found.", param="previous_response_id")
+    def __init__(self, response_id: str, *, keeps: bool = True) -> None:
+        message = f"Previous response with id {response_id!r} not found."
+        super().__init__(message if keeps else message + STORES_NOTHING, param="previous_response_id")
 
 
 class ModelNotFound(InvalidRequest):
@@ -258,8 +262,9 @@ class ResponseNotFound(InvalidRequest):
     status = 404
     code = "response_not_found"
 
-    def __init__(self, response_id: str) -> None:
-        super().__init__(f"There is no stored response {response_id!r}.", param="response_id")
+    def __init__(self, response_id: str, *, keeps: bool = True) -> None:
+        message = f"There is no stored response {response_id!r}."
+        super().__init__(message if keeps else message + STORES_NOTHING, param="response_id")
 
 
 class StreamExpired(InvalidRequest):
@@ -280,14 +285,15 @@ class ConversationNotFound(InvalidRequest):
     status = 404
     code = "conversation_not_found"
 
-    def __init__(self, conversation_id: str, *, param: str = "conversation_id") -> None:
-        super().__init__(f"There is no conversation {conversation_id!r}.", param=param)
+    def __init__(self, conversation_id: str, *, param: str = "conversation_id", keeps: bool = True) -> None:
+        message = f"There is no conversation {conversation_id!r}."
+        super().__init__(message if keeps else message + STORES_NOTHING, param=param)
 
 
-def no_conversation(conversation_id: str, *, param: str = "conversation_id") -> InvalidRequest:
+def no_conversation(conversation_id: str, *, param: str = "conversation_id", keeps: bool = True) -> InvalidRequest:
     """Return the error for a conversation that does not exist; as at OpenAI, a malformed id gets a 400, not a 404."""
     if conversation_id.startswith("conv_"):
-        return ConversationNotFound(conversation_id, param=param)
+        return ConversationNotFound(conversation_id, param=param, keeps=keeps)
     message = f"The id of a conversation begins with 'conv_', and {conversation_id!r} does not."
     return InvalidRequest(message, param=param, code="invalid_value")
 

@@ -37,7 +37,7 @@ class Generate:
     """Let ``engine`` continue each prompt.  Closing the stream aborts the generation.
 
     ``is_accepted`` tells if a response, given by its id, can no longer be refused: its prompts wait for an engine that
-    has no room, which is asked again after ``retry_seconds``.
+    has no room, and which gets them again after ``retry_seconds``.
     """
 
     engine: Engine

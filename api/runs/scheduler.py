@@ -411,7 +411,7 @@ class Scheduler:
                 return run
             stored = await self.store.get(response_id, owner)
             if stored is None:
-                raise errors.ResponseNotFound(shortened(response_id))
+                raise errors.ResponseNotFound(shortened(response_id), keeps=self.store.keeps)
             if stored.response.status not in UNENDED:
                 return stored
             server = await self.store.runner(response_id)

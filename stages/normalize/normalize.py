@@ -429,7 +429,8 @@ class Normalize:
         if (conversation_id := request.conversation_id) is not None:
             conversation = await self.store.conversations.items(conversation_id, request.envelope.owner)
             if conversation is None:
-                raise errors.no_conversation(shortened(conversation_id), param="conversation")
+                keeps = self.store.keeps
+                raise errors.no_conversation(shortened(conversation_id), param="conversation", keeps=keeps)
             return conversation
         if (previous := request.previous_response_id) is not None:
             return request.envelope.continued or await self._continued(previous, request.envelope.owner)
@@ -438,7 +439,7 @@ class Normalize:
     async def _continued(self, previous: str, owner: str) -> History:
         chain = await self.store.chain(previous, owner)
         if not chain:
-            raise errors.PreviousResponseNotFound(shortened(previous))
+            raise errors.PreviousResponseNotFound(shortened(previous), keeps=self.store.keeps)
         if (status := chain[-1].response.status) not in CONTINUABLE:
             raise errors.PreviousResponseUnfinished(previous, status)
         return await self.store.history(chain)

@@ -43,6 +43,7 @@ from penstock.pipeline.frames import (
     TurnFinished,
     with_facts,
 )
+from penstock.stages.services.runs.turns import turn_came_at
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -311,7 +312,8 @@ class TracedTurn:
         """Note that the model writes; only the first time counts."""
         if self._is_silent:
             self._is_silent = False
-            note(self._span, {"gen_ai.response.time_to_first_chunk": monotonic() - self._started})
+            started = max(self._started, turn_came_at())  # a queued response waits within its turn
+            note(self._span, {"gen_ai.response.time_to_first_chunk": monotonic() - started})
 
     def end(self, finished: TurnFinished | None) -> None:
         """Take the end of the turn, if it has one."""

@@ -174,7 +174,7 @@ class Responses:
             await self.scheduler.cancel(found)
         response_id = found.response.id
         if not await self.store.delete(response_id, request[OWNER]) and found.response.store:
-            raise errors.ResponseNotFound(shortened(response_id))
+            raise errors.ResponseNotFound(shortened(response_id), keeps=self.store.keeps)
         return as_json(DeletedResponse(response_id))
 
     @operation(Operation(Response, refusals=_FIND_REFUSALS))
@@ -203,7 +203,7 @@ class Responses:
         response_id, owner = request.match_info["response_id"], request[OWNER]
         input_items = await self.store.input_items(response_id, owner)
         if input_items is None:
-            raise errors.ResponseNotFound(shortened(response_id))
+            raise errors.ResponseNotFound(shortened(response_id), keeps=self.store.keeps)
         current_response.set(response_id)
         return as_json(page.of(await apart(len(input_items) > MANY, _once, input_items)))
 
@@ -212,7 +212,7 @@ class Responses:
         response_id, owner = request.match_info["response_id"], request[OWNER]
         known = self.scheduler.runs.get(response_id, owner) or await self.store.get(response_id, owner)
         if known is None:
-            raise errors.ResponseNotFound(shortened(response_id))
+            raise errors.ResponseNotFound(shortened(response_id), keeps=self.store.keeps)
         if isinstance(known, Run) and known.ended:
             await known.committed()  # so that the client can continue it at any server
         current_response.set(response_id)
@@ -263,7 +263,7 @@ class Responses:
             return found.follow(after)
         response_id = found.response.id
         if not (blocks := await self.store.blocks(response_id)):
-            raise errors.ResponseNotFound(shortened(response_id))
+            raise errors.ResponseNotFound(shortened(response_id), keeps=self.store.keeps)
         return read_stored_log(found.response, blocks, after)
 
     async def _relayed(

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeVar
 
 from penstock.pipeline.frames import Prompt
@@ -23,9 +24,11 @@ class Turn:
         self.awaited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the pipeline waits; the error that keeps it from that is raised here."""
         self._has_come = asyncio.Event()
+        self.came_at = 0.0
 
     def come(self) -> None:
         """Let the pipeline go on."""
+        self.came_at = monotonic()
         self._has_come.set()
 
     async def wait(self) -> None:
@@ -43,6 +46,12 @@ async def own_turn() -> None:
     """Wait until it is the turn of the response that this task runs, if it is queued."""
     if (turn := own.get()) is not None:
         await turn.wait()
+
+
+def turn_came_at() -> float:
+    """Return when the turn of the response that this task runs came, by the monotonic clock; 0 if it had none."""
+    turn = own.get()
+    return turn.came_at if turn else 0.0
 
 
 @dataclass(frozen=True)

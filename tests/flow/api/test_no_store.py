@@ -23,11 +23,30 @@ async def test_server_without_a_store_keeps_no_response(forgetful: ScriptedServe
     for body in ({}, {"store": True}):
         status, answer = await forgetful.post({"input": "Hi", **body})
         assert (status, answer["status"], answer["store"]) == (200, "completed", False)
-        assert (await forgetful.get(f"/v1/responses/{answer['id']}"))[0] == 404
         status, error = await forgetful.post({"input": "Hi", "previous_response_id": answer["id"]})
         assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
+        assert "--store none" in error["error"]["message"]
     assert final(read_sse(await forgetful.stream({"input": "Hi"}))).status == "completed"
     assert len(forgetful.scheduler.runs) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")],
+)
+async def test_missing_response_is_missing_as_nothing_is_stored(
+    forgetful: ScriptedServer, method: str, path: str
+) -> None:
+    _, answer = await forgetful.post({"input": "Hi"})
+    status, error = await forgetful.ask(method, f"/v1/responses/{answer['id']}{path}")
+    assert (status, error["error"]["code"]) == (404, "response_not_found")
+    assert "stores nothing (--store none)" in error["error"]["message"]
+
+
+async def test_missing_conversation_is_missing_as_nothing_is_stored(forgetful: ScriptedServer) -> None:
+    status, error = await forgetful.post({"input": "Hi", "conversation": "conv_1"})
+    assert (status, error["error"]["param"]) == (404, "conversation")
+    assert "--store none" in error["error"]["message"]
 
 
 async def test_running_response_is_found_without_a_store(forgetful: ScriptedServer) -> None:
