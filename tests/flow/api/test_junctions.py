@@ -370,7 +370,7 @@ async def test_full_engine_does_not_repeat_the_stages(name: str, expected: Diary
     diary = Diary()
     engine = FullEngine(Script(refusal=EngineOverloaded("Full.")))
     async with noted(diary, tmp_path / "other", engine, limits=Limits(retry_seconds=0.01)) as served:
-        running = asyncio.create_task(WAYS[name](served))
+        running = asyncio.ensure_future(WAYS[name](served))
         await wait_until(lambda: engine.asked > 2)
         engine.script = script()
         await running
