@@ -102,7 +102,7 @@ def leaves_places_in_the_queue() -> None:
     gives_the_next_place(Slots(2))
     store = Store(NullDatabase())
     slots = Slots(1)
-    queue = BackgroundQueue(_never, RunRegistry(store), store, InFlight(), slots, longest=100)
+    queue = BackgroundQueue(_never, _never, RunRegistry(store), store, InFlight(), slots, longest=100)
     taken(slots, A)
     with pytest.raises(EngineOverloaded):
         for number in range(100):
