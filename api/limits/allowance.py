@@ -66,6 +66,8 @@ class Allowance:
     _level: float = field(init=False)
     _at: float = field(init=False)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held until the store has answered, as `_turn` is free again once a client has left."""
 
     def __post_init__(self) -> None:
         self._level, self._at = self.most, self.clock()
@@ -124,8 +126,11 @@ class Allowance:
         return await shielded(self._count(amount))  # a client that leaves loses nothing of what others share
 
     async def _count(self, amount: float) -> bool:
-        is_taken, self._level = await self.allowances.take(self.owner, self.kind, amount, self.most, MINUTE)
-        self._at = self.clock()
-        if is_taken:
-            self._taken += amount
+        async with (
+            self._counting
+        ):  # else an earlier answer could come after a later one, and its level be taken for new
+            is_taken, self._level = await self.allowances.take(self.owner, self.kind, amount, self.most, MINUTE)
+            self._at = self.clock()
+            if is_taken:
+                self._taken += amount
         return is_taken

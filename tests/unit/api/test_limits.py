@@ -113,6 +113,35 @@ async def test_requests_of_clients_that_leave_cost_nothing(store: Store, steps: 
         assert await admitted(limited, "a", 100) >= 19
 
 
+class LateAllowances(OwnAllowances):
+    """Answers that take longer, the earlier they are asked for."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__(Time())
+        self._turns = turns
+
+    async def take(self, owner: str, kind: str, amount: float, most: float, seconds: float) -> tuple[bool, float]:
+        answer = await super().take(owner, kind, amount, most, seconds)
+        self._turns -= 10
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        return answer
+
+
+@pytest.mark.parametrize("turns", [60, 200])
+async def test_clients_that_leave_a_slow_store_cost_nothing(turns: int) -> None:
+    """Their answers come when the next clients have asked, which must not take an old amount for the new one."""
+    limited, left = Admission(allowances=LateAllowances(turns), tables=SOME_AND_MANY, clock=Time()), 0
+    for _ in range(30):
+        leaving = asyncio.create_task(limited.admit("a"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        left += leaving.cancelled()
+    assert await admitted(limited, "a", 100) == 20 - (30 - left)
+
+
 async def test_servers_know_of_tokens_that_others_spent(store: Store) -> None:
     tables = {"default": KeyLimits(tokens_per_minute=1000)}
     one, other = (Admission(allowances=store.allowances, tables=tables) for _ in range(2))
