@@ -210,7 +210,7 @@ class Raising(Toy):
 )
 def test_broken_rule_is_named(kind: type[Toy], broken: str, problem: str) -> None:
     with pytest.raises(BrokenRule, match=problem) as wrong:
-        check_parser(kind, EXAMPLES | {"I look @ it.": [ContentPiece("I look @ it.")]})
+        check_parser(kind, {**EXAMPLES, "I look @ it.": [ContentPiece("I look @ it.")]})
     assert wrong.value.rule == broken
 
 

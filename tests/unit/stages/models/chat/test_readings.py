@@ -181,7 +181,7 @@ CASES: Mapping[str, Case] = {
     "ends run together": Case(None, "qwen3_coder", tagged("</parameterfunction>"), [LAUNCH]),
     "an end with a digit": Case(None, "qwen3_coder", tagged("</parameter1>\n</function>"), [LAUNCH]),
     "an end with a slash": Case(None, "qwen3_coder", tagged("</parameter/>\n</function>"), [LAUNCH]),
-    "an end without a letter": Case(None, "qwen3_coder", tagged("</paramter>\n</function>"), [("launch", None)]),
+    "an end without a letter": Case(None, "qwen3_coder", tagged("</parameer>\n</function>"), [("launch", None)]),
     "a parameter without its end": Case(None, "qwen3_coder", tagged("</function>"), [LAUNCH]),
     "a parameter with a colon": Case(
         None,
@@ -198,7 +198,7 @@ CASES: Mapping[str, Case] = {
     "another word for arguments": Case(
         None,
         "hermes",
-        '<tool_call>\n{"name": "launch", "argments": {"line": "pwd"}}\n</tool_call>',
+        '<tool_call>\n{"name": "launch", "args_of": {"line": "pwd"}}\n</tool_call>',
         [("launch", None)],
     ),
     "arguments that have only begun": Case(
