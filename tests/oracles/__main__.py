@@ -21,14 +21,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.oracles import llama_cpp_tests, rendering, sglang_detectors, templates, vllm_tests
+from tests.oracles import llama_cpp_tests, mlx_tests, rendering, sglang_detectors, templates, vllm_tests
 from tests.oracles.case import Case, Reading
-from tests.oracles.sources import CACHE, LLAMA_CPP, SGLANG, VLLM
+from tests.oracles.sources import CACHE, LLAMA_CPP, MLX, SGLANG, VLLM
 
 ORACLES = {
     "vllm": f"vLLM {VLLM.version}",
     "llama.cpp": f"llama-cpp-python {LLAMA_CPP.version}",
     "sglang": f"SGLang {SGLANG.version}",
+    "mlx-lm": f"mlx-lm {MLX.version}",
 }
 """The oracles, and their releases."""
 RENDERER = "vllm-rs"
@@ -115,6 +116,8 @@ def _cases(oracle: str | None, family: str | None) -> Iterator[Case]:
     cases = [case for name in wanted for case in stated[name]() if family in (None, case.family)]
     if oracle in (None, "sglang"):
         cases += sglang_detectors.cases(cases)
+    if oracle in (None, "mlx-lm"):
+        cases += (case for case in mlx_tests.cases() if family in (None, case.family))
     yield from (case for case in cases if oracle in (None, case.oracle))
 
 
@@ -142,7 +145,7 @@ def described(case: Case, seen: Iterable[Reading]) -> dict[str, Any]:
         "prompt_end": case.prompt[-300:],
         "variables": dict(case.variables),
         "tools": [{"name": tool.name, "parameters": tool.parameters} for tool in case.tools],
-        "reasons": case.reasons,
+        "reason": case.reason,
         "expected": [asdict(each) for each in case.expected],
         "seen": [asdict(each) for each in seen],
     }

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -103,57 +102,50 @@ class Case:
     tools: tuple[FunctionTool, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     prompt: str = ""
-    reasons: tuple[FinishReason, ...] = ("stop", "length")
-    """The ends that the test may mean: it may end in the middle of an output."""
+    reason: FinishReason = "stop"
+    """The end of the output, by the test; a test that does not say means the end of the turn."""
     renders_by_default: bool = False
     """True if the template renders the same prompt without the variables, which then may make no difference."""
 
     def seen(self) -> list[Reading]:
-        """Return what penstock makes of the output: one reading, or several if they depend on more than it should.
-
-        The tools and the end are those with which penstock agrees, if there are such: a test may call functions that it
-        does not declare.
-        """
-        declared = self._declared()
-        ways = list(product([self.tools, declared] if declared != self.tools else [self.tools], self.reasons))
-        agreeing = (way for way in ways if self.accepts(self.read(*way)))
-        tools, reason = next(agreeing, (declared, self.reasons[0]))
-        readings = [self.read(tools, reason, size) for size in SIZES]
+        """Return what penstock makes of the output: one reading, or several if they depend on more than it should."""
+        readings = [self.read(size) for size in SIZES]
         if self.renders_by_default:
-            readings.append(replace(self, variables={}).read(tools, reason))
+            readings.append(replace(self, variables={}).read())
         return list(dict.fromkeys(readings))
 
     def broken(self) -> list[str]:
         """Return the arguments of completed calls that are no JSON object, if the model ends its turn here."""
-        items = parsed_items(self._frames(self._declared(), "stop"))
+        items = parsed_items(replace(self, reason="stop").frames())
         return [
             item.text for item in items if item.kind == "FunctionCall" and item.complete and not _is_object(item.text)
         ]
 
-    def _declared(self) -> tuple[FunctionTool, ...]:
-        """Return the tools, and those that are called without being declared."""
-        called = {name for each in self.expected for name, _ in each.calls} - {tool.name for tool in self.tools}
-        return (*self.tools, *(FunctionTool(name) for name in sorted(called)))
+    def declared(self) -> tuple[FunctionTool, ...]:
+        """Return the tools of the test; those that the output calls, if the test declares none at all."""
+        called = {name for each in self.expected for name, _ in each.calls}
+        return self.tools or tuple(map(FunctionTool, sorted(called)))
 
     def accepts(self, reading: Reading) -> bool:
         """Return True if the oracle reads the output so."""
         return any(reading.equals(each) for each in self.expected)
 
-    def read(self, tools: Sequence[FunctionTool], reason: FinishReason, size: int = 1) -> Reading:
+    def read(self, size: int = 1) -> Reading:
         """Return what penstock makes of the output, in chunks of ``size`` tokens."""
-        return read_frames(self._frames(tools, reason, size))
+        return read_frames(self.frames(size))
 
-    def _frames(self, tools: Sequence[FunctionTool], reason: FinishReason, size: int = 1) -> list[ParsedFrame]:
-        names = Toolset(tuple(tools))
+    def frames(self, size: int = 1) -> list[ParsedFrame]:
+        """Return what the stage `parse` makes of the output."""
+        names = Toolset(self.declared())
         if self.chat is None:
             encoding = load_encoding()
             chunks = token_chunks(encoding.encode_markup(self.text), size)
-            end = GenerationFinished(reason, 0, 0.0)
+            end = GenerationFinished(self.reason, 0, 0.0)
             return parse_harmony_frames(encoding, [turn_started(tools=names), *chunks, end])
         encode = self.chat.vocabulary.encode
         started = turn_started(tools=names, prompt=tuple(encode(self.prompt)), chat=ChatTurn(self.variables))
         chunks = token_chunks(encode(self.text), size)
-        return parse_chat_frames(self.chat, [started, *chunks, GenerationFinished(reason, 0, 0.0)])
+        return parse_chat_frames(self.chat, [started, *chunks, GenerationFinished(self.reason, 0, 0.0)])
 
 
 def read_frames(frames: Sequence[ParsedFrame]) -> Reading:
@@ -193,6 +185,12 @@ def model_of(
     stops = tuple(vocabulary.marks[end] for end in sorted(all_ends))
     named = tuple(name for name in parsers if name)
     return ChatModel(vocabulary, EndingTemplate(""), VllmParsers(tokenizer, *parsers), stops, {}, named)
+
+
+def tool_of(described: dict[str, Any]) -> FunctionTool:
+    """Return a tool as the tests of other servers describe it."""
+    function = described.get("function", described)
+    return FunctionTool(function["name"], parameters=function.get("parameters") or {})
 
 
 def numbered(names: Iterator[str]) -> Iterator[str]:

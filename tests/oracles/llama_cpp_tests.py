@@ -74,7 +74,7 @@ def _case(record: dict[str, Any]) -> Case:
         tools=tools,
         variables=variables,
         prompt=prompt,
-        reasons=("length",) if record["cut"] else ("stop",),
+        reason="length" if record["cut"] else "stop",
         renders_by_default=prompt == default,
     )
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.protocol.tools import FunctionTool
 from tests.oracles.case import Case, Reading
 from tests.oracles.sources import SGLANG
 
@@ -104,18 +103,11 @@ def cases(others: Iterable[Case]) -> Iterator[Case]:
     for case, line in zip(chosen, lines, strict=True):
         if expected := _agreed(case, json.loads(line)):
             name = f"{case.oracle}: {case.name}"
-            yield replace(case, oracle="sglang", name=name, tools=_declared(case), expected=(expected,))
-
-
-def _declared(case: Case) -> tuple[FunctionTool, ...]:
-    """Return the tools with those that are called without being declared: detectors may drop such calls."""
-    known = {tool.name for tool in case.tools}
-    called = sorted({name for each in case.expected for name, _ in each.calls} - known)
-    return (*case.tools, *map(FunctionTool, called))
+            yield replace(case, oracle="sglang", name=name, tools=case.declared(), expected=(expected,))
 
 
 def _job(case: Case) -> dict[str, Any]:
-    tools = [{"name": tool.name, "parameters": tool.parameters or {}} for tool in _declared(case)]
+    tools = [{"name": tool.name, "parameters": tool.parameters or {}} for tool in case.declared()]
     return {"parser": DETECTORS[case.family], "tools": tools, "text": case.text}
 
 

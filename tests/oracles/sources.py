@@ -121,6 +121,7 @@ LLAMA_CPP = Release(
     ("vendor/llama.cpp/tests/test-chat.cpp", "vendor/llama.cpp/models/templates/"),
 )
 SGLANG = Release("sglang", "0.5.23", "x86_64.whl", ("sglang/srt/function_call/", "sglang/srt/parser/"))
+MLX = Release("mlx-lm", "0.32.2", ".tar.gz", ("tests/test_tool_parsing.py", "mlx_lm/tool_parsers/"))
 OGX = Release(
     "ogx",
     "1.5.0",

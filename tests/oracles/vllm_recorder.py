@@ -152,6 +152,7 @@ def _case(parser: Any, kind: str, request: Any = None, *, anew: bool = False) ->
             "prompt": None,
             "text": None,
             "kind": kind,
+            "cut": False,
             "reasoning": "",
             "content": "",
             "calls": [],
@@ -215,11 +216,17 @@ def _add_delta(case: dict[str, Any], delta: Any) -> None:
             known[1] += call.function.arguments or ""
 
 
+def _goes_on(parser: Any, text: str, delta_text: str) -> bool:
+    """Return True for the next piece of an output, of which the test does not repeat the previous text."""
+    known = _found.get((id(parser), "pieces"))
+    return known is not None and text == f"{known['text']}{delta_text}"
+
+
 def _calls_in_pieces(
     parser: Any, result: Any, previous_text: str, current_text: str, delta_text: str, *args: Any, **named: Any
 ) -> None:
     request = named.get("request") or (args[3] if len(args) > 3 else None)
-    case = _case(parser, "pieces", request, anew=not previous_text)
+    case = _case(parser, "pieces", request, anew=not previous_text and not _goes_on(parser, current_text, delta_text))
     case["text"] = current_text
     _add_delta(case, result)
 
@@ -237,9 +244,11 @@ def _in_pieces(
     delta_token_ids: Sequence[int],
     request: Any,
     prompt_token_ids: Sequence[int] | None = None,
-    **_: Any,
+    *,
+    finished: bool,
 ) -> None:
     case = _case(parser, "pieces", request)
+    case["cut"] = not finished
     if case["text"] is None and prompt_token_ids:
         try:
             case["prompt"] = parser.model_tokenizer.decode(list(prompt_token_ids))

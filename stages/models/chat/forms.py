@@ -36,6 +36,13 @@ _NAMED = HeadedCall(r"\s*([^\s<>{}\[\]\"'`:,]+)(?:[ ]*\n|>)\s*", part=r"\s*[^\s<
 _CDATA = ("<![CDATA[", "]]>")
 _FUNCTION_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_FUNCTION, _JSON))
 _KEY_CALLS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_KEYS, _NAMED, _JSON))
+_LONGCAT_END = ("</longcat_tool_call>",)
+_LONGCAT_KEYS = TaggedCall(
+    Tag("", ("\n", "<longcat_arg_key>", *_LONGCAT_END), keeps_end=True),
+    Tag("<longcat_arg_key>", ("</longcat_arg_key>",)),
+    "</longcat_arg_value>",
+    gap=r"\s*<longcat_arg_value>",
+)
 _IQUEST_END = ("</iquest_tool_call>",)
 _MARKED_OBJECTS = CallForm(_TOOL_CALL, _TOOL_CALL_END, shapes=(_JSON, _FUNCTION))
 _LLAMA = CallForm(
@@ -92,6 +99,12 @@ _KIMI_K3 = TaggedCall(
     type_in="type",
     texts="string",
 )
+_KIMI_K3_OBJECT = HeadedCall(
+    r'(?:[\w-]+="[^"\n]*" )*?tool="([^"\n]*)"[^\n<]*<\|sep\|>\s*<\|open\|>json[^\n<]*<\|sep\|>\s*',
+    _KIMI_K3.head.begin,
+    lambda header, _: _KIMI_K3.head.meant(header),
+)
+"""All arguments as one object: how the template writes those that a client gives as a text."""
 _KIMI_K3_ANSWER = tuple(f"<|{mark}|>{name}<|sep|>" for name in ("response", "message") for mark in ("open", "close"))
 _STEP3 = TaggedCall(
     Tag("<steptml:invoke ", name_in="name"),
@@ -260,14 +273,18 @@ CALL_FORMS: Mapping[str, CallForm] = {
         call_id=function_and_place,
     ),
     "kimi_k3": CallForm(
-        ("<|open|>tools<|sep|>",), ("<|close|>tools<|sep|>",), shapes=(_KIMI_K3,), drops=_KIMI_K3_ANSWER
+        ("<|open|>tools<|sep|>",),
+        ("<|close|>tools<|sep|>",),
+        shapes=(_KIMI_K3, _KIMI_K3_OBJECT),
+        between=("<|close|>json<|sep|>", "<|close|>call<|sep|>"),
+        drops=_KIMI_K3_ANSWER,
     ),
     "lfm2": CallForm(("<|tool_call_start|>",), ("<|tool_call_end|>",), shapes=(PythonCall(),)),
     "ling3": _KEY_CALLS,
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "llama4_pythonic": CallForm(("<|python_start|>",), ("<|python_end|>",), shapes=(PythonCall(),), is_bare=True),
-    "longcat": CallForm(("<longcat_tool_call>",), ("</longcat_tool_call>",)),
+    "longcat": CallForm(("<longcat_tool_call>",), _LONGCAT_END, shapes=(_LONGCAT_KEYS, _JSON)),
     "mimo": _FUNCTION_CALLS,
     "minicpm5": CallForm(
         shapes=(

@@ -484,7 +484,8 @@ class MarkedCalls:
             return
         self._candidate, self._at_line_start = None, False
         if self._has_called:
-            self._held, self._state = read + self._held, _State.WAITING
+            between = before if self._site is self._unmarked else ""  # a line break there ends a call without a mark
+            self._held, self._state = between + read + self._held, _State.WAITING
             return
         self._state = _State.TEXT
         if len(read) <= _MOST_REREAD and self._in_text.search(read):

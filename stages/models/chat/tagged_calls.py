@@ -73,10 +73,11 @@ class Tag:
             return unquoted_name(inside), {}
         if _ATTRIBUTE.sub("", inside).strip():
             return "", {}
-        attributes = {key: self._meant(unquoted_name(value)) for key, value in _ATTRIBUTE.findall(inside)}
+        attributes = {key: self.meant(unquoted_name(value)) for key, value in _ATTRIBUTE.findall(inside)}
         return attributes.get(self.name_in, ""), attributes
 
-    def _meant(self, value: str) -> str:
+    def meant(self, value: str) -> str:
+        """Return the text that the escapes of an attribute stand for."""
         for written, meant in self.escapes:
             value = value.replace(written, meant)
         return value

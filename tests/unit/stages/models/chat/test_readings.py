@@ -288,6 +288,29 @@ CASES: Mapping[str, Case] = {
     "kimi_k3, an escaped key": Case("kimi_k3", "kimi_k3", kimi("r&amp;d"), [("ask", {"r&d": "yes"})]),
     "kimi_k3, quotes in a key": Case("kimi_k3", "kimi_k3", kimi("a &quot;b&quot;"), [("ask", {'a "b"': "yes"})]),
     "kimi_k3, less than": Case("kimi_k3", "kimi_k3", kimi("low<high"), [("ask", {"low<high": "yes"})]),
+    "kimi_k3, the arguments as one object": Case(
+        "kimi_k3",
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="ask" index="1"<|sep|><|open|>json type="object"<|sep|>'
+        '{"town": "<Oslo>"}<|close|>json<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="ask" index="2"<|sep|><|open|>argument key="town" type="string"<|sep|>Rome'
+        "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        [("ask", {"town": "<Oslo>"}), ("ask", {"town": "Rome"})],
+    ),
+    "longcat, keys in tags": Case(
+        None,
+        "longcat",
+        "Well.<longcat_tool_call>forecast\n<longcat_arg_key>town</longcat_arg_key>\n"
+        "<longcat_arg_value>Oslo</longcat_arg_value>\n</longcat_tool_call>",
+        [message("Well."), OSLO],
+    ),
+    "minicpm5, a function that is not declared, on a line between calls": Case(
+        None,
+        "minicpm5",
+        '<function name="ask"><param name="town">Oslo</param></function>\n<function name="fly"></function>\n'
+        '<function name="ask"><param name="town">Rome</param></function>',
+        [("ask", {"town": "Oslo"}), message('<function name="fly"></function>'), ("ask", {"town": "Rome"})],
+    ),
     "lfm2 repeats a call": Case(
         None,
         "lfm2",
