@@ -14,6 +14,7 @@ from penstock.stages.services.store.database import (
     OCTETS,
     Database,
     DatabaseRefused,
+    DatabaseUnavailable,
     Statement,
     Unit,
     Value,
@@ -75,6 +76,14 @@ async def _check_values(database: Database) -> None:
     rule(abs(float(now) - time.time()) < _CLOCK_SECONDS, "the clock is that of this time")
 
 
+async def _check_errors(database: Database) -> None:
+    try:
+        await database.read("select value from check_database_of_no_table")
+    except (DatabaseRefused, DatabaseUnavailable):
+        return
+    raise InvariantBroken("a query of a table that does not exist raises DatabaseRefused")
+
+
 async def _check_counts(database: Database) -> None:
     name = _named("counts")
     await database.write([_unit(_REMOVE, name)])
@@ -130,6 +139,7 @@ _RULES: dict[str, Callable[[Database], Awaitable[None]]] = {
     "members": _check_members,
     "open": _check_opening,
     "values": _check_values,
+    "errors": _check_errors,
     "counts": _check_counts,
     "transactions": _check_transactions,
     "concurrency": _check_reading,

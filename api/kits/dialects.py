@@ -106,6 +106,8 @@ async def _check_read(speaker: _Speaker) -> None:
         rule(isinstance(reading, Reading), f"read returns a Reading, not {reading!r}")
         rule(isinstance(reading.request, CreateResponse), "the request of a Reading is a CreateResponse")
         rule(isinstance(reading.wire, Wire), "the wire of a Reading is a Wire")
+        weaves = not reading.others or reading.wire.weave is not None
+        rule(weaves, "a Reading with others has a Wire that can weave their answers into one")
 
 
 async def _check_wrong_bodies(speaker: _Speaker) -> None:

@@ -132,12 +132,23 @@ async def _check_time_limit(tester: _Tester) -> None:
     async with tester.session() as session:
         await tester.succeeds(session)
         try:
-            async with asyncio.timeout(_MOMENT + GRACE):
+            async with asyncio.timeout(_MOMENT + GRACE), _awaiting(_MOMENT / 2):
                 result = await tester.run(session, tester.calls.slow, _MOMENT)
         except TimeoutError:
             raise InvariantBroken("run ends by itself when its seconds are over") from None
         rule(bool(result.error or result.result), "the model reads that a call took too long")
         await tester.succeeds(session)
+
+
+@asynccontextmanager
+async def _awaiting(seconds: float) -> AsyncGenerator[None, None]:
+    """Raise `InvariantBroken` if the block takes longer than ``seconds``, and nothing else can run meanwhile."""
+    loop, others = asyncio.get_running_loop(), asyncio.Event()
+    end = loop.time() + seconds
+    timer = loop.call_at(end, others.set)
+    yield
+    timer.cancel()
+    rule(others.is_set() or loop.time() <= end, "a call that takes long awaits, so that other responses go on")
 
 
 async def _check_cancellation(tester: _Tester) -> None:

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import StageFault
+from penstock.pipeline.errors import EngineFailed, StageFault
 from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
@@ -132,6 +132,21 @@ class NeverLength(Changing):
         return [GenerationFinished("stop", 0, 0.0) if is_length else frame]
 
 
+class LengthAfterAStop(Changing):
+    def changed(self, frame: EngineFrame) -> list[Any]:
+        return [replace(frame, reason="length") if isinstance(frame, GenerationFinished) else frame]
+
+
+class Backwards(Changing):
+    def changed(self, frame: EngineFrame) -> list[Any]:
+        return [replace(frame, duration=-1.0) if isinstance(frame, GenerationFinished) else frame]
+
+
+class Boasting(Changing):
+    def changed(self, frame: EngineFrame) -> list[Any]:
+        return [replace(frame, cached_tokens=1000) if isinstance(frame, GenerationFinished) else frame]
+
+
 class Unlimited(Broken):
     async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
         sampling = replace(prompt.facts.sampling, max_tokens=40)
@@ -150,6 +165,14 @@ class DeafToTheModel(Broken):
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         async with super().open(replace(prompt, stop_token_ids=())) as frames:
+            yield frames
+
+
+class DeafToTheRequest(Broken):
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        sampling = replace(prompt.facts.sampling, stop_token_ids=())
+        async with super().open(replace(prompt, facts=replace(prompt.facts, sampling=sampling))) as frames:
             yield frames
 
 
@@ -183,6 +206,42 @@ class CancelsAnything(Broken):
     async def cancel(self, response_id: str) -> bool:
         await super().cancel(response_id)
         return True
+
+
+class Denies(Changing):
+    """An engine whose cancel ends a generation that has begun, and returns False."""
+
+    has_begun = False
+
+    def changed(self, frame: EngineFrame) -> list[Any]:
+        self.has_begun = True
+        return [frame]
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        self.has_begun = False
+        async with super().open(prompt) as frames:
+            yield frames
+
+    async def cancel(self, response_id: str) -> bool:
+        return await super().cancel(response_id) and not self.has_begun
+
+
+class Wedged(Broken):
+    """An engine that accepts no prompt after a reader has left."""
+
+    is_wedged = False
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        if self.is_wedged:
+            raise EngineFailed("The last answer was not read.")
+        async with super().open(prompt) as frames:
+            yield frames
+
+    def _leave(self, run: Any) -> None:
+        super()._leave(run)
+        self.is_wedged |= not (run.is_finished or run.is_cancelled)
 
 
 class GoesOn(Broken):
@@ -247,15 +306,21 @@ class CannotClose(Broken):
         (WithStrangeTokens(), "frames: token ids are below vocabulary_size"),
         (OfAnotherKind(), "frames: 'token' is no frame of an engine"),
         (AlwaysCancelled(), "frames: a generation ends with 'stop' or 'length'"),
+        (Backwards(), "frames: duration is in seconds since the generation began"),
+        (Boasting(), "frames: cached_tokens are tokens of the prompt"),
         (NeverLength(), "max_tokens: the reason is 'length' if max_tokens ended it"),
         (Unlimited(), "frames: at most max_tokens are generated: they were 40, with max_tokens=32"),
         (Unstoppable(), "stop_tokens: no token follows one of the stop_token_ids of the prompt"),
         (DeafToTheModel(), "stop_tokens: no token follows one of the stop_token_ids of the prompt"),
+        (DeafToTheRequest(), "stop_tokens: no token follows one of the stop_token_ids of the request's sampling"),
+        (LengthAfterAStop(), "stop_tokens: the reason is 'stop' after a stop token"),
         (OneAtATime(), "concurrency: it took more than 2 seconds"),
         (CancelsAll(), "concurrency: cancel ends no generation of another response"),
         (NeverCancels(), "cancel: cancel returns True for a generation that has just been accepted"),
         (PretendsToCancel(), "concurrency: a generation that was cancelled ends with 'cancelled'"),
         (CancelsAnything(), "cancel: cancel returns False if the response has no generation"),
+        (Denies(), "cancel: the reason is 'cancelled' if and only if cancel returned True"),
+        (Wedged(), "leaving: it raised EngineFailed: The last answer was not read."),
         (GoesOn(), "leaving: leaving the block of open ends the generation: cancel finds none after it"),
         (BreaksAtABias(), "errors: ValueError for {'temperature': -1.0}: what the engine cannot use is InvalidPrompt"),
         (DiesAtABias(), "errors: a wrong request leaves the engine alive"),
@@ -357,6 +422,9 @@ async def test_broken_streams_of_events_are_refused() -> None:
         check_events([*events[:3], *events[4:]])
     with pytest.raises(AssertionError, match="DONE"):
         check_events(b"".join(map(to_sse, events)))
+    body = b"".join(map(to_sse, events)) + b"data: [DONE]\n\n"
+    with pytest.raises(AssertionError, match="an event is named by its type"):
+        check_events(body.replace(b"event: response.created\n", b"event: message\n"))
 
 
 async def test_request_is_resolved_with_its_defaults() -> None:

@@ -10,14 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
 from penstock.api.http.conventions import RequestError
+from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.wire import EVENT_STREAM, Reading
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.events import KEEP_ALIVE
+from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.testing import BrokenRule, check_dialect, check_events
 from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said
 from tests.support.openapi import in_responses_names
@@ -138,28 +141,62 @@ def _hasty(body: bytes) -> Reading:
     return TOY.read(body)
 
 
+def _reading(**changes: Any) -> Dialect:
+    return replace(TOY, read=lambda body: replace(TOY.read(body), **changes))
+
+
 def _polite(error: RequestError) -> tuple[int, Said]:
     return 200, Said(wrong=error.problem.message)
+
+
+def _other(error: RequestError) -> tuple[int, Any]:
+    return error.status, {"wrong": [error.problem.message]}
+
+
+def _with(**changes: Any) -> Dialect:
+    return replace(TOY, conventions=replace(TOY.conventions, **changes))
+
+
+async def _plain(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+@operation(Operation(Said))
+async def _undescribed(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+def _on(*routes: web.RouteDef) -> Dialect:
+    return replace(TOY, routes=lambda edge: [*TOY.routes(edge), *routes])
 
 
 @pytest.mark.parametrize(
     ("dialect", "broken"),
     [
-        (lambda: replace(TOY, read=_bare), "read"),
-        (lambda: replace(TOY, read=_lenient), "wrong bodies"),
-        (lambda: replace(TOY, read=_hasty), "wrong bodies"),
-        (lambda: _with_wire(encode=lambda said: said.text), "encode"),
-        (lambda: _with_wire(encode=lambda said: b"data: " + said.text.encode()), "encode"),
-        (lambda: _with_wire(keep_alive=b":"), "encode"),
-        (lambda: _with_wire(fold=_first), "fold"),
-        (lambda: _with_wire(keep_alive=b""), "idle"),
-        (lambda: _with_wire(keep_alive=b"data: idle\n\n"), "idle"),
-        (lambda: _with_wire(keep_alive=b'data: {"text":"."}\n\n'), "idle"),
-        (lambda: _in_lines(KEEP_ALIVE[:-1]), "idle"),
-        (lambda: _with_wire(fault=lambda error: error.problem.message), "errors"),
-        (lambda: replace(TOY, conventions=replace(TOY.conventions, error=_polite)), "errors"),
-        (lambda: replace(TOY, conventions=replace(TOY.conventions, key_headers=())), "errors"),
-        (lambda: replace(TOY, routes=lambda edge: []), "routes"),
+        (lambda: replace(TOY, read=_bare), "read: read returns a Reading, not CreateResponse"),
+        (lambda: _reading(request={"input": "Hi"}), "read: the request of a Reading is a CreateResponse"),
+        (lambda: _reading(wire="text"), "read: the wire of a Reading is a Wire"),
+        (lambda: _reading(others=(CreateResponse(),)), "read: a Reading with others has a Wire that can weave"),
+        (lambda: replace(TOY, read=_lenient), "wrong bodies: read raises InvalidRequest for b''"),
+        (lambda: replace(TOY, read=_hasty), "wrong bodies: read raises InvalidRequest for b'', not JSONDecodeError"),
+        (lambda: _with_wire(encode=lambda said: said.text), "encode: what encode returns is bytes"),
+        (lambda: _with_wire(encode=lambda said: b"data: " + said.text.encode()), "encode: what encode returns ends"),
+        (lambda: _with_wire(keep_alive=b":"), "encode: keep_alive ends with an empty line"),
+        (lambda: _with_wire(end=b"data: [DONE]\n"), "encode: end ends with an empty line"),
+        (lambda: _with_wire(fold=_first), "fold: a stream says what the body of the answer says"),
+        (lambda: _with_wire(keep_alive=b""), "idle: keep_alive is not empty"),
+        (lambda: _with_wire(keep_alive=b"data: idle\n\n"), "idle: a client skips keep_alive"),
+        (lambda: _with_wire(keep_alive=b'data: {"text":"."}\n\n'), "idle: a client skips keep_alive"),
+        (lambda: _in_lines(KEEP_ALIVE[:-1]), "idle: a client skips keep_alive"),
+        (lambda: _with_wire(fault=lambda error: error.problem.message), "errors: what fault returns is bytes"),
+        (lambda: _with(error=_polite), "errors: the status of an error is one of an error, not 200"),
+        (lambda: _with(error=_other), "errors: it raised ValidationError: Expected `str`, got `array`"),
+        (lambda: _with(key_headers=()), "errors: key_headers names a header"),
+        (lambda: replace(TOY, routes=lambda edge: []), "routes: it has no routes"),
+        (lambda: replace(TOY, base="toy/v1/"), "routes: its base URL is 'toy/v1/': begin it with a slash"),
+        (lambda: _on(web.get("/say", _plain)), "routes: its route GET /say is not under its base URL /toy/v1"),
+        (lambda: _on(web.post("/toy/v1/hear", _plain)), "routes: its route POST /toy/v1/hear is no operation"),
+        (lambda: _on(web.get("/toy/v1/hear", _undescribed)), "routes: its route GET /toy/v1/hear has no docstring"),
     ],
 )
 async def test_a_broken_rule_is_named(dialect: Callable[[], Dialect], broken: str) -> None:
@@ -168,7 +205,13 @@ async def test_a_broken_rule_is_named(dialect: Callable[[], Dialect], broken: st
         await check_dialect(
             given, [b'{"say": "Hi"}'], heard if given.wire.content_type == EVENT_STREAM else _heard_lines
         )
-    assert wrong.value.rule == broken
+    assert str(wrong.value).startswith(broken)
+    assert wrong.value.rule == broken.partition(":")[0]
+
+
+async def test_a_check_of_a_dialect_needs_bodies() -> None:
+    with pytest.raises(BrokenRule, match="read: give the bodies of right requests"):
+        await check_dialect(TOY, [], heard)
 
 
 async def test_a_dialect_of_lines_keeps_all_rules() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -140,6 +141,82 @@ class Leaky(Counter):
         self.left_over = asyncio.create_task(asyncio.Event().wait())
 
 
+class RaisingForNothing(Counter):
+    async def _run(self, name: str, text: str) -> ToolResult:
+        if not text:
+            raise LookupError("no text")
+        return await super()._run(name, text)
+
+
+class EndedByAnError(Counter):
+    async def _run(self, name: str, text: str) -> ToolResult:
+        self.is_closed |= not text.isdecimal()
+        return await super()._run(name, text)
+
+
+class Wordless(Counter):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        result = await super().run(name, text, seconds)
+        return ToolResult() if name == "wait" else result
+
+
+class EndedByTheLimit(Counter):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        result = await super().run(name, text, seconds)
+        self.is_closed |= name == "wait"
+        return result
+
+
+class Blocking(Counter):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        if name != "wait":
+            return await super().run(name, text, seconds)
+        time.sleep(seconds)  # noqa: ASYNC251 - the fault
+        return ToolResult(error="It took too long.")
+
+
+class Linked(Counter):
+    """What ends one session ends those of all responses."""
+
+    def __init__(self, ended: list[str] | None = None) -> None:
+        super().__init__()
+        self.ended = [] if ended is None else ended
+
+    def session(self, request: Any) -> Counter:
+        return type(self)(self.ended)
+
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        return ToolResult(error=self.ended[0]) if self.ended else await super().run(name, text, seconds)
+
+
+class CancelledForAll(Linked):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        try:
+            return await super().run(name, text, seconds)
+        except asyncio.CancelledError:
+            self.ended.append("It was cancelled.")
+            raise
+
+
+class ClosedForAll(Linked):
+    async def close(self) -> None:
+        if self.running:
+            self.ended.append("It was closed.")
+        await super().close()
+
+
+class RaisingOnceClosed(Counter):
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        if self.is_closed:
+            raise RuntimeError("It is closed.")
+        return await super().run(name, text, seconds)
+
+
+class HostClosedOnce(OnceClosed):
+    def session(self, request: Any) -> Counter:
+        return Counter()
+
+
 class Lacking(Counter):
     def session(self, request: Any) -> Any:
         return object()
@@ -153,11 +230,20 @@ class Lacking(Counter):
         (Textless, "run: the result and the error of .* are texts"),
         (Bare, "run: run returns a ToolResult, not '4'"),
         (Silent, "errors: the model reads why a call failed"),
+        (RaisingForNothing, "errors: errors are in the result, and not raised: LookupError"),
+        (EndedByAnError, "errors: the quick call succeeds; its error was 'It is closed.'"),
         (Endless, "seconds: run ends by itself"),
+        (Wordless, "seconds: the model reads that a call took too long"),
+        (EndedByTheLimit, "seconds: the quick call succeeds; its error was 'It is closed.'"),
+        (Blocking, "seconds: a call that takes long awaits"),
         (Deaf, "cancellation: a call that is cancelled raises CancelledError"),
+        (CancelledForAll, "cancellation: the quick call succeeds; its error was 'It was cancelled.'"),
         (Exclusive, "concurrency: the quick call succeeds; its error was 'It is busy.'"),
         (Stuck, "session: a call that runs while its session is closed ends"),
+        (RaisingOnceClosed, "session: errors are in the result, and not raised: RuntimeError"),
+        (ClosedForAll, "session: the quick call succeeds; its error was 'It was closed.'"),
         (OnceClosed, "session: it raised RuntimeError: closed twice"),
+        (HostClosedOnce, "close: it raised RuntimeError: closed twice"),
         (Leaky, "close: close leaves no task running: Event.wait, Event.wait"),
     ],
 )

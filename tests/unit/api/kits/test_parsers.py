@@ -143,6 +143,17 @@ class Broken(Toy):
             yield ArgumentsPiece(piece.text.replace("}", "")) if isinstance(piece, ArgumentsPiece) else piece
 
 
+class Wordy(Toy):
+    def read(self, letter: str) -> Iterator[Any]:
+        yield from (piece.text if isinstance(piece, ContentPiece) else piece for piece in super().read(letter))
+
+
+class Loose(Toy):
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        if self.call is not None:
+            yield ArgumentsPiece("{}")
+
+
 class Restless(Toy):
     is_idle = True
 
@@ -201,6 +212,8 @@ class Raising(Toy):
         (Repeating, "text", "text is returned once"),
         (Hasty, "examples", "and it should be"),
         (Broken, "examples", "and it should be"),
+        (Wordy, "examples", "'I' is no piece"),
+        (Loose, "arguments", "arguments follow their call"),
         (Restless, "idle", "an idle parser need not see text"),
         (Slow, "work", "times the work"),
         (Searching, "work", "8 times as many parts take .* times the time"),

@@ -1,22 +1,18 @@
-"""The database that ``--store`` names, and the rules of databases."""
+"""The database that ``--store`` names."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.pipeline.plugins import WrongPlugin
-from penstock.stages.services.store.database import DatabaseUnavailable, Row, Unit, Value
 from penstock.stages.services.store.named import named_database
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.testing import BrokenRule, check_database
-from tests.support.stores import database_at
 
 OWN = """
 from penstock.stages.services.store.sqlite import SqliteDatabase
@@ -83,40 +79,3 @@ def test_wrong_name_is_explained(here: Path, name: str, problem: str) -> None:
     assert str(wrong.value).startswith("--store ")
     assert problem in str(wrong.value)
     assert not list(here.glob("*.sqlite3*"))
-
-
-async def test_databases_keep_all_rules(store_at: str) -> None:
-    await check_database(database_at(store_at))
-    await check_database(database_at(store_at))
-
-
-class Forgetful(SqliteDatabase):
-    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-        counts: list[tuple[int, ...]] = []
-        for unit in units:
-            counts += await super().write([unit])
-        return counts
-
-
-class Miscounting(SqliteDatabase):
-    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-        await super().write(units)
-        return [(1,) for _ in units]
-
-
-class Deaf(SqliteDatabase):
-    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        raise DatabaseUnavailable("It is away.")
-
-
-@pytest.mark.parametrize(("kind", "broken"), [(Forgetful, "transactions"), (Miscounting, "counts"), (Deaf, "open")])
-async def test_broken_rule_is_named(tmp_path: Path, kind: type[SqliteDatabase], broken: str) -> None:
-    with pytest.raises(BrokenRule) as wrong:
-        await check_database(kind(tmp_path / "file"))
-    assert wrong.value.rule == broken
-
-
-async def test_missing_members_are_named() -> None:
-    nothing: Any = object()
-    with pytest.raises(BrokenRule, match="members: the method open of object is missing: write it as `async def open"):
-        await check_database(nothing)
