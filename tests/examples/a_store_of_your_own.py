@@ -17,7 +17,7 @@ slow = "slow_store:SlowStore"
 ```
 
 `await check_database(store())` of `penstock.testing` checks the rules that a store relies on. A database without
-full-text search fails the last of them: it has to find the rows of `vector_store_chunks` with a term (`with_term` in
+full-text search breaks the rule `search`: it has to find the rows of `vector_store_chunks` with a term (`with_term` in
 `database.py`), or its vector stores find nothing.
 """
 
