@@ -23,6 +23,7 @@ from penstock.pipeline.frames import (
     Prompt,
     ResolvedRequest,
     TokenChunk,
+    TurnFinished,
 )
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
@@ -439,6 +440,11 @@ async def test_turn_is_whole_and_can_be_rewritten() -> None:
     assert "".join(frame.text for frame in given if isinstance(frame, ItemDelta)) == "Call ?."
     assert isinstance(source[0], GenerationStarted)
     assert source[0].facts.origin.owner == "alice"
+
+
+async def test_turn_counts_its_pieces_or_the_tokens_that_a_test_names() -> None:
+    counts = [(await turn("Hel", "lo", tokens=tokens))[-1] for tokens in (None, 7, 0)]
+    assert [frame.output_tokens for frame in counts if isinstance(frame, TurnFinished)] == [2, 7, 0]
 
 
 async def test_items_have_their_types() -> None:
