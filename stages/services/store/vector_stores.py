@@ -99,7 +99,7 @@ _GIVE_UP_REPLACEMENT = f"update vector_store_files set work = 'delete', replaces
 
 _ADD_AGAIN = """
     update vector_store_files
-    set status = 'in_progress', error = null, batch_id = $3, filename = $4,
+    set status = 'in_progress', error = null, batch_id = coalesce($3, batch_id), filename = $4,
         attributes = coalesce(cast($5 as text), attributes),
         chunk_tokens = coalesce(cast($6 as bigint), chunk_tokens),
         overlap_tokens = coalesce(cast($7 as bigint), overlap_tokens),
