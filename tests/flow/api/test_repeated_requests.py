@@ -234,9 +234,14 @@ class Client:
             text = await answer.read()
         if answer.status != 200:
             return
-        shown = json.loads(text) if answer.content_type == "application/json" else {"content": text}
-        listed = shown.get("object") == "list"
-        for path, each in ((f"{place}/{each['id']}", each) for each in shown["data"]) if listed else ((place, shown),):
+        shown: dict[str, Any] = json.loads(text) if answer.content_type == "application/json" else {"content": text}
+        each: dict[str, Any]
+        parts = (
+            {f"{place}/{each['id']}": each for each in shown["data"]}
+            if shown.get("object") == "list"
+            else {place: shown}
+        )
+        for path, each in parts.items():
             found[path] = {name: value for name, value in each.items() if name not in UNSTEADY}
             if inside := INSIDE.get(each.get("object", "")):
                 await self._look(f"{path}/{inside}", found)
