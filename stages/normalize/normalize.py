@@ -352,7 +352,8 @@ class Normalize:
         given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
         reader = InputReader("input", suffix, referenced, builder, self.traits.sees_images)
         sent = thoughts.sent(reader.read(given, history), "input", referenced)
-        said = {item.id: f"input[{at}]" for at, item in enumerate(sent) if at >= said_from(given)}
+        since = said_from(given)
+        said = {item.id: f"input[{at}]" for at, item in enumerate(sent[since:], since)}
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), sent)
         is_conversation = request.envelope.generates and request.raw_prompt is None
