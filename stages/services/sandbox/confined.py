@@ -37,7 +37,9 @@ def main() -> None:
         check(LIBC.prctl(1, int(signal.SIGKILL), 0, 0, 0))  # PR_SET_PDEATHSIG
     check(LIBC.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS: Landlock and seccomp require it
     if order["descriptor"] is not None:
-        os.dup2(os.open(".", os.O_PATH | os.O_DIRECTORY), order["descriptor"])
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        os.dup2(folder, order["descriptor"])
+        os.close(folder)
     limit(order["limits"])
     version = landlock(order["read"], order["write"])
     if order["scope"] and version < 6:
