@@ -154,13 +154,18 @@ def _explicit(value: Any) -> Any:
     if isinstance(calls, list) and not all(isinstance(call, dict) and "type" in call for call in calls):
         typed = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
         value = {**value, "tool_calls": typed}
-    if isinstance(parts, list) and any(isinstance(part, dict) and part.get("type") in _FOREIGN for part in parts):
+    if isinstance(parts, list) and any(map(_is_foreign, parts)):
         value = _with_own_parts(value, parts)
     return value
 
 
 _FOREIGN = frozenset({"input_text", "output_text", "input_image", "thinking"})
 """The types of parts of Responses and Messages."""
+
+
+def _is_foreign(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _FOREIGN
 
 
 def _with_own_parts(message: dict[str, Any], parts: Sequence[Any]) -> dict[str, Any]:

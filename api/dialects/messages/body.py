@@ -21,7 +21,7 @@ from penstock.api.dialects.messages.messages import (
 )
 from penstock.api.dialects.messages.writer import Display
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Refused, TextOr, Unused, only
+from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, Refused, TextOr, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
 from penstock.pipeline.protocol.params.request import (
     OUTPUTS,
@@ -251,7 +251,7 @@ class CountTokens(Body):
     """The former name of the format of ``output_config``."""
 
     cache_control: Unused = None
-    compaction: Any = None
+    compaction: Unused = None
     context_management: ContextManagement | None = None
     mcp_servers: Refused = None
     speed: Unused = None
@@ -362,6 +362,7 @@ class CreateMessage(CountTokens):
     vllm_xargs: ExtraArguments | None = None
     watermarking: bool | None = None
 
+    compaction: Annotated[Any, REFUSED] = None
     container: Refused = None
     diagnostics: Unused = None
     fallbacks: Unused = None

@@ -152,6 +152,9 @@ MESSAGES: Any = {
     "temperature": 0.5,
     "top_p": 0.5,
     "top_k": 3,
+    "watermarking": False,
+    "vllm_xargs": {"x": 1},
+    "cache_salt": "salt",
     "system": [TEXT],
     "messages": [
         {

@@ -145,7 +145,6 @@ def test_tools_are_those_of_the_pipeline() -> None:
         ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
         ({"messages": [{"role": "function", "name": "f"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
