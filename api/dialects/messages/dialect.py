@@ -43,12 +43,18 @@ STAGE = "messages"
 
 def form(events: MessageEvents) -> Wire:
     """Return the form of answers whose events a stage writes."""
+    return _writing(events, Wire(to_sse, whole_message, Pipeline.start(STAGE, events), keep_alive=PING, fault=fault))
+
+
+def _writing(events: MessageEvents, wire: Wire) -> Wire:
+    """Return a form whose events another stage writes; what an operator put around that stage stays."""
+    assert wire.outgoing is not None
+    outgoing = wire.outgoing.replace(STAGE, events)
 
     def counting(so_far: UsageSoFar) -> Pipeline[ResponseEvent, Event]:
-        return Pipeline.start(STAGE, replace(events, so_far=so_far))
+        return outgoing.replace(STAGE, replace(events, so_far=so_far))
 
-    outgoing = Pipeline.start(STAGE, events)
-    return Wire(to_sse, whole_message, outgoing, keep_alive=PING, fault=fault, counting=counting)
+    return replace(wire, outgoing=outgoing, counting=counting)
 
 
 FORMS: dict[Display, Wire] = {display: form(MessageEvents(display)) for display in ("shown", "omitted", "none")}
@@ -98,7 +104,7 @@ class Messages:
             async with opening as (prepared,):
                 facts = prepared.resolved.facts
                 most = facts.sampling.max_tokens if facts.generates else 0
-                wire = form(replace(_events_of(prepared.wire), most=most))
+                wire = _writing(replace(_events_of(prepared.wire), most=most), prepared.wire)
                 named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
                 return await self.edge.answer(request, replace(prepared, wire=named))
 
