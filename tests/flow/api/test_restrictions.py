@@ -14,11 +14,11 @@ from tests.support.server import running_server
 from tests.support.socket_client import connected
 
 USER = {"role": "user", "content": "Hi"}
-SEARCH: dict[str, Any] = {"type": "image_generation"}
+UNSERVED: dict[str, Any] = {"type": "programmatic_tool_calling"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "Hi", "max_tokens": 5}, "max_tokens"),
-    ({"input": "Hi", "tools": [WEATHER, SEARCH]}, "tools[1].type"),
-    ({"input": [USER, additional_tools(SEARCH)]}, "input[1].tools[0].type"),
+    ({"input": "Hi", "tools": [WEATHER, UNSERVED]}, "tools[1].type"),
+    ({"input": [USER, additional_tools(UNSERVED)]}, "input[1].tools[0].type"),
 ]
 
 
