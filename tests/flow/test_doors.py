@@ -22,8 +22,9 @@ from yarl import URL
 
 from penstock.api import peers
 from penstock.api.peers import PeerLost, Peers, SseRelay
-from penstock.pipeline.errors import InvalidRequest, StageError
+from penstock.pipeline.errors import StageError
 from penstock.pipeline.protocol.tools import McpServer
+from penstock.stages.models.images import NoImage
 from penstock.stages.services.browser.reader import Reader
 from penstock.stages.services.browser.search_engines import ENGINES, search_backend
 from penstock.stages.services.engines.http_generation import HttpGeneration
@@ -96,7 +97,7 @@ async def open_page(url: str) -> None:
 
 
 async def fetch_image(url: str) -> None:
-    with suppress(InvalidRequest):
+    with suppress(NoImage):
         await ImageCache(LOCAL).resolve(f"{url}/image.png")
 
 
