@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -28,8 +28,8 @@ class Script:
     reason: FinishReason = "stop"
     refusal: StageError | None = None
     """Raised instead of accepting the prompt."""
-    error: Exception | None = None
-    """Raised after the last token."""
+    error: Exception | Callable[[], Exception] | None = None
+    """Raised after the last token; a function makes a new error each time, which the script does not hold."""
     dies: bool = False
     """True if the engine dies with ``error``."""
     endless: bool = False
@@ -128,7 +128,7 @@ class ScriptedEngine:
         run.is_finished = True
         if script.error:
             self.is_alive = not script.dies
-            raise script.error
+            raise script.error if isinstance(script.error, Exception) else script.error()
         reason = "length" if generated == limit and not stop else script.reason
         yield GenerationFinished(reason, cached_tokens=0, duration=0.0)
 

@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -164,7 +165,7 @@ async def over_a_socket(served: PacedServer) -> None:
 
 
 async def failed(served: PacedServer) -> None:
-    served.engine.script = script(error=EngineFailed("It broke."))
+    served.engine.script = script(error=partial(EngineFailed, "It broke."))  # frames of its traceback hold the script
     _, answer = await served.post({"input": "Hi"})
     assert answer["error"]
 
