@@ -46,7 +46,7 @@ BAD_TOOLS: Mapping[str, tuple[Json, str]] = {
         "container.file_ids[0]",
     ),
     "server": ({"type": "mcp", "server_label": "none"}, "server_label"),
-    "missing tool": ({"type": "web_search"}, "type"),
+    "missing tool": ({"type": "programmatic_tool_calling"}, "type"),
     "schema": (STRICT, "parameters"),
     "grammar": (CUSTOM, "format"),
     "inner schema": (namespace(function("good"), STRICT), "tools[1].parameters"),

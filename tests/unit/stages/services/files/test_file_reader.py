@@ -338,11 +338,11 @@ START, PAGE = '<file name="a.pdf">\n', "1224 x 1584"
     ("detail", "parts"),
     [
         ("low", [f"{START}[page 1]\n\n\n[page 2]\n\n\n[page 3]\nWords\n</file>\n"]),
-        ("auto", [START, "[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n\n", "\n</file>\n"]),
-        (UNSET, [START, "[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n\n", "\n</file>\n"]),
+        ("auto", [f"{START}[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n\n\n</file>\n"]),
+        (UNSET, [f"{START}[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n\n\n</file>\n"]),
         (
             "high",
-            [START, "[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n", PAGE, "\n", "\n</file>\n"],
+            [f"{START}[page 1]\n\n", PAGE, "\n[page 2]\n\n", PAGE, "\n[page 3]\nWords\n", PAGE, "\n\n</file>\n"],
         ),
     ],
 )
@@ -355,7 +355,7 @@ async def test_page_looks_as_its_pdf_says() -> None:
     """Helvetica is not in the file, and the process cannot open the fonts of the system: PDFium has its own."""
     file = InputFile(file_data=as_base64(pdf(["MMMMMM"])), detail="high")
     (reading,) = await FileReader().read_all([(file, PATH)], sees_images=True)
-    page = reading[2]
+    page = reading[1]
     assert isinstance(page, InputImage)
     image = image_in(page.url)
     (size,) = struct.unpack(">I", image[33:37])
