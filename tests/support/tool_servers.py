@@ -336,7 +336,7 @@ class Gallery:
                 self.waiting.set()
                 await asyncio.Event().wait()
                 raise AssertionError
-            case "/gone":
+            case path if path.startswith("/gone"):
                 return web.Response(status=404, body=png())
             case "/blue":
                 return web.Response(body=png(BLUE), content_type="application/octet-stream")

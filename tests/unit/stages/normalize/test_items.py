@@ -213,18 +213,16 @@ async def test_all_parts_of_a_message_are_read(store: Store) -> None:
 
 @pytest.mark.defect("V14")
 async def test_images_are_refused_with_their_place(store: Store) -> None:
-    """A model that never saw them must not answer."""
+    """A model that never saw what a client says must not answer; what a tool returned is kept."""
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": "data:,"}]
-    for items, place in (
-        ([{"role": "user", "content": parts}], "input[0].content[1]"),
-        (
-            [call(arguments="{}"), output(parts)],
-            "input[1].output[1]",
-        ),
-    ):
+    said, answer = {"role": "user", "content": parts}, {"role": "assistant", "content": "Yes?"}
+    for items, place in (([said], "input[0].content[1]"), ([answer, said], "input[1].content[1]")):
         with pytest.raises(InvalidRequest, match="input_image") as caught:
             await normalize(store, input=items)
         assert caught.value.param == place
+    (_, kept) = (await normalize(store, input=[call(arguments="{}"), output(parts)])).facts.input
+    assert isinstance(kept, wire.FunctionCallOutput)
+    assert [type(part) for part in kept.output] == [wire.InputText, wire.InputImage]
 
 
 @pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}], ids=str)

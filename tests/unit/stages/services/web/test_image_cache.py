@@ -94,9 +94,11 @@ async def test_redirect_to_a_private_address_is_refused(target: str, url: str) -
 
 
 async def test_failure_shows_url_and_reason_only(url: str) -> None:
-    message = await refusal(f"{url}/gone?{'x' * 500}")
-    assert message.startswith(f"The image at {url}/gone?xxx")
-    assert message.endswith("... could not be fetched. Its server answered with status 404.")
+    reason = "could not be fetched. Its server answered with status 404."
+    assert await refusal(f"{url}/gone?key=secret") == f"The image at {url}/gone {reason}"
+    message = await refusal(f"{url}/gone/{'x' * 500}")
+    assert message.startswith(f"The image at {url}/gone/xxx")
+    assert message.endswith(f"... {reason}")
     assert "10.0.0.1" not in (await refusal("http://inside.invalid/"))
 
 
