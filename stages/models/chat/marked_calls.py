@@ -345,13 +345,18 @@ class MarkedCalls:
         elif self._echo and rest.startswith(self._echo) and (found := self._ends.match(rest, len(self._echo))):
             self._held, self._echo = rest[found.end() :], ""
             yield DroppedPiece(rest[: found.end()])
-        elif not (self._may_be_echo(rest) or (len(self._held) <= LONGEST_HEAD and self._ends.may_begin(rest))):
-            may_belong = self._has_called and (self._lacks_end or rest[:1] in _REMAINS)
+        elif not (self._may_be_echo(rest) or (len(self._held) <= LONGEST_HEAD and self._may_be_mark(rest))):
+            is_remains = rest[:1] in _REMAINS or self._betweens.match(rest)
+            may_belong = self._has_called and (self._lacks_end or is_remains)
             self._state, self._echo = _State.WAITING if may_belong and rest else _State.TEXT, ""
 
     def _remember(self, text: str) -> None:
         if len(self._echo) <= _LONGEST_ECHO:
             self._echo += text
+
+    def _may_be_mark(self, rest: str) -> bool:
+        """True if the rest may become a mark that stands after a call."""
+        return self._ends.may_begin(rest) or self._betweens.may_begin(rest)
 
     def _may_be_echo(self, rest: str) -> bool:
         echo = self._echo

@@ -157,8 +157,15 @@ def lies_between(after: str, form: CallForm) -> bool:
 def is_damaged_value(arguments: dict[str, Any]) -> bool:
     """True for the only argument, with a text that is the true one but for what was put into it."""
     ((_, value),) = arguments.items() if len(arguments) == 1 else [("", None)]
-    rest = iter(str(value))
-    return isinstance(value, str) and sum(letter in rest for letter in "Paris") >= len("Paris") - 1
+    return isinstance(value, str) and any(
+        holds_in_order(value, "Paris"[:at] + "Paris"[at + 1 :]) for at in range(len("Paris"))
+    )
+
+
+def holds_in_order(value: str, letters: str) -> bool:
+    """True if the letters occur in the value in their order, with any others between them."""
+    rest = iter(value)  # the search for a letter goes on after the one before
+    return all(letter in rest for letter in letters)
 
 
 @pytest.mark.slow
@@ -173,3 +180,12 @@ def test_a_completed_call_has_all_its_text(family: str, data: st.DataObject) -> 
         if name == "get_weather" and is_explained and is_json_object(arguments):
             assert is_damaged_value(json.loads(arguments))
             assert not lies_between(after, form)
+
+
+def test_a_fence_after_calls_is_a_mark_only_before_a_mark_that_ends_calls() -> None:
+    form, markup = CALL_FORMS["deepseek_v3"], MARKUP["deepseek_v3"].replace(CITY, "Paris")
+    (end,), fence, call = form.ends, "```python\nx = 1\n```", ("get_weather", '{"city": "Paris"}', True)
+    assert read_calls(form, markup.replace("\n```<", f"{end}\n```<")) == ([call], "")
+    assert read_calls(form, markup.replace("\n```<", f"\n{end}```<")) == ([call], "")
+    assert read_calls(form, markup + fence) == ([call], fence)
+    assert read_calls(form, f"{markup}\n{fence}\n") == ([call], f"\n{fence}\n")
