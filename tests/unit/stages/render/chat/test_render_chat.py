@@ -166,7 +166,7 @@ async def test_raw_messages_are_the_prompt() -> None:
 async def test_images_go_with_the_prompt() -> None:
     image = "data:image/png;base64,AAAA"
     shown = Message("m", "completed", "user", (InputText("See."), InputImage(image)))
-    rendered = await chat_templates.prompt(conversation(shown))
+    rendered = await chat_templates.prompt(conversation(shown), sees_images=True)
     assert rendered.images == (image,)
     assert image not in chat_templates.vocabulary().decode(rendered.token_ids)
 
