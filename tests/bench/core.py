@@ -203,7 +203,8 @@ class SteppedCore:
         tokens = load_encoding().encode(MARK) * window.step
         start = time.monotonic()
         for number in range(window.tokens // window.step):
-            await asyncio.sleep(max(0.0, start + number / window.rate - time.monotonic()))
+            if (early := start + number / window.rate - time.monotonic()) > 0:  # all steps that are due have been made
+                await asyncio.sleep(early)
             self._put(self._open, tokens)
         while self._is_unread:
             await asyncio.sleep(0.01)
