@@ -183,7 +183,7 @@ async def all_serving(kinds: Mapping[str, tuple[str, ...]], folder: Path) -> Asy
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What penstock costs beside vLLM's server, and beside the bare one."""
+    """The costs of penstock beside vLLM's server, and beside the bare one."""
 
     over_peer: Comparison
     over_bare: Comparison

@@ -42,7 +42,7 @@ CLIENT = bearer("the-key-of-a-client")
 
 @dataclass
 class Diary:
-    """What the stages at the junctions see, in order."""
+    """The frames that the stages at the junctions see, in order."""
 
     notes: list[tuple[str, str]] = field(default_factory=list)
 
