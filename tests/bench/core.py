@@ -229,7 +229,8 @@ class SteppedCore:
 
         end = FinishReason.STOP if is_last else None
         with self._uncounted():
-            outputs = [EngineCoreOutput(request_id, tokens, finish_reason=end) for request_id in request_ids]
+            # a list for each, as from an engine: vLLM extends the lists of a request that it joins
+            outputs = [EngineCoreOutput(request_id, [*tokens], finish_reason=end) for request_id in request_ids]
         self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
 
 
