@@ -44,7 +44,7 @@ from penstock.stages.normalize.input_items import (
     id_prefix,
     new_items,
     references,
-    said_from,
+    said_now,
 )
 from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
@@ -196,8 +196,7 @@ def _read_items(
     read = zip(given, reader.read(given, present), strict=True)
     named = [(item, known.get(sent.id or "")) for sent, item in read]
     items = [item if stored is None or not is_same(item, stored) else stored for item, stored in named]
-    said = said_from(given)
-    return items, files_of(items, {item.id: f"items[{at}]" for at, item in enumerate(items) if at >= said})[0]
+    return items, files_of(items, said_now(given, items, "items"))[0]
 
 
 def _check_ids(input_items: Sequence[InputItem], present: Container[str]) -> None:

@@ -215,10 +215,11 @@ class Edge:
         prepared: list[Prepared] = []
         async with AsyncExitStack() as closing:
             with placing(reading.place):
-                for each in (reading.request, *reading.others):
-                    opened = await closing.enter_async_context(await self.scheduler.prepare(each))
+                for request in (reading.request, *reading.others):
+                    opened = await closing.enter_async_context(await self.scheduler.prepare(request))
                     prepared.append(Prepared(opened, reading.wire, reading.streams, reading.place))
-            del reading, each
+                    del request
+            del reading
             yield prepared
 
     async def read(self, request: web.Request, body: bytes, read: Read | None = None) -> Reading:

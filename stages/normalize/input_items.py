@@ -70,6 +70,12 @@ def said_from(given: Sequence[params.InputItem]) -> int:
     return len(given) if is_beside_output else at
 
 
+def said_now(given: Sequence[params.InputItem], read: Sequence[wire.Item], name: str) -> dict[str, str]:
+    """Return the places of the items that the client says now, by id, in a list of the body under ``name``."""
+    since = said_from(given)
+    return {item.id: f"{name}[{at}]" for at, item in enumerate(read[since:], since)}
+
+
 def _is_said(item: params.InputItem) -> bool:
     return item.role != "assistant" if isinstance(item, params.MessageItem) else isinstance(item, _SAID_BESIDE)
 

@@ -67,7 +67,7 @@ from penstock.stages.normalize.input_items import (
     files_of,
     new_items,
     references,
-    said_from,
+    said_now,
     unseen_in,
 )
 from penstock.stages.normalize.pairing import check_answered, check_pairs
@@ -352,8 +352,7 @@ class Normalize:
         given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
         reader = InputReader("input", suffix, referenced, builder, self.traits.sees_images)
         sent = thoughts.sent(reader.read(given, history), "input", referenced)
-        since = said_from(given)
-        said = {item.id: f"input[{at}]" for at, item in enumerate(sent[since:], since)}
+        said = said_now(given, sent, "input")
         messages = MessageReader(suffix, request.instructions, builder.tools)
         before = messages.read(request.previous_input_messages or (), sent)
         is_conversation = request.envelope.generates and request.raw_prompt is None

@@ -138,7 +138,7 @@ def describing() -> Generator[Callable[..., str], None, None]:
                     self.end_headers()
                     self.wfile.write(body)
 
-                def log_message(self, *_: Any) -> None:
+                def log_message(self, format: str, *_: Any) -> None:  # noqa: A002
                     pass
 
             server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)

@@ -467,6 +467,7 @@ async def test_uploads_at_once_leave_room_for_deletions(tmp_path: Path) -> None:
 
 async def test_large_bodies_and_chunks_leave_room_for_deletions(tmp_path: Path) -> None:
     async with on_a_small_disk(tmp_path) as (served, disk):
+        kept: Json = {}
         while await disk.room() >= writer.RESERVE + 2 * CHUNK:
             status, kept = await send(served, form(b"word " * (CHUNK // 5)))
             assert status == 200

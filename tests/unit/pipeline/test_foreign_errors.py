@@ -57,6 +57,7 @@ FAULTS = [wrong_port, wrong_value, wrong_url, wrong_statement, raise_refused, du
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_secret_is_in_the_words_for_an_error(fault: object) -> None:
+    words: list[str] = []
     try:
         try:
             fault()  # type: ignore[operator]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -92,7 +92,7 @@ async def streams() -> AsyncGenerator[Streams, None]:
             processor.add_request(request, None, queue=collector)
             generation = vllm._Generation(name, collector, 0.0, False, None, None, ids)  # noqa: SLF001
             reading.create_task(found.follow(generation))
-        AsyncLLM._run_output_handler(llm)  # noqa: SLF001
+        AsyncLLM._run_output_handler(cast("AsyncLLM", llm))  # noqa: SLF001
         handler: Any = llm.output_handler
         yield found
         found.step(STEPS, is_last=True)
