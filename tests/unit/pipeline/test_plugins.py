@@ -442,4 +442,4 @@ async def test_serve_command_installs_plugins(tmp_path: Path) -> None:
 
 def test_serve_command_refuses_wrong_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CannotRun, match=r"^--with nobody.py:install: there is no file nobody.py$"):
-        main(["tiny", "--with", "shouting.py:install", "--with", "nobody.py:install"])
+        main(["--engine", "http://127.0.0.1:9", "--with", "shouting.py:install", "--with", "nobody.py:install"])

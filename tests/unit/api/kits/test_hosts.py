@@ -171,7 +171,9 @@ class Blocking(Counter):
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         if name != "wait":
             return await super().run(name, text, seconds)
-        time.sleep(seconds)  # noqa: ASYNC251 - the fault
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
         return ToolResult(error="It took too long.")
 
 
