@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -41,7 +42,8 @@ def wrong_url() -> None:
 
 
 def wrong_statement() -> None:
-    sqlite3.connect(":memory:").execute(f"select '{SECRET}")
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"select '{SECRET}")
 
 
 def raise_refused() -> None:
