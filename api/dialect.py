@@ -19,7 +19,7 @@ from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, client_reques
 from penstock.api.http.auth import OWNER, title_of
 from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoken
-from penstock.api.http.errors import as_json
+from penstock.api.http.errors import PROBLEM, as_json
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Reading, UsageSoFar, Wire
@@ -264,7 +264,9 @@ class Edge:
             release(request)
             is_long = may_be_long(prepared.resolved, request.content_length or 0)
             async with wire.translated(delivery.events(), self._so_far(prepared)) as events:
-                return await self._written(request, events, wire, streams=prepared.streams, is_long=is_long)
+                answer = await self._written(request, events, wire, streams=prepared.streams, is_long=is_long)
+                prepared.opened.is_unsent = PROBLEM in answer
+                return answer
 
     async def _written(
         self, request: web.Request, events: AsyncIterator[Any], wire: Wire, *, streams: bool, is_long: bool
@@ -319,7 +321,8 @@ class Edge:
             with placing(prepared.place):
                 await delivery.begin()
             try:
-                yield delivery
+                with prepared.opened.sending():
+                    yield delivery
             finally:
                 _note(request, delivery)
 

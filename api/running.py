@@ -164,7 +164,8 @@ async def _scheduler(
         tools = backend.toolbox or tools
         pipeline = assembled(settings, backend, runs, tools, sealer, loaded.prompts)
         pipeline = await closing.enter_async_context(shadowed(settings, backend, pipeline))
-        if recording := recording_of(settings, backend):
+        recording = recording_of(settings, backend)
+        if recording:
             closing.push_async_callback(recording.close)
             pipeline = recording.tapped(pipeline)
         scheduler = Scheduler(
@@ -179,6 +180,8 @@ async def _scheduler(
             admission=admission,
             aliases=settings.aliases,
         )
+        if recording:
+            scheduler.closing = recording.closing
         yield scheduler, tools
 
 

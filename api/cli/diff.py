@@ -197,7 +197,7 @@ def recorded_lines(path: Path) -> Lines:
         for stage, file in recorded_files(shown).items():
             recording = read_recording(file, FILES[stage][1])
             frames = [Line(timed.frame, timed.line) for timed in recording.timed]
-            lines[stage] = [*frames, Line(recording.end, len(frames) + FIRST_LINE)]
+            lines[stage] = [*frames, Line(replace(recording.end, cause=""), len(frames) + FIRST_LINE)]
     return lines
 
 

@@ -119,7 +119,8 @@ def json_lines(timeline: Timeline) -> Iterator[tuple[float | None, bytes]]:
     for crossing in crossings:
         yield crossing.at, line(crossing.frame, crossing.at)
     failure = Failure.of(timeline.error) if isinstance(timeline.error, Exception) else None
-    yield None, line(End(len(crossings), failure, isinstance(timeline.error, Abandoned)))
+    left = timeline.error if isinstance(timeline.error, Abandoned) else None
+    yield None, line(End(len(crossings), failure, left is not None, left.cause if left else ""))
 
 
 async def streamed(timeline: Timeline, wire: Wire) -> list[tuple[float | None, bytes]]:

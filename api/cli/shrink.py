@@ -40,6 +40,7 @@ from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_
 from penstock.pipeline.recordings.format import (
     FILES,
     Abandoned,
+    End,
     Recording,
     read_recording,
     source_of_recording,
@@ -304,11 +305,12 @@ def _derive(case: FailingCase, out: Path, model: RecordedModel) -> None:
     recording = read_recording(out / TOKENS, FILES["generate"][1])
     trace = asyncio.run(traced(model.pipeline.from_stage("parse"), source_of_recording(recording), "generate"))
     ends_early = isinstance(trace.error, Abandoned)
+    end = End(0, abandoned=ends_early, cause=case.end.cause)
     last = trace.junctions[-1].frames[-1:]
     if (trace.error and not ends_early) or any(isinstance(event, ResponseFailed) for event in last):
         return
     for stage in ("parse", "emit"):
-        write_frames(out / FILES[stage][0], trace.after(stage).frames, case.header, abandoned=ends_early)
+        write_frames(out / FILES[stage][0], trace.after(stage).frames, case.header, end)
     for event in last:
         if isinstance(event, TerminalEvent):
             (out / "response.json").write_bytes(_pretty(event.response))

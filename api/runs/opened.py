@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline
@@ -20,6 +20,19 @@ class Opened:
     half: Halfway[ResolvedRequest]
     _closing: AsyncExitStack
     _around: tuple[dict[object, str], ...] = field(default_factory=running.get)
+    is_unsent: bool = False
+    """True once its events could not be written, though the client is there."""
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Note an error of the block, which sends the events, unless it says that the client has left."""
+        try:
+            yield
+        except ConnectionResetError:
+            raise
+        except Exception:
+            self.is_unsent = True
+            raise
 
     @property
     def request(self) -> ResolvedRequest:

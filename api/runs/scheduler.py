@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,7 @@ from penstock.pipeline.protocol.params.items import AdditionalToolsItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import Cause
 from penstock.pipeline.tasks import MANY, let_go, shielded
 from penstock.stages.generate import Generate
 from penstock.stages.services import tracing
@@ -139,6 +140,8 @@ class Scheduler:
     """Patterns of other names for the engine's models, each with a model."""
     unserved_after: float = UNSERVED_AFTER
     """Seconds after which a background response fails that waits for a server of its model."""
+    closing: Callable[[str, Cause], None] = lambda _, __: None
+    """Called with the id of a response whose stages are about to be closed before their end, and the cause."""
 
     def __post_init__(self) -> None:
         self.runs.when_ended = self.admission.end
@@ -286,7 +289,8 @@ class Scheduler:
         response_id = request.facts.response_id
         async with self._responding(request):
             with _traced(request, mode) as traced:
-                async with stages.open(prepared.source(traced.request)) as events:
+                leaving = partial(_client_left, prepared)
+                async with self._open(stages, prepared.source(traced.request), response_id, leaving) as events:
                     with self._unlocking(request.facts.response):
                         event = await first(events)
                     run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)
@@ -372,11 +376,12 @@ class Scheduler:
     ) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
         with _traced(request, mode) as traced, tracing.current(traced.span):
-            async with stages.open(source(traced.request)) as events:
+            response_id = request.facts.response_id
+            async with self._open(stages, source(traced.request), response_id, lambda: "released") as events:
                 try:
                     await first(events)
                 except Exception as error:
-                    run = self.runs.get(request.facts.response_id, request.facts.origin.owner)
+                    run = self.runs.get(response_id, request.facts.origin.owner)
                     if run and run.response.status == "in_progress":
                         _fail(run, error)
                     raise
@@ -389,6 +394,22 @@ class Scheduler:
                     _check_ended(run)
                 except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                     _fail(run, error)
+
+    @asynccontextmanager
+    async def _open(
+        self,
+        stages: Pipeline[ResolvedRequest, ResponseEvent],
+        source: AsyncGenerator[ResolvedRequest, None],
+        response_id: str,
+        cause: Callable[[], Cause],
+    ) -> AsyncGenerator[AsyncIterator[ResponseEvent], None]:
+        """Open the stages; note the ``cause`` if the block is cancelled, or closed by its reader."""
+        async with stages.open(source) as events:
+            try:
+                yield events
+            except (asyncio.CancelledError, GeneratorExit):
+                self.closing(response_id, cause())
+                raise
 
     def _run_of(self, request: ResolvedRequest) -> Run:
         run = self.runs.get(request.facts.response_id, request.facts.origin.owner)
@@ -467,7 +488,7 @@ class Scheduler:
             if run.response.store and not await self._is_still_here(run.response.id) and not run.ended:
                 logger.warning("Response %s is another server's now: this one was silent", run.response.id)
                 run.release()
-                self._interrupt(run)
+                self._interrupt(run, "released")
 
     async def _is_still_here(self, response_id: str) -> bool:
         server = await self.store.runner(response_id)
@@ -481,9 +502,10 @@ class Scheduler:
             run.cancel()
         else:
             run.fail(error)
-        self._interrupt(run)
+        self._interrupt(run, "interrupted" if error else "cancelled")
 
-    def _interrupt(self, run: Run) -> None:
+    def _interrupt(self, run: Run, cause: Cause) -> None:
+        self.closing(run.response.id, cause)
         self.background.interrupt(run)
         if interrupt := self._interrupts.get(run.response.id):
             interrupt()
@@ -510,6 +532,11 @@ def _unstored(create_request: CreateResponse) -> CreateResponse:
         message = "This server stores nothing (--store none), so no response can run in the background."
         raise errors.UnsupportedParameter(message, param="background")
     return create_request.model_copy(update={"store": False})
+
+
+def _client_left(prepared: Opened) -> Cause:
+    """Return the cause for which the reader of a response in the foreground has closed it."""
+    return "unsent" if prepared.is_unsent else "client_left"
 
 
 def _check_ended(run: Run) -> None:

@@ -309,7 +309,7 @@ class Connection:
         is_open = metrics.STREAMS_OPEN.labels("websocket").track_inprogress()
         async with aclosing(self.scheduler.run(opened, "websocket")) as running:
             delivery = Delivery(running, Beginning(self.edge.dialect.name, resolved.facts.model, started))
-            with is_open:
+            with is_open, opened.sending():
                 await delivery.begin()
                 if (run := self.scheduler.runs.get(response.id, owner)) is None:
                     raise RuntimeError("a response that has begun is among the live ones")

@@ -105,7 +105,7 @@ class WireRecording:
             case Over(failure, abandoned):
                 if isinstance(self._reader, BodyReader):
                     self._take(at, self._reader.whole())
-                end = End(self._frames, failure, abandoned)
+                end = End(self._frames, failure, abandoned, "client_left" if abandoned else "")
                 self._lines.append(line(end))
                 self._has_ended = True
                 self.save()

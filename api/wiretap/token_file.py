@@ -82,7 +82,7 @@ def write_tokens(folder: Path, header: Header, asked: Asked, tokens: Tokens, at:
     described = replace(header, encoding=encoding, path=None, headers={}, left_out=())
     lines = [line(public(frame), time) for time, frame in _frames(described, asked, tokens, at, end)]
     failure = end.failure or (Failure("EngineFailed", tokens.error) if tokens.error else None)
-    last = line(End(len(lines), failure, end.abandoned))
+    last = line(End(len(lines), failure, end.abandoned, end.cause))
     append(folder / TOKENS, b"".join([line(described), *lines, last]), os.O_CREAT | os.O_TRUNC)
 
 

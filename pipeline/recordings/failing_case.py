@@ -21,7 +21,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import ECHOED, Response
-from penstock.pipeline.recordings.format import FILES, End, Failure, Header, UnreadableRecording, line, read_recording
+from penstock.pipeline.recordings.format import FILES, End, Header, UnreadableRecording, line, read_recording
 
 TOKENS, _ = FILES["generate"]
 CONVERSATION, _ = FILES["normalize"]
@@ -61,8 +61,7 @@ class FailingCase:
 
     header: Header
     turns: tuple[CaseTurn, ...]
-    failure: Failure | None = None
-    abandoned: bool = False
+    end: End = End(0)  # noqa: RUF009 - frozen
     conversation: ResolvedRequest | None = None
 
     @property
@@ -73,7 +72,7 @@ class FailingCase:
     def files(self) -> dict[str, bytes]:
         """Return the contents of the recording's files, by file name."""
         frames = [frame for turn in self.turns for frame in turn.frames()]
-        files = {TOKENS: self._recorded(frames, End(len(frames), self.failure, self.abandoned))}
+        files = {TOKENS: self._recorded(frames, msgspec.structs.replace(self.end, frames=len(frames)))}
         if self.conversation:
             files[CONVERSATION] = self._recorded([self.conversation], End(1))
         return files
@@ -107,8 +106,7 @@ def read_case(folder: Path) -> FailingCase:
     return FailingCase(
         header=recording.header,
         turns=tuple(turns),
-        failure=recording.end.failure,
-        abandoned=recording.end.abandoned,
+        end=recording.end,
         conversation=_conversation(folder / CONVERSATION),
     )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from penstock.pipeline.errors import CannotRun, StageError, error_named
 from penstock.pipeline.foreign_errors import text_of
@@ -106,16 +107,36 @@ class Failure(msgspec.Struct, frozen=True):
 class End(msgspec.Struct, frozen=True, tag="End", omit_defaults=True):
     """The last line of a file: the number of ``frames``, and how the stream ended.
 
-    ``failure`` is the error that ended the stream.  ``abandoned`` is True if the stream was closed early or cancelled.
+    ``failure`` is the error that ended the stream.  ``abandoned`` is True if the stream was closed early or cancelled,
+    and ``cause`` then says why: it is a key of `CAUSES`, and empty in recordings of earlier releases.
     """
 
     frames: int
     failure: Failure | None = None
     abandoned: bool = False
+    cause: str = ""
 
+
+Cause: TypeAlias = Literal["client_left", "unsent", "cancelled", "interrupted", "released", "raised", "unread"]
+
+CAUSES: Mapping[Cause, str] = {
+    "client_left": "the client left",
+    "unsent": "the answer could not be written",
+    "cancelled": "the response was cancelled",
+    "interrupted": "the server stopped",
+    "released": "another server took the response over",
+    "raised": "a later stage raised",
+    "unread": "a later stage read no further",
+}
+"""The reasons for which a stream is closed before its end, in words."""
 
 LEFT = "a stage raised, the client left, or the response was cancelled"
-"""The reasons for which the reader of a stream leaves before its end."""
+"""The words for a stream whose recording does not say why."""
+
+
+def in_words(cause: str) -> str:
+    """Return the words for the ``cause`` of an `End`."""
+    return next((words for known, words in CAUSES.items() if known == cause), LEFT)
 
 
 class Abandoned(BaseException):
@@ -124,8 +145,9 @@ class Abandoned(BaseException):
     A `BaseException`, so that it passes through all stages as a cancellation does.
     """
 
-    def __init__(self, frames: int) -> None:
-        super().__init__(f"the recording ends early, after {counted(frames, 'frame')}: {LEFT}")
+    def __init__(self, frames: int, cause: str = "") -> None:
+        super().__init__(f"the recording ends early, after {counted(frames, 'frame')}: {in_words(cause)}")
+        self.cause = cause
 
 
 class UnreadableRecording(CannotRun):
@@ -184,12 +206,11 @@ def write_frames(
     path: Path,
     frames: Iterable[object],
     header: Header = Header(FORMAT),  # noqa: B008 - frozen
-    *,
-    abandoned: bool = False,
+    end: End = End(0),  # noqa: B008 - frozen
 ) -> None:
-    """Write a complete recording, without times."""
+    """Write a complete recording, without times, that ended as ``end`` says."""
     lines = [line(frame) for frame in frames]
-    path.write_bytes(line(header) + b"".join(lines) + line(End(len(lines), abandoned=abandoned)))
+    path.write_bytes(line(header) + b"".join(lines) + line(structs.replace(end, frames=len(lines))))
 
 
 def read_frames(path: Path, junction: Any) -> Iterator[Any]:
@@ -255,4 +276,4 @@ async def source_of_recording(recording: Recording) -> AsyncGenerator[Any, None]
     if recording.end.failure:
         raise recording.end.failure.again()
     if recording.end.abandoned:
-        raise Abandoned(recording.end.frames)
+        raise Abandoned(recording.end.frames, recording.end.cause)

@@ -29,7 +29,7 @@ from penstock.pipeline.frames import RequestFacts, ResolvedRequest
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import FILES, FORMAT, Failure, Header
+from penstock.pipeline.recordings.format import FILES, FORMAT, Cause, Failure, Header
 from penstock.pipeline.recordings.redaction import Redact, Redaction
 from penstock.pipeline.recordings.response_folder import BEGUN, OVER, JunctionFile, ResponseFolder
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
@@ -142,6 +142,11 @@ class Recorder:
             file.failure = Failure.of(error)
         else:  # cancelled, or closed by its reader
             file.abandoned = True
+
+    def closing(self, response_id: str, cause: Cause) -> None:
+        """Note why the stages of a response are closed before their end; the first cause counts."""
+        if folder := self.folders.get(response_id):
+            folder.cause = folder.cause or cause
 
     def _folder(self, frame: Any) -> ResponseFolder | None:
         """Return the folder of the response that a first frame belongs to, or None if it is not to be recorded."""

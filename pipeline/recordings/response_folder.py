@@ -19,7 +19,7 @@ import msgspec
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import GenerationStarted, ItemDelta, Prompt, ResponseStarted, TokenChunk, ToolFrame
 from penstock.pipeline.protocol.events import DELTAS, TerminalEvent
-from penstock.pipeline.recordings.format import FILES, End, Failure, Header, line
+from penstock.pipeline.recordings.format import FILES, Cause, End, Failure, Header, line
 from penstock.pipeline.recordings.redaction import Redaction, public, redacted_request, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,9 @@ class JunctionFile:
         self.save()
         if not self.is_cut:
             failure = None if self.failure is None else self.folder.redaction.failure(self.failure)
-            self._lines.append(line(End(self.frames, failure, self.abandoned and not self._is_complete)))
+            is_abandoned = self.abandoned and not self._is_complete
+            cause = self.folder.cause_of_end if is_abandoned else ""
+            self._lines.append(line(End(self.frames, failure, is_abandoned, cause)))
         self.save()
         if self.stage == "converse" and not self.has_tools and "parse" in self.folder.kept:
             self.path.unlink(missing_ok=True)  # without tools it only repeats the parsed frames
@@ -135,8 +137,8 @@ class JunctionFile:
 class ResponseFolder:
     """The folder of one response.
 
-    ``running`` is the number of taps that its streams are passing, counted by the taps.  All else belongs to the
-    recorder's thread.
+    ``running`` is the number of taps that its streams are passing, counted by the taps.  The recorder sets ``cause``,
+    before it queues the end.  All else belongs to the recorder's thread.
     """
 
     path: Path
@@ -145,6 +147,7 @@ class ResponseFolder:
     redaction: Redaction
     request: bytes = b""
     running: int = 0
+    cause: Cause | None = None
     files: dict[str, JunctionFile] = field(default_factory=dict)
     has_begun: bool = False
     is_plain: bool = False
@@ -162,6 +165,14 @@ class ResponseFolder:
     def kept(self) -> frozenset[str]:
         """The stages whose output is written to a file."""
         return frozenset(stage for stage, file in self.files.items() if file.is_kept)
+
+    @property
+    def cause_of_end(self) -> Cause:
+        """The reason for which streams were closed early: a stage's, if the response has its last event."""
+        if self.cause and self.response is None:
+            return self.cause
+        has_failed = any(file.failure for file in self.files.values()) or getattr(self.response, "error", None)
+        return "raised" if has_failed else "unread"
 
     def junction(self, stage: str, after: Container[str]) -> JunctionFile:
         """Return the file of ``stage``, added if needed; it is written only if ``stage`` is one of ``after``."""

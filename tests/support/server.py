@@ -266,7 +266,7 @@ async def recording_server(
 ) -> AsyncGenerator[Server[Any], None]:
     """Serve and record for the length of the block; after it all recordings are complete."""
     taps = Recorder(folder, RECORDING_HEADER, **(recorder or {}))
-    options.setdefault("edit", taps.tapped)
+    options = {"edit": taps.tapped, "closing": taps.closing} | options
     try:
         async with running_server(engine, str(folder.with_name(f"{folder.name}.sqlite3")), **options) as served:
             yield served

@@ -20,6 +20,10 @@ PLAIN = {name: value for name, value in ANSWERING.items() if name not in ("instr
 """The request parameters that are shown as they are, unless they have these values."""
 
 
+BROKEN_OFF = "broken off"
+"""The status of a response whose recording has no last event: it is over, though the events say that it runs."""
+
+
 def facts_of(timeline: Timeline) -> list[Fact]:
     """Return the name and the value of each fact, in order."""
     return [*_result(timeline), *_times(timeline), *_counts(timeline), *_origin(timeline)]
@@ -54,7 +58,8 @@ def _result(timeline: Timeline) -> Iterator[Fact]:
         return
     reason = last.incomplete_details.reason if last.incomplete_details else ""
     reason = f"{last.error.code}: {last.error.message}" if last.error else reason
-    yield "Status", f"{last.status} ({reason})" if reason else last.status
+    status = BROKEN_OFF if last.status in ("queued", "in_progress") else last.status
+    yield "Status", f"{status} ({reason})" if reason else status
     if usage := last.usage:
         cached = usage.input_tokens_details.cached_tokens
         thought = usage.output_tokens_details.reasoning_tokens

@@ -21,7 +21,7 @@ from penstock.pipeline.errors import StageFault
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.comparison import Line, first_difference
-from penstock.pipeline.recordings.format import FILES, LEFT, End, Failure, Header, Recording, read_recording
+from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, in_words, read_recording
 from penstock.pipeline.trace import Crossed, Crossing, traced
 
 SERVED = (frames.McpListToolsOpened, *get_args(frames.ServedOutputOpened))
@@ -193,8 +193,9 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
         failures.append(f"the stage {fault[0]!r} raised {raised.error}: {raised.message}")
     elif failure:
         failures.append(f"the recorded stream failed: {failure.error}: {failure.message}")
-    if any(end.abandoned for end in ends):
-        failures.append(f"the recorded stream ends early: {LEFT}")
+    causes = [end.cause for end in ends if end.abandoned]
+    if causes:
+        failures.append(f"the recorded stream ends early: {in_words(causes[-1])}")
     return tuple(failures)
 
 

@@ -18,7 +18,7 @@ from penstock.pipeline.errors import StageFault
 from penstock.pipeline.frames import GenerationStarted, ParsedFrame
 from penstock.pipeline.plugins import Install, WrongPlugin, guarded, load
 from penstock.pipeline.protocol.events import ReasoningTextDelta
-from penstock.pipeline.recordings.format import FILES, write_frames
+from penstock.pipeline.recordings.format import FILES, End, write_frames
 from penstock.testing import replayed, turn
 from tests.support.paths import HARMONY
 from tests.support.processes import RunCommand
@@ -83,7 +83,7 @@ async def record(folder: Path, install: Install) -> Path:
     for crossed in replay.trace.junctions:
         if crossed.stage in FILES and crossed.stage != "persist":
             path = folder / FILES[crossed.stage][0]
-            write_frames(path, crossed.frames, replay.recording.header, abandoned=crossed.abandoned)
+            write_frames(path, crossed.frames, replay.recording.header, End(0, abandoned=crossed.abandoned))
     return folder
 
 
