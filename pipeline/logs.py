@@ -141,9 +141,10 @@ def json_line(level: str, name: str, text: str) -> str:
     return JsonLines().format(logging.makeLogRecord({"levelname": level, "name": name, "msg": text}))
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which has a regular plural."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, form: str = "") -> str:
+    """Return a number in a ``form`` with its noun, whose plural ends in "s", or in "ies" for a consonant and "y"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{number:{form}} {noun if number == 1 else plural}"
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.7) -> str:

@@ -35,6 +35,7 @@ from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.recordings.format import UnreadableRecording
 from penstock.stages.services.engines.engine import ScoresPrompts, TextBackend
+from penstock.stages.services.engines.replicas import ForeignServer
 from penstock.stages.services.forced.scores import SAMPLED, reason_left_out
 
 ENGINE_OPTIONS = frozenset(settings.SECTION for settings in (EngineSettings, ChatSettings, LogSettings))
@@ -45,6 +46,12 @@ ENGINE_WAIT = 30.0
 
 ADVICE = " Record requests with top_logprobs: 1, or with temperature 0."
 """The cure of recordings that were sampled: what else the engine could have chosen is not in them."""
+
+COMPARABLE = (
+    "A comparison needs the log probabilities of given tokens, which `vllm serve` returns; so can"
+    " an engine of your own with scores_prompts (stages/ENGINES.md)."
+)
+"""The advice about a server of another make."""
 
 NO_MODEL = re.compile(rf"https?://|{REPLAY}|{FACTORY}$")
 """The beginning of what ``--engine`` names, if it is not a model."""
@@ -60,6 +67,8 @@ def main(arguments: Sequence[str]) -> None:
         raise CannotRun(f"nothing can be compared: {described}.{ADVICE if SAMPLED in reasons else ''}")
     try:
         exceeded = uvloop.run(_compare(chosen, settings, recordings))
+    except ForeignServer as error:
+        raise CannotRun(f"--engine: {error.sign} {COMPARABLE}") from error
     except UNSTARTABLE as error:
         raise CannotRun(explained(error, arguments)) from error
     if exceeded:

@@ -34,6 +34,7 @@ from penstock.pipeline.faults import name_stage
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
 from penstock.pipeline.recordings.ddmin import shrink
 from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
@@ -98,7 +99,8 @@ def main(arguments: Sequence[str]) -> None:
     ended = smallest(trial, model)
     with private_files():
         write(trial, case, out, chosen.recording)
-    print(f"{case.size} tokens -> {trial.best.size}, {trial.tries} tries{ended}: {out}", file=sys.stderr)
+    tries = f"{counted(trial.tries, 'try')}{ended}"
+    print(f"{counted(case.size, 'token')} -> {trial.best.size}, {tries}: {out}", file=sys.stderr)
     if ended == STOPPED:
         sys.exit(128 + signal.SIGINT)
 
@@ -226,7 +228,7 @@ class Trial:
             is_smaller = self.tries > 1 and case.size < self.best.size
             self.best = case
             if is_smaller:
-                print(f"{case.size} tokens, {self.tries} tries", file=sys.stderr)
+                print(f"{counted(case.size, 'token')}, {counted(self.tries, 'try')}", file=sys.stderr)
         return self._known[digest]
 
 

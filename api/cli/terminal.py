@@ -28,6 +28,7 @@ from penstock.pipeline.frames import (
     ResponseStarted,
     TurnFinished,
 )
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import DELTAS, Event
 from penstock.pipeline.recordings.comparison import common_prefix
 
@@ -135,7 +136,7 @@ class Drawing:
         known = common_prefix(*texts) if len(texts) > 1 else 0
         new = texts[-1][known:]
         if not self._full and len(new) > HEAD + TAIL:
-            new = f"{new[:HEAD]} … {len(new) - HEAD - TAIL} characters more: --full … {new[-TAIL:]}"
+            new = f"{new[:HEAD]} … {counted(len(new) - HEAD - TAIL, 'character')} more: --full … {new[-TAIL:]}"
         text = Text("… " if known else "").append(visible(new) if self._full else visible(new).replace("\n", " "))
         text.highlight_regex(r"<\|[^|<>]{1,40}\|>", "dim")
         yield Text("the new part of the next turn's prompt" if known else "prompt", "dim")
@@ -217,12 +218,13 @@ class Drawing:
         frame = self._timeline.items[index].frame
         match frame:
             case GenerationStarted():
-                return self._border(f"turn {row.turn} begins after {frame.prompt_tokens} tokens of prompt", index)
+                prompt = counted(frame.prompt_tokens, "token")
+                return self._border(f"turn {row.turn} begins after {prompt} of prompt", index)
             case ResponseStarted():
                 return self._border("response begins", index)
             case TurnFinished():
                 thought = f", {frame.reasoning_tokens} of them reasoning" if frame.reasoning_tokens else ""
-                text = f"turn {row.turn} ends: {frame.reason}, {frame.output_tokens} tokens{thought}"
+                text = f"turn {row.turn} ends: {frame.reason}, {counted(frame.output_tokens, 'token')}{thought}"
                 return self._border(text, index)
             case CallStarted():
                 body = Text(f"runs {as_json(frame.action)}" if frame.action else "runs", "bold")
@@ -342,7 +344,7 @@ def visible(text: str) -> str:
 
 def short(text: str, limit: int) -> str:
     """Return the first ``limit`` characters of a text, and the number of characters left out."""
-    return text if len(text) <= limit else f"{text[:limit]} … {len(text) - limit} characters more"
+    return text if len(text) <= limit else f"{text[:limit]} … {counted(len(text) - limit, 'character')} more"
 
 
 def as_json(value: Any) -> str:

@@ -22,6 +22,7 @@ from penstock.api.http.errors import PROBLEM, STREAMING, Handler
 from penstock.api.http.prefix import is_probe
 from penstock.api.http.proxies import AS_SENT
 from penstock.pipeline import metrics
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
 from penstock.pipeline.protocol.response import Response
@@ -218,4 +219,5 @@ def _visible(text: str) -> str:
 def outcome_of(response: Response) -> str:
     """Describe a response by its status and its token counts."""
     usage = response.usage
-    return response.status + (f", {usage.input_tokens} tokens in, {usage.output_tokens} out" if usage else "")
+    read = counted(usage.input_tokens, "token") if usage else ""
+    return response.status + (f", {read} in, {usage.output_tokens} out" if usage else "")

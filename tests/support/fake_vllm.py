@@ -43,6 +43,8 @@ class FakeVllm:
     names: tuple[str, ...] = ("tiny", "also-tiny")
     adapters: tuple[str, ...] = ("nonsense",)
     root: str = "/models/tiny"
+    make: str = "vllm"
+    """The make of the server, as its models name it."""
     context_length: int | None = 8192
     scale_out: bool = True
     tells_ids: bool = True
@@ -120,7 +122,14 @@ class FakeVllm:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         cards = [
-            {"id": name, "object": "model", "root": self.root, "parent": None, "max_model_len": self.context_length}
+            {
+                "id": name,
+                "object": "model",
+                "owned_by": self.make,
+                "root": self.root,
+                "parent": None,
+                "max_model_len": self.context_length,
+            }
             for name in self.names
         ]
         cards += [

@@ -14,6 +14,7 @@ import msgspec
 from penstock.api.cli.conformance.check import Check, Doubt, Lacking, Limited, Speech, Verdict, Violation
 from penstock.api.cli.conformance.client import ADVICE, UNKNOWN, Server, Talk
 from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import counted
 from penstock.pipeline.urls import shown_url
 
 CHECK_TIME = 4
@@ -150,4 +151,4 @@ def shown(text: str, key: str) -> str:
         text = text.replace(key, "***")
     escaped = (part if part.isprintable() else part.encode("unicode_escape").decode() for part in text[:LONGEST_TEXT])
     line = "".join(escaped)[:LONGEST_TEXT]
-    return line if len(text) <= LONGEST_TEXT else f"{line} … {len(text) - LONGEST_TEXT} characters more"
+    return line if len(text) <= LONGEST_TEXT else f"{line} … {counted(len(text) - LONGEST_TEXT, 'character')} more"

@@ -13,8 +13,8 @@ from penstock.pipeline.logs import counted
 from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn
 
 COLUMNS = ("tokens", "compared", "changed", "share", "surprise", "worst", "shift")
-WIDTH, WIDEST = 9, 36
-"""Characters of a column, and the most of that with the names."""
+WIDTH, WIDEST = 9, 48
+"""Characters of a column, and the most of that with the names; a longer name is shown whole, and moves its columns."""
 
 BEFORE, AFTER = 8, 3
 """Tokens that are shown before a token and after it."""
@@ -63,7 +63,7 @@ class Table:
     def line(self, compared: Compared) -> str:
         """Return the line of an answer, which then counts."""
         self.figures.add(compared)
-        name = _cut(compared.name, self._width)
+        name = compared.name
         if isinstance(compared, SkippedAnswer):
             return f"{name:{self._width}}  skipped: {compared.reason}"
         self._keep(compared)
@@ -150,7 +150,3 @@ def _share(figures: Figures) -> str:
 
 def _ran_on(run: RunOn) -> str:
     return f"{run.verdict}: {run.difference}" if run.difference else run.verdict
-
-
-def _cut(name: str, width: int) -> str:
-    return name if len(name) <= width else f"...{name[3 - width :]}"

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.api.cli.timeline.timeline import Timeline
 from penstock.pipeline.frames import GenerationFinished, ItemClosed, TokenChunk, TurnFinished
+from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.response import ANSWERING
 from penstock.pipeline.secret import unwritten
 from penstock.pipeline.trace import Crossing
@@ -63,8 +64,8 @@ def _result(timeline: Timeline) -> Iterator[Fact]:
     if usage := last.usage:
         cached = usage.input_tokens_details.cached_tokens
         thought = usage.output_tokens_details.reasoning_tokens
-        yield "Input", f"{usage.input_tokens:,} tokens" + (f", {cached:,} cached" if cached else "")
-        yield "Output", f"{usage.output_tokens:,} tokens" + (f", {thought:,} of reasoning" if thought else "")
+        yield "Input", counted(usage.input_tokens, "token", ",") + (f", {cached:,} cached" if cached else "")
+        yield "Output", counted(usage.output_tokens, "token", ",") + (f", {thought:,} of reasoning" if thought else "")
 
 
 def _times(timeline: Timeline) -> Iterator[Fact]:

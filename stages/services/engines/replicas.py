@@ -82,6 +82,7 @@ class _Card(msgspec.Struct, frozen=True):
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
+    owned_by: str = ""
 
 
 class _Cards(msgspec.Struct, frozen=True):
@@ -103,6 +104,18 @@ class _Tokenized(msgspec.Struct, frozen=True):
 
 class UnusableServer(ConnectionError):
     """The server does not answer, or lacks a required capability."""
+
+
+class ForeignServer(UnusableServer):
+    """A server is of another make, such as Ollama, llama.cpp or penstock; ``sign`` says how that was seen."""
+
+    def __init__(self, sign: str) -> None:
+        super().__init__(
+            f"{sign} A server of another make is used through its chat completions: copy"
+            " tests/examples/chat_endpoint.py, and start with --engine chat_endpoint.py:engine"
+            ' (stages/ENGINES.md, "Texts").'
+        )
+        self.sign = sign
 
 
 class PrefixCaches(Protocol):
@@ -199,7 +212,7 @@ class Replica:
         names = [card.id for card in cards if card.root == base.root and not card.parent]
         self.adapters = tuple(card.id for card in cards if card.parent in names)
         self.root = base.root or base.id
-        self.endpoint = await self._find_endpoint(base.id)
+        self.endpoint = await self._find_endpoint(base)
         self.grammar_fault = await self._find_grammar_fault(base.id)
         models = tuple(dict.fromkeys((base.id, *names, *self.adapters)))
         return ServedModel(models, base.max_model_len, await self._speaks_harmony(base.id))
@@ -245,11 +258,13 @@ class Replica:
             logger.warning("At %s structured output is refused: %s", self.url, self.grammar_fault)
         self.is_healthy, self._complaint = True, ""
 
-    async def _find_endpoint(self, name: str) -> Endpoint[Any]:
+    async def _find_endpoint(self, card: _Card) -> Endpoint[Any]:
         for endpoint in self.endpoints:
             with suppress(RequestRefused):
-                if await self._generate(endpoint, name, [0], max_tokens=1):
+                if await self._generate(endpoint, card.id, [0], max_tokens=1):
                     return endpoint
+        if card.owned_by != "vllm":
+            raise self._foreign("it returns no token ids")
         raise UnusableServer(
             f"The server at {self.url} returns no token ids: it needs --enable-scale-out, or vLLM 0.10.2 or later."
         )
@@ -308,13 +323,8 @@ class Replica:
             except Unreadable as error:
                 raise self._foreign(f"its answer to {path} is {error}") from error
 
-    def _foreign(self, sign: str) -> UnusableServer:
-        """Return the error for a server of another make, such as Ollama or llama.cpp."""
-        return UnusableServer(
-            f"The server at {self.url} is not `vllm serve`: {sign}. A server of another make is used through its chat"
-            " completions: copy tests/examples/chat_endpoint.py, and start with --engine chat_endpoint.py:engine"
-            ' (stages/ENGINES.md, "Texts").'
-        )
+    def _foreign(self, sign: str) -> ForeignServer:
+        return ForeignServer(f"The server at {self.url} is not `vllm serve`: {sign}.")
 
 
 async def _refusal(answer: aiohttp.ClientResponse) -> RequestRefused:

@@ -19,9 +19,19 @@ def test_only_warnings_and_errors_have_a_colour(level: int, line: str) -> None:
     assert Coloured("%(message)s").format(record) == line
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 recordings"), (1, "1 recording"), (143, "143 recordings")])
-def test_counted_noun_has_its_plural(number: int, text: str) -> None:
-    assert counted(number, "recording") == text
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (0, "recording", "0 recordings"),
+        (1, "recording", "1 recording"),
+        (143, "recording", "143 recordings"),
+        (1, "try", "1 try"),
+        (2, "try", "2 tries"),
+        (2, "key", "2 keys"),
+    ],
+)
+def test_counted_noun_has_its_plural(number: int, noun: str, text: str) -> None:
+    assert counted(number, noun) == text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import stat
@@ -208,8 +209,11 @@ def test_chat_recording_shrinks_without_its_vocabulary(tmp_path: Path, penstock:
     recording = FIXTURES / "chat" / "qwen3_two_calls"
     needed = tokens_of(recording)[7]
     command = judge(tmp_path, f"sys.exit({needed} in tokens)")
-    assert penstock("shrink", recording, "--fails", command, "-o", tmp_path / "out").status == 0
+    ended = penstock("shrink", recording, "--fails", command, "-o", tmp_path / "out")
+    assert ended.status == 0
     assert tokens_of(tmp_path / "out") == [needed]
+    again = penstock("shrink", tmp_path / "out", "--fails", command, "-o", tmp_path / "again")
+    assert re.search(r"^1 token -> 1, (1 try|\d+ tries):", again.err, re.MULTILINE)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

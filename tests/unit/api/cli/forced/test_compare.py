@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,12 @@ from typing import TypeAlias
 import pytest
 
 from penstock.api.cli.__main__ import main
+from penstock.api.cli.forced.comparison import SkippedAnswer
+from penstock.api.cli.forced.table import Table
+from penstock.api.cli.forced.vocabulary import Vocabulary
 from penstock.pipeline.frames import TokenLogprob
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.processes import CommandResult
 from tests.support.table_engine import ENGINES, TableEngine, recorded_turn, write_turns
 
@@ -85,6 +91,25 @@ def test_same_engine_changes_nothing(compare: Compare) -> None:
     ended = compare("same", "--most-changed", 0, "--worst-surprise", 0)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.decode() == SAME
+
+
+@pytest.mark.io
+async def test_server_of_another_make_is_refused_without_a_version_of_vllm(compare: Compare) -> None:
+    fake = FakeVllm(make="penstock", scale_out=False, tells_ids=False)
+    async with running_fakes(fake):
+        ended = await asyncio.to_thread(compare, fake.url)
+    assert (ended.status, ended.out) == (2, b"")
+    assert f"--engine: The server at {fake.url} is not `vllm serve`: it returns no token ids." in ended.err
+    assert "scores_prompts" in ended.err
+    assert "0.10" not in ended.err
+
+
+@pytest.mark.parametrize("name", ["resp_1", f"resp_{'1' * 32}", f"resp_{'1' * 32}-small", f"day/{'1' * 80}/resp_1"])
+def test_name_of_an_answer_is_never_cut(name: str, tmp_path: Path) -> None:
+    table = Table(Vocabulary.of(load_encoding(), 1, "harmony", None), [name])
+    assert (
+        table.line(SkippedAnswer(name, tmp_path, "broken")) == f"{name:{min(48, max(6, len(name)))}}  skipped: broken"
+    )
 
 
 def test_table_shows_what_another_engine_changes(compare: Compare) -> None:

@@ -100,6 +100,10 @@ async def test_model_name_can_be_chosen() -> None:
     [
         ({"key": "secret-key-of-the-engine"}, "PENSTOCK_ENGINE_KEY"),
         ({"scale_out": False, "tells_ids": False}, "--enable-scale-out"),
+        (
+            {"scale_out": False, "tells_ids": False, "make": "sglang"},
+            r"is not `vllm serve`: it returns no token ids\. A server",
+        ),
         ({"names": ("other",)}, "does not serve tiny"),
         ({"context_length": None}, r"is not `vllm serve`.* context length of its model.* chat_endpoint\.py"),
     ],
