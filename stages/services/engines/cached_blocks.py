@@ -11,11 +11,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-EngineHash: TypeAlias = bytes | int
+LONGEST_HASH = 64
+"""Bytes of a hash: vLLM's have up to 32."""
+
+EngineHash: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=LONGEST_HASH)] | int
 """vLLM's own hash of a block."""
 
 MOST_BLOCKS = 2**21

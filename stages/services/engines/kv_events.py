@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,8 +30,14 @@ MOST_WAITING = 10_000
 LARGEST_MESSAGE = 2**22
 """Bytes of a message, which is far more than the blocks of one step of an engine; a larger one is lost."""
 
+RECONNECT_SECONDS = 0.2
+"""Seconds after the end of a connection before another one."""
+
 LEAST_SOCKETS = 1_023
 """ZeroMQ's default number of sockets."""
+
+SOCKETS = 3
+"""Sockets of a connection: that of its messages, and two by which ZeroMQ tells of its end."""
 
 KNOWN_SHARE = 0.5
 """Share of a prompt that some cache must be known to hold, if there are blocks that were stored before we listened."""
@@ -49,7 +56,13 @@ class _Server:
     """A server, and how much of its cache was heard of."""
 
     url: str
+    address: str
     cache: int
+    messages: zmq.Socket[bytes]
+    ends: zmq.Socket[bytes]
+    """A socket with an event for each end of the connection."""
+    again_at: float | None = None
+    """When to connect again; None while it is connected."""
     due: int | None = None
     """The number of its next message; None before the first."""
     is_whole: bool = False
@@ -69,16 +82,16 @@ class KvEvents:
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._blocks = CachedBlocks()
         self._context = zmq.Context()
-        self._context.max_sockets = max(LEAST_SOCKETS, len(addresses) + 1)
+        self._context.max_sockets = max(LEAST_SOCKETS, SOCKETS * len(addresses) + 1)
         self._closing = threading.Event()
-        self._servers = dict[zmq.Socket[bytes], _Server]()
         try:
-            for cache, (url, address) in enumerate(addresses.items()):
-                self._servers[self._connected(address)] = _Server(url, cache)
+            self._all = tuple(
+                _Server(url, address, cache, *self._connected(address))
+                for cache, (url, address) in enumerate(addresses.items())
+            )
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._all = tuple(self._servers.values())
         self._thread = threading.Thread(target=self._listen, name="kv-events", daemon=True)
         self._thread.start()
 
@@ -112,24 +125,33 @@ class KvEvents:
         self._thread.join()
         self._context.destroy(linger=0)
 
-    def _connected(self, address: str) -> zmq.Socket[bytes]:
+    def _connected(self, address: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """Return the socket of a connection, and that of its ends."""
         socket = self._context.socket(zmq.SUB)
         socket.rcvhwm, socket.maxmsgsize, socket.ipv6 = MOST_WAITING, LARGEST_MESSAGE, True
         socket.setsockopt(zmq.SUBSCRIBE, b"")
+        ends: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
             raise ValueError(f"{address} is no address of KV events: {named_error(error)}") from error
-        return socket
+        return socket, ends
 
     def _listen(self) -> None:
         poller = zmq.Poller()
-        for socket in self._servers:
-            poller.register(socket, zmq.POLLIN)
+        for server in self._all:
+            _register(poller, server)
         while not self._closing.is_set():
-            for socket, _ in poller.poll(POLL_MILLISECONDS):
-                self._take(self._servers[socket], socket.recv_multipart())
+            ready = dict(poller.poll(POLL_MILLISECONDS))
             for server in self._all:
+                if server.messages in ready:
+                    self._take(server, server.messages.recv_multipart())
+                if server.ends in ready:
+                    _disconnect(poller, server)
+                if server.again_at is not None and time.monotonic() >= server.again_at:
+                    server.messages, server.ends = self._connected(server.address)
+                    server.again_at = None
+                    _register(poller, server)
                 if server.is_stale:
                     self._forget(server)
                     server.due, server.is_stale = None, False
@@ -159,3 +181,18 @@ class KvEvents:
     def _forget(self, server: _Server) -> None:
         server.is_whole = False
         self._blocks.forget(server.cache)
+
+
+def _register(poller: zmq.Poller, server: _Server) -> None:
+    for socket in (server.messages, server.ends):
+        poller.register(socket, zmq.POLLIN)
+
+
+def _disconnect(poller: zmq.Poller, server: _Server) -> None:
+    """Leave a connection that has ended: ZeroMQ makes no other one after a message that was too large."""
+    poller.unregister(server.messages)
+    poller.unregister(server.ends)
+    server.messages.disable_monitor()
+    server.ends.close(linger=0)
+    server.messages.close(linger=0)
+    server.again_at, server.is_stale, server.is_whole = time.monotonic() + RECONNECT_SECONDS, True, False

@@ -27,6 +27,7 @@ from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
 from tests.bench.fuzz.limits import exceed_limits, limited_process
 from tests.bench.fuzz.measured import PASSING, measured_process
+from tests.bench.fuzz.publishers import attack_index
 from tests.bench.fuzz.sockets import attack_sockets
 from tests.bench.fuzz.tools import attack_tools, calling_process
 from tests.support.openapi import Description
@@ -37,6 +38,9 @@ FLOOD_SECONDS = 15.0
 
 LIMITED = 1_000
 """Requests of a limited key, and bodies that it declares."""
+
+MESSAGES = 1_000
+"""Messages of a hostile engine."""
 
 SHOWN = 5
 """Faults of each kind that are printed."""
@@ -105,6 +109,8 @@ async def main() -> int:
         async with limited_process(folder) as server:
             begun = time.monotonic()
             wrong += tell(await exceed_limits(server, LIMITED, wanted.seed), begun)
+        begun = time.monotonic()
+        wrong += tell(await attack_index(folder, MESSAGES, wanted.seed), begun)
     return bool(wrong)
 
 

@@ -18,6 +18,7 @@ from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
 from tests.bench.fuzz.limits import exceed_limits, limited_process
 from tests.bench.fuzz.measured import PASSING, measured_process
+from tests.bench.fuzz.publishers import attack_index
 from tests.bench.fuzz.sockets import attack_sockets
 from tests.bench.fuzz.tools import attack_tools, calling_process
 from tests.support.api_clients import ApiClient
@@ -76,6 +77,12 @@ async def test_each_request_of_a_limited_key_counts(tmp_path: Path) -> None:
     assert [fault for outcome in found.values() for fault in outcome.faults] == []
     assert found["declared bodies of a limited key"].statuses["429"] > 0
     assert found["an ordinary key"].statuses.keys() == {"200"}
+
+
+async def test_events_of_hostile_engines_stay_bounded_and_hide_no_other_engine(tmp_path: Path) -> None:
+    found = await attack_index(tmp_path, 60, seed=1)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    assert found["those of an honest one"].statuses == {"followed": 6}
 
 
 async def test_ordinary_client_goes_on_beside_bodies_that_do_not_end(tmp_path: Path) -> None:

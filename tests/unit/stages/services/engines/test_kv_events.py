@@ -14,9 +14,9 @@ import zmq
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import Prompt, Scheduling, with_facts
-from penstock.stages.services.engines.cached_blocks import AllBlocksCleared, BlockRemoved, BlockStored
-from penstock.stages.services.engines.kv_events import KvEvents
-from tests.support.api_clients import wait_until
+from penstock.stages.services.engines.cached_blocks import LONGEST_HASH, AllBlocksCleared, BlockRemoved, BlockStored
+from penstock.stages.services.engines.kv_events import LARGEST_MESSAGE, KvEvents
+from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.fake_vllm import prompt_for_fakes
 
 pytestmark = pytest.mark.io
@@ -32,6 +32,7 @@ class Publisher:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self.address = f"ipc://{path}"
         self._socket = context.socket(zmq.XPUB)  # it learns of those who subscribe, so that nothing is sent too early
+        self._socket.xpub_verbose, self._socket.rcvtimeo = True, int(PATIENCE * 1000)
         self._socket.bind(self.address)
         self.next = 0
 
@@ -40,6 +41,11 @@ class Publisher:
         if self.next == 0 and number is None:
             assert self._socket.recv() == b"\x01"
         self.send(msgspec.msgpack.encode([0.0, events, 0]), number)
+
+    def subscribed_again(self) -> None:
+        """Wait until the connection has ended, and another one been made."""
+        while self._socket.recv() != b"\x01":
+            pass
 
     def send(self, payload: bytes, number: int | None = None) -> None:
         number = self.next if number is None else number
@@ -142,6 +148,8 @@ async def test_what_a_server_holds_of_an_image_is_not_known(caches: KvEvents, pu
         {"type": "Unheard"},
         {"type": "BlockStored", "token_ids": "?"},
         BlockStored([b"x"], None, [2**63], 1),
+        BlockStored([b"x" * (LONGEST_HASH + 1)], None, [1], 1),
+        BlockRemoved([b"x" * (LONGEST_HASH + 1)]),
         [[[[]]]],
     ],
 )
@@ -170,6 +178,19 @@ async def test_message_of_another_form_makes_a_cache_unknown(
     await known(caches, 0)
     one.publish(STORED)
     await known(caches, 2)
+
+
+async def test_message_too_large_ends_a_connection_and_another_is_made(
+    caches: KvEvents, publishers: list[Publisher]
+) -> None:
+    one = await reported(caches, publishers)
+    for _ in range(2):
+        one.send(bytes(LARGEST_MESSAGE + 1))
+        await asyncio.to_thread(one.subscribed_again)
+        await wait_until(lambda: URL not in caches.sizes())
+        one.publish(STORED)
+        await known(caches, 2)
+    assert caches.cached(salted(), None) == {URL: 8}
 
 
 async def test_server_that_comes_back_may_hold_nothing(caches: KvEvents, publishers: list[Publisher]) -> None:
