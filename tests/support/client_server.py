@@ -102,9 +102,14 @@ Json = dict[str, Any]
 
 CODEX_PROGRAM = ROOT / "tests/live/codex/node/node_modules/@openai/codex/bin/codex.js"
 
+CODEX_EXEC = (
+    *("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+    *("-c", "include_environment_context=false", "-c", "skills.include_instructions=false"),
+)
+"""The arguments of a request to Codex, before its text.
 
-CODEX_EXEC = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-"""The arguments of a request to Codex, before its text."""
+Without the two settings, the prompt names folders and the date.  The tiny model writes a wrong patch in some folders.
+"""
 
 
 @dataclass(frozen=True)

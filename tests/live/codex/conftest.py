@@ -42,6 +42,17 @@ def codex(request: pytest.FixtureRequest, tmp_path: Path) -> Codex:
     return Codex(str(request.config.getoption("--node")), home, project)
 
 
+@pytest.fixture(autouse=True)
+def _same_prompt_everywhere(tmp_path: Path) -> Iterator[None]:
+    """Check that no message of Codex depends on the machine or the day, as the tiny model is not sure of all others."""
+    yield
+    files = list(tmp_path.glob("home/**/sessions/**/*.jsonl"))
+    kept = [json.loads(line)["payload"] for file in files for line in file.read_text().splitlines()]
+    messages = [json.dumps(item["content"]) for item in kept if item.get("type") == "message"]
+    assert messages
+    assert not [text for text in messages if str(tmp_path) in text or re.search(r"\d{4}-\d{2}-\d{2}", text)]
+
+
 @pytest.fixture
 def launched(request: pytest.FixtureRequest, penstock: str, server: Server, tmp_path: Path) -> Launched:
     """Codex as ``penstock launch`` starts it."""

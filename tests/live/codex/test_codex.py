@@ -63,10 +63,7 @@ def test_codex_runs_a_command_and_answers(
 @SOCKETS
 @pytest.mark.defect("6")
 def test_codex_resumes_a_session(codex: Codex, settle: Callable[..., None], sockets: bool) -> None:
-    """Codex sends its whole history, and the model reads it.
-
-    Codex puts a path and a date into its prompt; the model's answer to this request does not depend on them.
-    """
+    """Codex sends its whole history, and the model reads it."""
     settle(sockets=sockets)
     first = codex.events("Write hello into hello.txt.")
     (codex.project / "hello.txt").unlink()
