@@ -6,14 +6,16 @@ items.  Repeated data, such as the text of a token or the common fields of an it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
 from penstock.api.cli.page.tokens import Texts, prompts_of, tokens_of
-from penstock.api.cli.timeline.facts import facts_of, request_of
+from penstock.api.cli.timeline.facts import DETAILS, facts_of, request_of, title_of
 from penstock.api.cli.timeline.rows import Row, rows_of
 from penstock.api.cli.timeline.timeline import Timeline
 from penstock.api.web_page import PALETTE, filled, part_of, policy_of
@@ -22,21 +24,26 @@ from penstock.pipeline.secret import unwritten
 
 Json = dict[str, Any]
 
+_ABSOLUTE = re.compile(r"(?<![\w.:/~-])/[^\s:'\",;()/]+(?:/[^\s:'\",;()/]+)+")
+"""Matches an absolute path of at least two names."""
+
 VOLATILE = frozenset({"sequence_number", "delta", "logprobs", "obfuscation"})
 """The fields that differ between the deltas of one item."""
 
 
 def layout_of(timeline: Timeline, name: str) -> Json:
     """Return all data of the page of a timeline; ``name`` is the name of the recording."""
-    texts = Texts()
+    texts, facts = Texts(), facts_of(timeline)
     return {
-        "name": name,
-        "facts": facts_of(timeline),
+        "name": title_of(timeline, name),
+        "facts": [fact for fact in facts if fact[0] not in DETAILS],
+        "details": [(name, without_folders(value)) for name, value in facts if name in DETAILS],
         "request": request_of(timeline),
         "notes": [_sentence(note) for note in (*timeline.notes, timeline.difference) if note],
         "failures": [_sentence(failure) for failure in timeline.failures],
         "rows": [_row(row, timeline) for row in rows_of(timeline)],
         "tokens": tokens_of(timeline, texts),
+        "fault": timeline.at_fault,
         "prompts": prompts_of(timeline, texts),
         "frames": [[_plain(each.frame)["type"], each.cause, each.at] for each in timeline.items],
         "events": _events(timeline),
@@ -45,7 +52,18 @@ def layout_of(timeline: Timeline, name: str) -> Json:
 
 
 def _sentence(text: str) -> str:
+    text = without_folders(text)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def without_folders(text: str) -> str:
+    """Shorten the absolute paths in a text, as a page is sent to others: relative to this one, or the last name."""
+    return _ABSOLUTE.sub(lambda found: _below(PurePath(found[0])), text)
+
+
+def _below(path: PurePath) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
 def _row(row: Row, timeline: Timeline) -> Json:

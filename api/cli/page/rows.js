@@ -6,10 +6,9 @@ function drawHead() {
   $("name").textContent = layout.name;
   const params = Object.entries(layout.request).map(([name, value]) => `${name.replaceAll("_", " ")}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
   $("request").textContent = params.join("  ·  ");
-  for (const [name, value] of layout.facts) {
-    const state = name === "Status" ? `state ${value.split(" ")[0]}` : "";
-    $("facts").append(h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value, className: state })));
-  }
+  const fact = ([name, value]) => h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value, className: name === "Status" ? `state ${value.split(" ")[0]}` : "" }));
+  $("facts").append(...layout.facts.map(fact));
+  $("details").lastElementChild.append(...layout.details.map(fact));
   for (const failure of layout.failures) $("notes").append(h("p", { className: "note failure", textContent: failure }));
   for (const note of layout.notes) $("notes").append(h("p", { className: "note", textContent: note }));
 }
@@ -39,8 +38,9 @@ function drawToken(number) {
   const text = textOf(number);
   const channel = CHANNELS[tokens.channels[number]];
   const rare = tokens.logprobs[number] && tokens.logprobs[number][0] < Math.log(0.5) ? " rare" : "";
+  const fault = number === atFault ? " fault" : "";
   const element = h("span", {
-    className: `token ${channel}${text[3] ? " mark" : ""}${rare}`, role: "option", tabIndex: -1, "aria-selected": "false", title: tooltip(text, number),
+    className: `token ${channel}${text[3] ? " mark" : ""}${rare}${fault}`, role: "option", tabIndex: -1, "aria-selected": "false", title: tooltip(text, number),
     textContent: spelled(text),
   });
   element.dataset.token = number;
@@ -48,12 +48,16 @@ function drawToken(number) {
   return element;
 }
 
+/** The token at which a stage raised: the last of the chunk that it read. */
+const atFault = layout.fault === null ? -1 : tokens.chunks.findLastIndex((chunk) => chunk <= layout.fault);
+
 function drawTokens(row) {
   const list = h("div", { className: "tokens", role: "listbox", "aria-label": `Tokens: ${row.title ?? "of the turn"}`, "aria-orientation": "horizontal" });
   const add = inLines(list);
   for (const number of row.tokens) {
     for (const repair of tokens.repairs[number] ?? []) add(h("span", { className: "repair", role: "presentation", textContent: repair, title: "The parser repaired this" }), "");
     add(drawToken(number), shown(textOf(number)));
+    if (number === atFault) add(h("span", { className: "repair fault", role: "presentation", textContent: "ends here", title: layout.failures[0] }), "");
   }
   return list;
 }

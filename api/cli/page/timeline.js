@@ -47,9 +47,10 @@ function drawTimeline() {
   picture.append(svg("path", { class: "tick lit", id: "lit" }));
   const names = h("div", { className: "lanes", "aria-hidden": "true" }, ...["tokens", "items", "events"].map((name) => h("span", { textContent: name })));
   const axis = h("div", { className: "axis", "aria-hidden": "true" });
-  for (const part of [0, 0.25, 0.5, 0.75, 1]) axis.append(h("span", { textContent: at.byTime ? seconds(part * at.end) : part === 0 ? "first" : part === 1 ? "last" : "" }));
+  const [unit, perSecond, digits] = at.end < 1 ? ["Milliseconds", 1000, 0] : ["Seconds", 1, at.end < 100 ? 2 : 0];
+  for (const part of [0, 0.25, 0.5, 0.75, 1]) axis.append(h("span", { textContent: at.byTime ? (part * at.end * perSecond).toFixed(digits) : part === 0 ? "first" : part === 1 ? "last" : "" }));
   $("timeline").append(names, h("div", {}, picture, axis));
-  $("axis-is").textContent = at.byTime ? "Seconds since the request" : "No times were recorded: the axis is the order.";
+  $("axis-is").textContent = at.byTime ? `${unit} since the request` : "No times were recorded: the axis is the order.";
   picture.addEventListener("click", (click) => {
     const box = picture.getBoundingClientRect();
     const kind = Object.keys(LANES)[Math.min(2, Math.floor((click.clientY - box.top) / (box.height / 3)))];

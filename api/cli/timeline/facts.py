@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 
 from penstock.api.cli.timeline.timeline import Timeline
-from penstock.pipeline.frames import GenerationFinished, ItemClosed, TokenChunk, TurnFinished
+from penstock.pipeline.frames import GenerationFinished, ItemClosed, RequestFacts, TokenChunk, TurnFinished
 from penstock.pipeline.logs import counted
+from penstock.pipeline.protocol.items import InputText, Message
+from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.response import ANSWERING
 from penstock.pipeline.secret import unwritten
 from penstock.pipeline.trace import Crossing
@@ -23,6 +25,29 @@ PLAIN = {name: value for name, value in ANSWERING.items() if name not in ("instr
 
 BROKEN_OFF = "broken off"
 """The status of a response whose recording has no last event: it is over, though the events say that it runs."""
+
+
+DETAILS = frozenset({"Turns", "Events", "Encoding", "Source", "Answered from", "Versions", "Recorded", "Response"})
+"""The facts that say where a recording comes from; all others say how it went."""
+
+LONGEST_TITLE = 80
+"""Characters of a title that is taken from a request."""
+
+
+def title_of(timeline: Timeline, name: str) -> str:
+    """Return what the user said last if a recording is named by its id; else its name, which somebody chose."""
+    if not name.startswith(_response(timeline).get("id") or "\0"):
+        return name
+    texts = [
+        part.text
+        for facts in _facts(timeline)[:1]
+        for item in facts.input
+        if isinstance(item, Message) and item.role == "user"
+        for part in item.content
+        if isinstance(part, InputText)
+    ]
+    said = " ".join(texts[-1].split()) if texts else ""
+    return shortened(said, LONGEST_TITLE) if said else f"A response of {timeline.header.model or 'a model'}"
 
 
 def facts_of(timeline: Timeline) -> list[Fact]:
@@ -51,6 +76,11 @@ def _response(timeline: Timeline) -> dict[str, Any]:
     response = next((response for response in responses if response is not None), None)
     fields: dict[str, Any] = {} if response is None else msgspec.to_builtins(response, enc_hook=unwritten)
     return fields
+
+
+def _facts(timeline: Timeline) -> list[RequestFacts]:
+    frames = (crossing.frame for junction in timeline.junctions for crossing in junction.crossings)
+    return [frame.facts for frame in frames if hasattr(frame, "facts")]
 
 
 def _result(timeline: Timeline) -> Iterator[Fact]:

@@ -76,6 +76,20 @@ class Timeline:
         """The events that the client gets, with their causes among ``items``."""
         return [crossing for crossing in self._crossings("events", "items") if isinstance(crossing.frame, Event)]
 
+    @property
+    def at_fault(self) -> int | None:
+        """The index among ``tokens`` of the frame at which a stage raised, or read no further; None if none did."""
+        if self.fault is None:
+            is_a_stage = self.end is not None and self.end.cause in ("raised", "unread")
+            return len(self.tokens) - 1 if is_a_stage else None
+        stages = [junction.stage for junction in self.junctions]
+        index: int | None = -1
+        for junction in reversed(self.junctions[: stages.index(self.fault[0]) if self.fault[0] in stages else None]):
+            if _kind(junction) == "tokens" or index is None or not junction.crossings:
+                return index if index is None or index >= 0 else len(junction.crossings) - 1
+            index = junction.crossings[index].cause
+        return None
+
     @cached_property
     def rewritten(self) -> frozenset[int]:
         """The indexes of the items whose text differs from the text that the parser read from their tokens."""

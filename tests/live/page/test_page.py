@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from penstock.api.cli.page.page import layout_of, page_of
 from penstock.api.cli.recorded_model import model_of
-from penstock.pipeline.core import source_of
-from penstock.pipeline.frames import GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
+from penstock.api.cli.timeline.timeline import timeline_of
+from penstock.pipeline.core import Pipeline, source_of
+from penstock.pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    ItemDelta,
+    ParsedFrame,
+    TokenChunk,
+    TokenFrame,
+)
+from penstock.pipeline.plugins import guarded
 from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.format import FORMAT, End, Header, line, read_recording, write_frames
 from penstock.pipeline.trace import traced
@@ -188,18 +198,52 @@ def test_logprobs_are_shown(show: ShowPage) -> None:
     assert page.locator(".likely li").count() > 1
 
 
+def test_narrow_page_shows_the_timeline_without_scrolling(show: ShowPage, tmp_path: Path) -> None:
+    folder = timed(FIXTURES / "preamble_before_call", tmp_path / "timed")
+    for name in ("weather in Madrid", "resp_707265616d626c655f6265666f7265"):
+        page = show(folder, name, viewport={"width": 390, "height": 844})
+        box = page.locator("#timeline").bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 844
+
+
+def test_token_at_which_a_stage_raised_is_marked(show_file: ShowPage, tmp_path: Path) -> None:
+    async def raises(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+        async for frame in source:
+            yield frame
+            if isinstance(frame, ItemDelta) and " call" in frame.text:
+                raise KeyError("here")
+
+    def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        return guarded(pipeline.insert_after("parse", "raises", raises), pipeline)
+
+    timeline = run_in_thread(timeline_of(FIXTURES / "function_call", install=install))
+    path = tmp_path / "page.html"
+    path.write_text(page_of(layout_of(timeline, "fault")), "utf-8")
+    page = show_file(path)
+    expect(page.locator(".token.fault")).to_have_text(" call")
+    expect(page.locator(".repair.fault")).to_have_text("ends here")
+    failure = page.locator(".note.failure").text_content() or ""
+    assert "tests/live/page/test_page.py:" in failure
+    assert str(Path.cwd()) not in page.content()
+
+
 def test_recorded_times_are_the_axis(show: ShowPage, tmp_path: Path) -> None:
     page = show(FIXTURES / "function_call")
     expect(page.locator("#axis-is")).to_contain_text("No times")
     page = show(timed(FIXTURES / "function_call", tmp_path / "timed"))
-    expect(page.locator("#axis-is")).to_contain_text("Seconds")
+    expect(page.locator("#axis-is")).to_have_text("Milliseconds since the request")
+    assert all(text.isdigit() for text in texts(page, ".axis span"))
     assert "First token" in texts(page, "dt")
+    page = show(timed(FIXTURES / "function_call", tmp_path / "slow", 0.5))
+    expect(page.locator("#axis-is")).to_have_text("Seconds since the request")
+    assert texts(page, ".axis span")[0] == "0.00"
 
 
-def timed(folder: Path, copy: Path) -> Path:
+def timed(folder: Path, copy: Path, pause: float = 0.011) -> Path:
     recording = read_recording(folder / "tokens.jsonl", TokenFrame)
     copy.mkdir()
-    frames = [line(frame, 0.08 + 0.011 * number) for number, frame in enumerate(recording.frames)]
+    frames = [line(frame, 0.08 + pause * number) for number, frame in enumerate(recording.frames)]
     (copy / "tokens.jsonl").write_bytes(line(recording.header) + b"".join(frames) + line(End(len(frames))))
     (copy / "prompt.jsonl").write_bytes((folder / "prompt.jsonl").read_bytes())
     return copy

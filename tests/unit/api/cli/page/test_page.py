@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli.page.page import layout_of, page_of
+from penstock.api.cli.page.page import layout_of, page_of, without_folders
+from penstock.api.cli.timeline.facts import LONGEST_TITLE, facts_of
 from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
 from penstock.pipeline.frames import ItemClosed, Prompt, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import UnreadableRecording, read_recording
@@ -57,6 +58,41 @@ async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
         closed = timeline.items[row["frames"][-1]].frame if row.get("frames") else None
         if isinstance(closed, ItemClosed) and closed.token_ids:
             assert joined(closed.token_ids) in joined(ids[number] for number in row["tokens"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_recording_named_by_its_id_has_a_title_in_words(case: Path) -> None:
+    timeline = await replayed_or_recorded(case)
+    response_id = dict(facts_of(timeline))["Response"]
+    assert layout_of(timeline, case.name)["name"] == case.name
+    for name in (response_id, f"{response_id}-small"):
+        title = layout_of(timeline, name)["name"]
+        assert response_id not in title
+        assert 0 < len(title) <= LONGEST_TITLE + len("...")
+
+
+async def test_page_says_what_the_user_asked() -> None:
+    timeline = await replayed_or_recorded(HARMONY / "weather")
+    title = layout_of(timeline, dict(facts_of(timeline))["Response"])["name"]
+    assert title in (HARMONY / "weather" / "request.json").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"at {Path.cwd()}/stages/mine.py:12", "at stages/mine.py:12"),
+        ("at /home/me/plugins/mine.py:12; its last frames", "at mine.py:12; its last frames"),
+        ("the model '/srv/models/tiny' is away", "the model 'tiny' is away"),
+        ("/srv/models/tiny", "tiny"),
+        (
+            "see http://host:8000/v1/models, and stages/README.md",
+            "see http://host:8000/v1/models, and stages/README.md",
+        ),
+        ("1/2 of a/b", "1/2 of a/b"),
+    ],
+)
+def test_page_has_no_folders_of_the_machine(text: str, shown: str) -> None:
+    assert without_folders(text) == shown
 
 
 def joined(token_ids: Iterable[int]) -> str:
