@@ -20,7 +20,7 @@ from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Load, OpenApi, Ready, Version
 from penstock.api.http.conventions import SPOKEN, SpokenByRoute
 from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
-from penstock.api.http.front.front import front
+from penstock.api.http.front.front import Front
 from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.http.live.page import live_page
 from penstock.api.http.openapi import Operation, describe, operation, takes_body
@@ -123,7 +123,7 @@ class Api:
     def house_routes(self) -> list[web.RouteDef]:
         """The routes of the server itself."""
         routes = [
-            web.get("/", front),
+            web.get("/", Front(self.keys.have_operator).answer),
             web.get("/live", live_page),
             web.get("/health", self.health),
             web.get("/ready", self.ready),

@@ -193,6 +193,11 @@ class Keys:
             return self.operator(*authorizations(request))
         return self.owner(*authorizations(request))
 
+    @property
+    def have_operator(self) -> bool:
+        """True if one of them is the operator's."""
+        return bool(self._operator)
+
     def operator(self, *authorizations: str) -> str:
         """Return the operator as an owner, for ``Authorization`` headers; raise `Unauthorized` if none has its key."""
         if not self._operator or not any_opens(authorizations, self._operator):

@@ -35,7 +35,7 @@ LONGEST_TITLE = 80
 
 
 def title_of(timeline: Timeline, name: str) -> str:
-    """Return what the user said last if a recording is named by its id; else its name, which somebody chose."""
+    """Return the last message of the user if a recording is named by its id; else its name, which somebody chose."""
     if not name.startswith(_response(timeline).get("id") or "\0"):
         return name
     texts = [
@@ -46,8 +46,8 @@ def title_of(timeline: Timeline, name: str) -> str:
         for part in item.content
         if isinstance(part, InputText)
     ]
-    said = " ".join(texts[-1].split()) if texts else ""
-    return shortened(said, LONGEST_TITLE) if said else f"A response of {timeline.header.model or 'a model'}"
+    message = " ".join(texts[-1].split()) if texts else ""
+    return shortened(message, LONGEST_TITLE) if message else f"A response of {timeline.header.model or 'a model'}"
 
 
 def facts_of(timeline: Timeline) -> list[Fact]:

@@ -109,6 +109,27 @@ async function* eventsOf(answer) {
   }
 }
 
+/* What was sent, as a command and as a program; the key stays in a variable. */
+const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
+const literal = value =>
+  value === null ? "None"
+  : value === true ? "True"
+  : value === false ? "False"
+  : Array.isArray(value) ? `[${value.map(literal).join(", ")}]`
+  : typeof value === "object" ? `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`).join(", ")}}`
+  : JSON.stringify(value);
+
+function showAgain({ stream, ...body }, more) {
+  const needsKey = $("key").value.trim() !== "";
+  const key = needsKey ? ` -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
+  $("as-curl").textContent = `curl -N ${quoted(`${base}/responses`)}${key} -H 'Content-Type: application/json' \\\n    -d ${quoted(JSON.stringify({ ...body, stream }))}`;
+  const { model = "", input, store } = body;
+  const given = [["model", model], ["input", input], ["store", store], ...(Object.keys(more).length ? [["extra_body", more]] : [])];
+  const client = `OpenAI(base_url=${literal(base)}${needsKey ? "" : ', api_key="none"'})`;
+  $("as-python").textContent = `from openai import OpenAI\n\nclient = ${client}\nresponse = client.responses.create(${given.map(([name, value]) => `${name}=${literal(value)}`).join(", ")})\nprint(response.output_text)`;
+  $("again").hidden = false;
+}
+
 let aborting = null;
 
 async function send() {
@@ -121,6 +142,7 @@ async function send() {
     return;
   }
   const body = { model: $("model").value.trim() || undefined, input: $("input").value, store: false, ...more, stream: true };
+  showAgain(body, more);
   aborting = new AbortController();
   const options = { method: "POST", headers: { ...headers(), "Content-Type": "application/json" }, body: JSON.stringify(body), signal: aborting.signal };
   const answer = await fetch(`${base}/responses`, options);

@@ -25,6 +25,9 @@ const named = (character) => {
   return `⟨${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 };
 
+/* Whether a text begins as a JSON object or list does. */
+const isCode = (text) => /^\s*(\{\s*["}]|\[\s*["{[\]])/.test(text);
+
 function shownToken(text) {
   const short = text.length > LONGEST_TOKEN ? `${text.slice(0, LONGEST_TOKEN)}…` : text;
   return short.replace(UNSEEN, named).replaceAll("\n", "↵\n");

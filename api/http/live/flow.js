@@ -56,13 +56,14 @@ class RowView {
     if (shown.length !== length) this.write(length);
     if (shown.events !== events) this.list(events);
     const notes = row.notes.filter(([at]) => at < out.frames);
-    if (shown.notes !== notes.length) this.notes.replaceChildren(...notes.map(([, text]) => h("span", { className: "chip", textContent: text.slice(0, 2000) })));
+    if (shown.notes !== notes.length) this.notes.replaceChildren(...notes.map(([, text]) => h("span", { className: isCode(text.replace(/^\w+: /, "")) ? "chip code" : "chip", textContent: text.slice(0, 2000) })));
     for (const block of this.blocks) dim(block, count, focus);
     Object.assign(shown, { name, state, length, events, notes: notes.length });
   }
 
   write(length) {
     const text = this.row.text;
+    this.text.classList.toggle("code", isCode(text));
     const before = this.shown.length ?? 0;
     const node = this.text.firstChild;
     if (length > LONGEST_TEXT) {

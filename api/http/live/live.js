@@ -171,6 +171,8 @@ const stop = () => running?.abort.abort();
 
 // The server
 
+const OFF = "This server shows its stages to nobody: its operator has not set PENSTOCK_OPERATOR_KEY. Start it with a key of at least 16 characters in that variable.";
+
 async function loadServer() {
   try {
     server = await askJson("server");
@@ -179,12 +181,13 @@ async function loadServer() {
   } catch (error) {
     if (error instanceof Refused) {
       const off = error.status === 404;
-      lock(off ? "This server shows its stages to nobody: its operator has not set PENSTOCK_OPERATOR_KEY." : error.status === 401 ? (key.value ? "This is not the operator's key. Without PENSTOCK_OPERATOR_KEY no key is." : "") : error.message);
+      lock(off ? OFF : error.status === 401 ? (key.value ? "This is not the operator's key." : "") : error.message, off);
     } else lock(`The server cannot be reached: ${error.message}.`);
   }
 }
 
-function lock(problem) {
+function lock(problem, isOff = false) {
+  $("ask").hidden = isOff;
   $("lock").hidden = false;
   $("talk").hidden = $("watch").hidden = true;
   $("lock-problem").textContent = problem;

@@ -15,6 +15,7 @@ class Thread {
   begin(text, take) {
     this.say("user", text);
     const answer = this.say("assistant", "");
+    answer.append(h("em", { textContent: "…" }));
     take.said = { answer, text };
   }
 
@@ -25,18 +26,20 @@ class Thread {
     return words;
   }
 
-  /* Shows the messages of a take, and keeps them for the next request once it has ended well. */
+  /* Shows the messages of a take, whose problem is told beside, and keeps them for the next request once it has ended well. */
   update(take) {
     if (!take.said) return;
     const { answer, text } = take.said;
     const rows = take.rows.filter((row) => row.channel === "final" && row.length);
     const length = rows.reduce((sum, row) => sum + row.length, 0);
-    if (take.said.length !== length) {
-      answer.textContent = rows.map((row) => row.text).join("\n\n").slice(0, 20_000).replace(UNSEEN, named);
+    if ((take.said.length ?? 0) !== length) {
+      const words = rows.map((row) => row.text).join("\n\n");
+      answer.textContent = words.slice(0, 20_000).replace(UNSEEN, named);
+      answer.classList.toggle("code", isCode(words));
       take.said.length = length;
     }
     if (!take.isOver) return;
-    if (!length) answer.replaceChildren(h("em", { textContent: take.problem || (take.response ? "No message: see its items." : take.state) }));
+    if (!length) answer.replaceChildren(h("em", { textContent: take.response && !take.problem ? "No message: see its items." : take.state }));
     if (take.response?.status === "completed") {
       this.items.push({ role: "user", content: text }, ...take.response.output.filter((item) => !OF_CLIENT.has(item.type)));
     }

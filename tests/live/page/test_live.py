@@ -280,6 +280,42 @@ def test_server_without_a_key_of_the_operator_says_so(tmp_path: Path, pages: Pag
     with served(tmp_path, PacedEngine(script()), keys=Keys(), is_on=False) as running:
         page = pages.open(running, "any-key-of-sixteen-or-more")
         expect(page.locator("#lock-problem")).to_contain_text("has not set PENSTOCK_OPERATOR_KEY")
+        expect(page.locator("#key")).to_be_hidden()
+
+
+def test_thread_has_no_empty_bar_while_the_model_thinks(running: Running, pages: Pages) -> None:
+    running.call(running.engine.hold, 8)
+    page = pages.open(running)
+    say(page)
+    expect(page.locator("[data-token]")).to_have_count(8)
+    bar = "getComputedStyle(document.querySelector('.said.assistant')).borderLeftColor"
+    assert page.evaluate(bar) == "rgba(0, 0, 0, 0)"
+    expect(page.locator(".said.assistant")).to_contain_text("…")
+
+
+def test_problem_of_an_answer_stands_once(running: Running, pages: Pages) -> None:
+    page = pages.open(running)
+    page.fill("#model", "nothing")
+    say(page)
+    problem = page.locator("#notes .failure")
+    expect(problem).to_contain_text("nothing")
+    expect(page.locator(".said.assistant")).to_have_text("The model:failed")
+    words = problem.text_content() or ""
+    assert (page.locator("body").inner_text()).count(words) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_code"),
+    [('{"city": "Madrid"}', True), ("[{}]", True), ("[1] A source.", False), ("A word, {then} this.", False)],
+)
+def test_json_of_an_item_is_set_as_code(text: str, is_code: bool, tmp_path: Path, pages: Pages) -> None:
+    with served(tmp_path, PacedEngine(script(f"<|channel|>final<|message|>{text}<|return|>"))) as running:
+        page = pages.open(running)
+        say(page)
+        for place in (".row.final .text", ".said.assistant p"):
+            expect(page.locator(place)).to_have_text(text)
+            family = page.locator(place).evaluate("each => getComputedStyle(each).fontFamily")
+            assert ("mono" in family.lower()) == is_code
 
 
 def test_stream_that_is_cut_says_so(running: Running, pages: Pages) -> None:

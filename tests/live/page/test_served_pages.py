@@ -134,8 +134,53 @@ def test_page_of_the_server_sends_a_request_and_shows_its_stream(
         titles = page.locator("article h2").all_text_contents()
         assert titles == ["reasoning", "message", "function call: get_weather"]
         assert page.locator("article pre").last.text_content() == '{"city":"Madrid"}'
+        page.click("#again summary")
+        for shown in (page.locator("#as-curl"), page.locator("#as-python")):
+            expect(shown).to_be_visible()
+            assert KEY not in (shown.text_content() or "")
+        expect(page.locator("header")).to_contain_text("PENSTOCK_OPERATOR_KEY")
+        expect(page.locator("a[href='live']")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.evaluate(AXE.read_text("utf-8"))
         assert page.evaluate("axe.run().then(found => found.violations.map(each => each.id))") == []
         context.close()
     assert not complaints
+
+
+def test_page_shows_what_was_sent_as_a_command_and_a_program(page: Page, tmp_path: Path) -> None:
+    """Both run as they are shown, whatever the input holds."""
+    asked = 'It\'s "quoted" $HOME `id` \\ é\nand more'
+    with served(tmp_path) as (url, _):
+        page.goto(url)
+        expect(page.locator("#models")).to_contain_text("It serves")
+        page.fill("#model", "weather")
+        page.fill("#input", asked)
+        page.click(".wide summary")
+        page.fill("#more", json.dumps({"parallel_tool_calls": True, "metadata": {"it's": "a"}, "reasoning": None}))
+        page.click("#send")
+        expect(page.locator("#outcome")).to_contain_text("completed, ")
+        page.click("#again summary")
+        command, program = (page.locator(each).text_content() or "" for each in ("#as-curl", "#as-python"))
+        listed = command.replace("curl -N", "printf '%s\\n'", 1)
+        body = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True).stdout
+        assert json.loads(body[body.index("{") :]) == {
+            "model": "weather",
+            "input": asked,
+            "store": False,
+            "parallel_tool_calls": True,
+            "metadata": {"it's": "a"},
+            "reasoning": None,
+            "stream": True,
+        }
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_page_links_to_the_live_page_if_the_operator_has_a_key(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", KEY)
+    with served(tmp_path) as (url, _):
+        page.goto(url)
+        page.click("a[href='live']")
+        expect(page.locator("#key")).to_be_visible()
