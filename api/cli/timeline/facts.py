@@ -35,7 +35,7 @@ LONGEST_TITLE = 80
 
 
 def title_of(timeline: Timeline, name: str) -> str:
-    """Return the last message of the user if a recording is named by its id; else its name, which somebody chose."""
+    """Return the last message of the user if a recording is named by its id; else its own name."""
     if not name.startswith(_response(timeline).get("id") or "\0"):
         return name
     texts = [
