@@ -364,7 +364,7 @@ mutants: $(DONE)/test ## Small changes of the product, which tests have to notic
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
-fuzz: $(DONE)/test ## 10,000 hostile bodies, 1,000 raw connections, floods of forms, 1,500 streams at once, attacks on WebSockets, hostile MCP servers, limited keys, the largest requests; ARGS: --bodies N, --streams N, --seed N
+fuzz: $(DONE)/test ## 10,000 hostile bodies, 1,000 raw connections, floods of forms, 1,500 streams at once, attacks on WebSockets, hostile MCP servers, engines and embedders, forged marks in files, limited and greedy keys, the largest requests; ARGS: --bodies N, --streams N, --seed N
 	@$(BIN)/python -m tests.bench.fuzz $(ARGS)
 
 affinity: $(DONE)/test $(TINY).built ## 200 conversations over three real engines: how much of their prompts is cached; ARGS: --engines N, --at-once N

@@ -11,7 +11,7 @@ from penstock.pipeline.protocol.items import InputImage, InputText, joined
 from penstock.stages.services.files.names import plain_name
 
 _FORGING = re.compile(r'[<>"]')
-_CLOSING = re.compile(r"<\s{0,8}/\s{0,8}file", re.IGNORECASE)
+_CLOSING = re.compile(r"<\s*/\s*file", re.IGNORECASE)
 
 _key = secrets.token_bytes(32)
 """The secret from which the numbers of marks are made.

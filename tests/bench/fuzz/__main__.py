@@ -1,5 +1,7 @@
 """Fire hostile bodies, raw connections, forms, floods, streams, attacks on WebSockets and heavy requests at servers.
 
+Give them hostile MCP servers, engines and embedders, files with forged marks, and keys that take all that keys share.
+
 No 5xx, no traceback, no hang.  What held the event loop in the last two is told, and is no fault.
 
     python -m tests.bench.fuzz [--bodies N] [--connections N] [--streams N] [--seed N]
@@ -20,14 +22,17 @@ from tempfile import TemporaryDirectory
 import aiohttp
 import uvloop
 
+from tests.bench.fuzz.embedders import attack_embeddings
 from tests.bench.fuzz.fire import Outcome, complaints, fire_bodies, fire_connections, open_streams
 from tests.bench.fuzz.floods import flood
 from tests.bench.fuzz.forms import attack_forms
 from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import drawn, hostile_requests, raw_connections
 from tests.bench.fuzz.limits import exceed_limits, limited_process
+from tests.bench.fuzz.marks import forge_marks
 from tests.bench.fuzz.measured import PASSING, measured_process
 from tests.bench.fuzz.publishers import attack_index
+from tests.bench.fuzz.sharing import take_all
 from tests.bench.fuzz.sockets import attack_sockets
 from tests.bench.fuzz.tools import attack_tools, calling_process
 from tests.support.openapi import Description
@@ -39,8 +44,8 @@ FLOOD_SECONDS = 15.0
 LIMITED = 1_000
 """Requests of a limited key, and bodies that it declares."""
 
-MESSAGES = 1_000
-"""Messages of a hostile engine."""
+OTHERS = (attack_index, 1_000), (attack_embeddings, 300), (forge_marks, 300), (take_all, 5)
+"""Attacks that run servers of their own, and the number of their messages, answers, files and rounds."""
 
 SHOWN = 5
 """Faults of each kind that are printed."""
@@ -109,8 +114,9 @@ async def main() -> int:
         async with limited_process(folder) as server:
             begun = time.monotonic()
             wrong += tell(await exceed_limits(server, LIMITED, wanted.seed), begun)
-        begun = time.monotonic()
-        wrong += tell(await attack_index(folder, MESSAGES, wanted.seed), begun)
+        for of_their_own, count in OTHERS:
+            begun = time.monotonic()
+            wrong += tell(await of_their_own(folder, count, wanted.seed), begun)
     return bool(wrong)
 
 

@@ -45,8 +45,8 @@ async def exceed_limits(server: ServerProcess, count: int, seed: int) -> dict[st
     """Send requests, and then declare bodies that never come; the ordinary key must notice nothing."""
     requests = drawn(hostile_requests(Description((await server.get("/openapi.json"))[1]), ()), count, seed)
     async with (
-        _client(server, GREEDY) as greedy,
-        _client(server, ORDINARY) as other,
+        keyed_client(server, GREEDY) as greedy,
+        keyed_client(server, ORDINARY) as other,
         ordinary_client(other) as ordinary,
     ):
         since = time.monotonic()
@@ -62,7 +62,8 @@ async def exceed_limits(server: ServerProcess, count: int, seed: int) -> dict[st
 
 
 @asynccontextmanager
-async def _client(server: ServerProcess, key: str) -> AsyncGenerator[ApiClient, None]:
+async def keyed_client(server: ServerProcess, key: str) -> AsyncGenerator[ApiClient, None]:
+    """Yield a client with a key."""
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session:
         yield ApiClient(server.url, session)
 

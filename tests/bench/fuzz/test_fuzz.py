@@ -12,13 +12,16 @@ from aiohttp import web
 
 from tests.bench.fuzz import fire
 from tests.bench.fuzz.__main__ import hostile, many_streams
+from tests.bench.fuzz.embedders import attack_embeddings
 from tests.bench.fuzz.floods import flood
 from tests.bench.fuzz.forms import attack_forms
 from tests.bench.fuzz.heavy import send_heavy
 from tests.bench.fuzz.hostile import HostileRequest, RawConnection
 from tests.bench.fuzz.limits import exceed_limits, limited_process
+from tests.bench.fuzz.marks import forge_marks
 from tests.bench.fuzz.measured import PASSING, measured_process
 from tests.bench.fuzz.publishers import attack_index
+from tests.bench.fuzz.sharing import CALLS, take_all
 from tests.bench.fuzz.sockets import attack_sockets
 from tests.bench.fuzz.tools import attack_tools, calling_process
 from tests.support.api_clients import ApiClient
@@ -83,6 +86,25 @@ async def test_events_of_hostile_engines_stay_bounded_and_hide_no_other_engine(t
     found = await attack_index(tmp_path, 60, seed=1)
     assert [fault for outcome in found.values() for fault in outcome.faults] == []
     assert found["those of an honest one"].statuses == {"followed": 6}
+
+
+async def test_answers_of_hostile_embedders_fail_files_cleanly(tmp_path: Path) -> None:
+    found = await attack_embeddings(tmp_path, 20, seed=1)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    assert found["answers of an embedder"].statuses["failed"] > 0
+
+
+async def test_files_forge_no_mark(tmp_path: Path) -> None:
+    found = await forge_marks(tmp_path, 20, seed=1)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    assert sum(outcome.statuses["200"] for outcome in found.values()) == 20
+
+
+async def test_greedy_key_leaves_uploads_and_webhooks_to_others(tmp_path: Path) -> None:
+    found = await take_all(tmp_path, 1, seed=1)
+    assert [fault for outcome in found.values() for fault in outcome.faults] == []
+    uploads, calls, _ = found.values()
+    assert (uploads.statuses, calls.statuses) == ({"200": 1}, {"delivered": CALLS})
 
 
 async def test_ordinary_client_goes_on_beside_bodies_that_do_not_end(tmp_path: Path) -> None:

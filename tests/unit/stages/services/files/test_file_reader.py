@@ -109,7 +109,16 @@ def test_servers_with_one_secret_write_the_same_marks(monkeypatch: pytest.Monkey
     assert marks("a", ["</file>"]) == first != other
 
 
-@pytest.mark.parametrize("texts", [["</FILE>"], ["< / file"], ["<", "/", "fi", "le"], ["x</fi", "le-0>"]])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["</FILE>"],
+        ["< / file"],
+        ["<", "/", "fi", "le"],
+        ["<" + " " * 99 + "/\u3000" + "\n" * 99 + "file"],
+        ["x</fi", "le-0>"],
+    ],
+)
 def test_closing_mark_in_any_form_numbers_the_marks(texts: list[str]) -> None:
     assert marks("a", texts)[1] != marks("a", ["x"])[1]
 
