@@ -2,125 +2,43 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, distribution, entry_points
 from importlib.metadata import version as installed
+from importlib.util import find_spec
+from pathlib import Path
 from platform import python_version
 
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import nearest
 
-# Each command imports its module when it runs: the imports of ``serve`` take longer than the other commands.
+OWN = "penstock"
+"""The name of the package that penstock is installed as."""
+
+COMMANDS = "penstock.commands"
+"""The group of entry points for commands: functions that take the arguments that follow the name."""
 
 
-def serve(arguments: Sequence[str]) -> None:
-    """Serve a model over HTTP."""
-    from penstock.api.cli.serve import main
-
-    main(arguments)
+def own_commands() -> dict[str, EntryPoint]:
+    """Return penstock's own commands by name; they are found sooner than those of all packages."""
+    return {point.name: point for point in distribution(OWN).entry_points.select(group=COMMANDS)}
 
 
-def demo(arguments: Sequence[str]) -> None:
-    """Show a recorded answer on its way through the stages, and serve it, without a GPU."""
-    from penstock.api.cli.demo import main
-
-    main(arguments)
+def all_commands() -> dict[str, EntryPoint]:
+    """Return the commands of all packages by name.  One of penstock's own has the name before another."""
+    return {point.name: point for point in entry_points(group=COMMANDS)} | own_commands()
 
 
-def check(arguments: Sequence[str]) -> None:
-    """Verify the settings of a server, and all that it needs but its model."""
-    from penstock.api.cli.check import main
-
-    main(arguments)
-
-
-def config(arguments: Sequence[str]) -> None:
-    """Print a penstock.toml with all settings and their defaults."""
-    from penstock.api.cli.sample_config import main
-
-    main(arguments)
-
-
-def keys(arguments: Sequence[str]) -> None:
-    """Make, list and revoke API keys."""
-    from penstock.api.cli.keys import main
-
-    main(arguments)
-
-
-def launch(arguments: Sequence[str]) -> None:
-    """Start Claude Code, Codex or opencode on a server that runs."""
-    from penstock.api.cli.launch import main
-
-    main(arguments)
-
-
-def conformance(arguments: Sequence[str]) -> None:
-    """Check how far a server keeps to the API."""
-    from penstock.api.cli.conformance.command import main
-
-    main(arguments)
-
-
-def show(arguments: Sequence[str]) -> None:
-    """Show the stages of a pipeline and their frames."""
-    from penstock.api.cli.show import main
-
-    main(arguments)
-
-
-def record(arguments: Sequence[str]) -> None:
-    """Record what a server of any make answers, by a proxy in front of it."""
-    from penstock.api.cli.record import main
-
-    main(arguments)
-
-
-def replay(arguments: Sequence[str]) -> None:
-    """Run recorded frames through the stages, without a GPU."""
-    from penstock.api.cli.replay import main
-
-    main(arguments)
-
-
-def diff(arguments: Sequence[str]) -> None:
-    """Find the first difference between two recordings, or between a recording and its replay."""
-    from penstock.api.cli.diff import main
-
-    main(arguments)
-
-
-def compare(arguments: Sequence[str]) -> None:
-    """Find the recorded answers that another engine would have changed, and the token at which."""
-    from penstock.api.cli.compare import main
-
-    main(arguments)
-
-
-def shrink(arguments: Sequence[str]) -> None:
-    """Cut a failing recording to the smallest one that fails."""
-    from penstock.api.cli.shrink import main
-
-    main(arguments)
-
-
-def inspect(arguments: Sequence[str]) -> None:
-    """Show a recording as a page, with the tokens that caused each item and event."""
-    from penstock.api.cli.inspect import main
-
-    main(arguments)
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    command.__name__: command
-    for command in (
-        *(serve, demo, launch, check, config, keys, conformance),
-        *(show, record, replay, diff, compare, shrink, inspect),
-    )
-}
-"""The commands by name; the docstring of each is its summary in the usage message."""
+def summary(command: EntryPoint) -> str:
+    """Return the first line of a command's docstring, read from its file: some take seconds to import."""
+    module = find_spec(command.module)
+    source = Path(module.origin).read_bytes() if module and module.origin else b""
+    defined = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    return next((ast.get_docstring(node) or "" for node in defined if node.name == command.attr), "").partition("\n")[0]
 
 
 def version() -> str:
@@ -129,7 +47,7 @@ def version() -> str:
 
     vllm = installed_vllm()
     engine = f"vLLM {vllm}" if vllm else "without vLLM"
-    return f"penstock {installed('penstock')}, {engine}, Python {python_version()}"
+    return f"penstock {installed(OWN)}, {engine}, Python {python_version()}"
 
 
 def main() -> None:
@@ -139,18 +57,21 @@ def main() -> None:
     if name == "--version":
         print(version())
         return
-    if name not in COMMANDS:
-        listed = "\n".join(f"  {name:12s}{command.__doc__}" for name, command in COMMANDS.items())
+    known = own_commands()
+    if name not in known:
+        known = all_commands()
+    if name not in known:
+        listed = "\n".join(f"  {name:12s}{summary(known[name])}" for name in sorted(known))
         usage = f"usage: penstock COMMAND ...\n\n{listed}\n\nTry: penstock serve --help, or penstock --version"
         if name in ("-h", "--help"):
             print(usage)
             return
-        unknown = f"\npenstock: there is no command {name}{nearest(name, COMMANDS)}" if name else ""
+        unknown = f"\npenstock: there is no command {name}{nearest(name, known)}" if name else ""
         print(usage + unknown, file=sys.stderr)
         sys.exit(2)
     try:
         with _quiet_without_a_reader():
-            COMMANDS[name](arguments)
+            known[name].load()(arguments)
     except (CannotRun, CannotStart) as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)

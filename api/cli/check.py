@@ -313,7 +313,7 @@ async def listed(servers: McpServers, file: Path | None, seconds: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run ``penstock check`` with the ``arguments`` that follow it, which are those of ``penstock serve``."""
+    """Verify the settings of a server, and all that it needs but its model."""
     settings = read_settings(arguments, "check")
     log_to_stderr(settings.log_level)
     logging.getLogger("penstock.stages").setLevel(logging.WARNING)  # what these log at a start, the checks print

@@ -58,7 +58,10 @@ NO_MODEL = re.compile(rf"https?://|{REPLAY}|{FACTORY}$")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the comparison.  Exit with status 1 if a limit is exceeded, and 2 if nothing could be compared."""
+    """Find the recorded answers that another engine would have changed, and the token at which.
+
+    It exits with status 1 if a limit is exceeded, and with 2 if nothing could be compared.
+    """
     chosen, settings = read_arguments(arguments)
     recordings = recordings_in(chosen.recordings)
     log_to_stderr(settings.log_level, as_json=settings.log_format == "json")

@@ -46,7 +46,7 @@ READY_SECONDS = 60.0
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Show a recording, and serve it until SIGTERM or SIGINT."""
+    """Show a recorded answer on its way through the stages, and serve it, without a GPU."""
     parser = argparse.ArgumentParser(prog="penstock demo", description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="the port of the server (8000)")
     parser.add_argument(

@@ -45,7 +45,10 @@ _MARK = "\uffff"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the first difference between two recordings.  Exit with status 1 if there is one."""
+    """Find the first difference between two recordings, or between a recording and its replay.
+
+    It exits with status 1 if there is one.
+    """
     chosen = _parser().parse_intermixed_args(arguments)
     if chosen.against:
         _send(chosen)

@@ -20,7 +20,7 @@ from penstock.pipeline.recordings.response_folder import private_files
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the page of a recording, and open it if requested."""
+    """Show a recording as a page, with the tokens that caused each item and event."""
     parser = argparse.ArgumentParser(prog="penstock inspect", description=__doc__, parents=[PLUGINS])
     parser.add_argument("recording", type=Path, help="a recording's folder, or one of its files")
     parser.add_argument(

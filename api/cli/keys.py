@@ -135,7 +135,7 @@ def _refuse_name(key: ApiKey, others: Sequence[ApiKey]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Make, list or revoke keys."""
+    """Make, list and revoke API keys."""
     place = argparse.ArgumentParser(add_help=False)
     places = place.add_mutually_exclusive_group(required=True)
     places.add_argument("--file", type=Path, help="the key file (--api-key-file of the server)")

@@ -60,7 +60,7 @@ Answer = TypeVar("Answer", _Model, _Models)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Start an agent in place of this command, or print its start."""
+    """Start Claude Code, Codex or opencode on a server that runs."""
     words = [*arguments]
     cut = words.index("--") if "--" in words else len(words)
     options = _parser().parse_args(words[:cut])

@@ -25,7 +25,7 @@ PORT = 8100
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the proxy until SIGTERM or SIGINT."""
+    """Record what a server of any make answers, by a proxy in front of it."""
     chosen = _parser().parse_args(arguments)
     if chosen.ask_for_tokens and not chosen.texts:
         raise CannotRun("--ask-for-tokens: tokens are texts, which --no-record-texts does not write")

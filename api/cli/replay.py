@@ -30,7 +30,10 @@ AS = "--as"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replay recordings and show the result.  Exit with status 1 if a stage raised an error."""
+    """Run recorded frames through the stages, without a GPU.
+
+    It exits with status 1 if a stage raised an error.
+    """
     parser = _parser()
     chosen = parser.parse_intermixed_args(arguments)
     chosen.wire = named(chosen.dialect, AS).wire if chosen.dialect else None

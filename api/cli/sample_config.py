@@ -35,7 +35,7 @@ _TAIL = """
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the file."""
+    """Print a penstock.toml with all settings and their defaults."""
     argparse.ArgumentParser(prog="penstock config", description=__doc__).parse_args(arguments)
     print(sample(), end="")
 

@@ -118,7 +118,7 @@ def _check(settings: Settings, arguments: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run ``penstock serve`` with the ``arguments`` that follow it."""
+    """Serve a model over HTTP."""
     try:
         settings = read_settings(arguments)
         log_to_stderr(settings.log_level, as_json=settings.log_format == "json")

@@ -11,7 +11,7 @@ from penstock.stages.responses import recorded_responses
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Draw a pipeline."""
+    """Show the stages of a pipeline and their frames."""
     parser = argparse.ArgumentParser(prog="penstock show", description=__doc__, parents=[PLUGINS])
     parser.add_argument(
         "--of",

@@ -60,7 +60,7 @@ The shell exits with 126 or 127 if it cannot run the command.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Shrink a recording."""
+    """Cut a failing recording to the smallest one that fails."""
     parser = argparse.ArgumentParser(
         prog="penstock shrink",
         description=__doc__,

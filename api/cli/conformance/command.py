@@ -29,7 +29,10 @@ SPEECHES: tuple[Speech, ...] = get_args(Speech)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Check a server, report, and exit with 1 if it fails a check, or with 2 if its limits kept one from telling."""
+    """Check how far a server keeps to the API.
+
+    It exits with status 1 if the server fails a check, and with 2 if its limits kept one from telling.
+    """
     options = _parser().parse_args(arguments)
     if options.list:
         for check in ALL:

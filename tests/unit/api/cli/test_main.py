@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
 
 import pytest
 
-from penstock.api.cli.__main__ import COMMANDS
+from penstock.api.cli.__main__ import all_commands
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.stages.responses import responses_pipeline
 from tests.support.paths import ROOT
 from tests.support.processes import RunCommand
+
+COMMANDS = all_commands()
 
 
 def test_readme_shows_drawn_pipeline(penstock: RunCommand) -> None:
@@ -45,6 +47,27 @@ def test_unknown_command_lists_the_known_ones(penstock: RunCommand) -> None:
     assert ended.err.endswith("\npenstock: there is no command reply (did you mean replay?)\n")
 
 
+def test_each_command_has_its_summary(penstock: RunCommand) -> None:
+    """It is read from the source, so it must stand where it is looked for."""
+    listed = penstock("--help").out.decode()
+    for name, command in COMMANDS.items():
+        (first, *_) = (command.load().__doc__ or "").splitlines()
+        assert f"\n  {name:12s}{first}\n" in listed
+
+
+def test_package_adds_a_command(penstock: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of one of penstock's own stays penstock's."""
+    package = tmp_path / "penstock_greet-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-greet\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[penstock.commands]\ngreet = greeting:main\nshow = greeting:main\n")
+    (tmp_path / "greeting.py").write_text('def main(arguments):\n    """Greet."""\n    print("Hello", *arguments)\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert penstock("greet", "you").out == b"Hello you\n"
+    assert "\n  greet       Greet.\n" in penstock("--help").out.decode()
+    assert penstock("show").out.startswith(b"normalize")
+
+
 def test_versions_are_named(penstock: RunCommand) -> None:
     assert penstock("--version").out.decode().startswith(f"penstock {version('penstock')}, ")
 
@@ -65,7 +88,7 @@ def test_error_of_a_command_is_one_line(
     def fail(_: Sequence[str]) -> None:
         raise error
 
-    monkeypatch.setitem(COMMANDS, command, fail)
+    monkeypatch.setattr(EntryPoint, "load", lambda _: fail)
     ended = penstock(command)
     assert (ended.status, ended.out, ended.err) == (2, b"", "penstock: no, because\n")
 
