@@ -7,6 +7,7 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.api.api_key import ApiKey
 from penstock.api.engine_settings import DEFAULT_MODEL
@@ -155,15 +156,16 @@ async def open_store(place: str) -> AsyncGenerator[Store, None]:
         await store.close()
 
 
-def assembled(
+@asynccontextmanager
+async def assembled(
     settings: Settings,
     running: RunningEngine,
     runs: RunRegistry,
     tools: Toolbox,
     sealer: Sealer,
     prompts: Prompts,
-) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline of these settings, with all stages that the operator inserts."""
+) -> AsyncGenerator[Pipeline[CreateResponse, ResponseEvent], None]:
+    """Yield the pipeline of these settings, with all stages that the operator inserts, for the length of a block."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
     tools = replace(tools, left_out=leavable(settings.leave_out_tool))
@@ -179,7 +181,12 @@ def assembled(
         pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
     if settings.log_outputs:
         pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
-    pipeline = load(settings.with_, settings.stages)(pipeline)
+    async with load(settings.with_, settings.stages)(pipeline) as pipeline:
+        _warn_of_partly_run(pipeline, declared)
+        yield pipeline
+
+
+def _warn_of_partly_run(pipeline: Pipeline[Any, Any], declared: Pipeline[Any, Any]) -> None:
     for name, when in partly_run(pipeline).items():
         if name not in declared.names() or pipeline.stage(name) is not declared.stage(name):
             logger.warning(
@@ -188,7 +195,6 @@ def assembled(
                 when,
                 _replay_through(name, pipeline.names()),
             )
-    return pipeline
 
 
 def _replay_through(name: str, names: Sequence[str]) -> str:
@@ -221,10 +227,14 @@ def admitting(
     return pipeline.insert_before("generate", "admit", admit)
 
 
-def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early."""
-    runs = RunRegistry(Store(NullDatabase()))
-    return assembled(settings, running, runs, running.toolbox or Toolbox(), Sealer(), Prompts())
+async def rehearsed(settings: Settings, running: RunningEngine) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline of these settings without a store or tools, to draw it or to find misplaced stages early.
+
+    Plug-ins have ended when this returns.
+    """
+    runs, tools = RunRegistry(Store(NullDatabase())), running.toolbox or Toolbox()
+    async with assembled(settings, running, runs, tools, Sealer(), Prompts()) as pipeline:
+        return pipeline
 
 
 def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:

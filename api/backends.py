@@ -103,7 +103,7 @@ def loading(settings: Settings) -> Loading:
 async def in_this_process(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
     """Run vLLM in this process; its workers are child processes."""
     plan, model = planned(settings)
-    rehearsed(settings, RunningEngine(ScriptedEngine(models=plan.models), model))
+    await rehearsed(settings, RunningEngine(ScriptedEngine(models=plan.models), model))
     engine = plan.start()
     try:
         await engine.warm_up(WARM_UP if model.encoding == "harmony" else ANYTHING)

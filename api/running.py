@@ -162,7 +162,7 @@ async def _scheduler(
         number_by(sealing[0])
         sealer = Sealer(sealing)
         tools = backend.toolbox or tools
-        pipeline = assembled(settings, backend, runs, tools, sealer, loaded.prompts)
+        pipeline = await closing.enter_async_context(assembled(settings, backend, runs, tools, sealer, loaded.prompts))
         pipeline = await closing.enter_async_context(shadowed(settings, backend, pipeline))
         recording = recording_of(settings, backend)
         if recording:

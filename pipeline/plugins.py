@@ -1,9 +1,10 @@
 """Plug-ins: functions that put an operator's own stages into a pipeline.
 
-A plug-in is a function that takes a pipeline and returns an edited one, conventionally called ``install``.  The
-operator names each: as ``package.module:install``, as a file (``redact.py:install``), or as an entry point of the
-group ``penstock.stages``.  A package that is installed but not named changes nothing.  A plug-in that has the
-parameter ``settings`` gets its settings by it.
+A plug-in is a function that takes a pipeline and returns an edited one, conventionally called ``install``.  If it
+keeps something open as long as the pipeline runs, such as a connection, it is an async context manager that yields the
+edited pipeline.  The operator names each: as ``package.module:install``, as a file (``redact.py:install``), or as an
+entry point of the group ``penstock.stages``.  A package that is installed but not named changes nothing.  A plug-in
+that has the parameter ``settings`` gets its settings by it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -64,8 +65,14 @@ TOOL = "--tool"
 
 Value = TypeVar("Value")
 
-Install: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
-"""A plug-in whose settings are bound: a function that returns the pipeline, edited."""
+Edit: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
+"""A function that returns a pipeline, edited."""
+
+Function: TypeAlias = Callable[..., Pipeline[Any, Any] | AbstractAsyncContextManager[Pipeline[Any, Any]]]
+"""A plug-in: it takes a pipeline, and its settings if it has any."""
+
+Install: TypeAlias = Callable[[Pipeline[Any, Any]], AbstractAsyncContextManager[Pipeline[Any, Any]]]
+"""A function that edits a pipeline for the length of a block."""
 
 
 class WrongPlugin(CannotRun):
@@ -80,26 +87,30 @@ class Plugin:
     """A plug-in, and its name as the operator wrote it."""
 
     name: str
-    install: Callable[..., Pipeline[Any, Any]]
+    install: Function
     settings: Mapping[str, BaseModel] = field(default_factory=dict, repr=False)
     """The argument of ``install`` besides the pipeline, if it takes one."""
 
-    def __call__(self, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-        """Return the pipeline, edited.
+    @asynccontextmanager
+    async def __call__(self, pipeline: Pipeline[Any, Any]) -> AsyncGenerator[Pipeline[Any, Any], None]:
+        """Yield the pipeline, edited, for the length of a block.
 
         Raises `WrongPlugin` if the plug-in fails, or if the server could not run the edited pipeline: a needed stage
         is gone, or the frames at its ends no longer fit.
         """
-        try:
-            edited = self.install(pipeline, **self.settings)
-        except Stopped:
-            raise
-        except (Exception, SystemExit) as error:
-            raise WrongPlugin(self.name, described(error, "it raised ")) from error
-        if not isinstance(edited, Pipeline):
-            raise WrongPlugin(self.name, f"it returned {edited!r} instead of a pipeline")
-        self._check(pipeline, edited)
-        return edited
+        async with AsyncExitStack() as closing:
+            try:
+                edited = self.install(pipeline, **self.settings)
+                if isinstance(edited, AbstractAsyncContextManager):
+                    edited = await closing.enter_async_context(edited)
+            except Stopped:
+                raise
+            except (Exception, SystemExit) as error:
+                raise WrongPlugin(self.name, described(error, "it raised ")) from error
+            if not isinstance(edited, Pipeline):
+                raise WrongPlugin(self.name, f"it returned {edited!r} instead of a pipeline")
+            self._check(pipeline, edited)
+            yield edited
 
     def _check(self, pipeline: Pipeline[Any, Any], edited: Pipeline[Any, Any]) -> None:
         if missing := [name for name in NEEDED if name in pipeline.names() and name not in edited.names()]:
@@ -114,6 +125,8 @@ class Plugin:
 def load(names: Iterable[str], tables: Tables = MappingProxyType({})) -> Install:
     """Return a function that installs the named plug-ins in order, and guards the stages that they insert.
 
+    They end in the reverse order, after the block.
+
     Each plug-in gets the settings of its table, if it takes any.  Both this function and the returned one raise
     `WrongPlugin`.
     """
@@ -123,7 +136,19 @@ def load(names: Iterable[str], tables: Tables = MappingProxyType({})) -> Install
     for plugin in plugins:
         if (label := table_of(plugin.name)) in unread:
             raise WrongPlugin(plugin.name, f"it takes no settings, but there is the table [stages.{label}]")
-    return lambda pipeline: guarded(reduce(lambda edited, plugin: plugin(edited), plugins, pipeline), pipeline)
+    return partial(edited_by, plugins)
+
+
+@asynccontextmanager
+async def edited_by(
+    plugins: Iterable[Plugin], pipeline: Pipeline[Any, Any]
+) -> AsyncGenerator[Pipeline[Any, Any], None]:
+    """Yield the pipeline with the stages of the plug-ins, each guarded, for the length of a block."""
+    edited = pipeline
+    async with AsyncExitStack() as closing:
+        for plugin in plugins:
+            edited = await closing.enter_async_context(plugin(edited))
+        yield guarded(edited, pipeline)
 
 
 def _check_tables(plugins: Sequence[Plugin], tables: Tables) -> None:

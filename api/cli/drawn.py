@@ -18,15 +18,15 @@ async def drawn(settings: Settings) -> str:
     if not settings.engine:
         with loading(settings):
             plan, model = planned(settings)
-        return _drawn(settings, RunningEngine(ScriptedEngine(models=plan.models), model), "vLLM in this process")
+        return await _drawn(settings, RunningEngine(ScriptedEngine(models=plan.models), model), "vLLM in this process")
     own = settings.recordings or settings.engine_factory
     async with start(settings) if own else over_http(settings, wait=CHECK_WAIT) as running:
         at = "" if own else "vLLM at "
-        return _drawn(settings, running, f"{at}{' and '.join(settings.engine)}")
+        return await _drawn(settings, running, f"{at}{' and '.join(settings.engine)}")
 
 
-def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:
+async def _drawn(settings: Settings, running: RunningEngine, engine: str) -> str:
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
     place = "" if settings.recordings else f", and runs on {engine}"
-    pipeline = rehearsed(settings, running)
+    pipeline = await rehearsed(settings, running)
     return f"{model} {running.model.description}{place}.\n\n{pipeline.drawn(partly_run(pipeline))}"

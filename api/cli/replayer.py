@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,8 @@ class Replay:
     notes: tuple[str, ...]
 
 
-def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """Return the pipeline unchanged: the default for ``install``."""
-    return pipeline
-
-
 async def replay_of(
-    path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited
+    path: Path, since: str | None = None, upto: str | None = None, install: Install = nullcontext
 ) -> Replay:
     """Replay the recording at ``path``, a folder or one file, from the stage ``since`` to the stage ``upto``.
 
@@ -74,18 +70,18 @@ async def replay_of(
     files = recorded_files(path)
     header = read_header(next(iter(files.values())))
     model = model_of(header, files.get("generate"))
-    pipeline = install(model.pipeline)
-    unreadable = since == "parse" and not model.spelling
-    since, note = (_checked(path, files, since), "") if since and not unreadable else _best(path, files, model)
-    source = next(stage for stage in SOURCES[since] if stage in files)
-    recording = read_recording(files[source], FILES[source][1])
-    turns: dict[str, Tap] = {}
-    tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
-    ran = part(tapped, source, since, upto)
-    with watching(pipeline, SLOW, SILENCE, logging.WARNING, only_inserted=True):
-        trace = await traced(ran, source_of_recording(recording), source)
-    left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
-    return Replay(files, model, pipeline, ran, recording, trace, turns, tuple(filter(None, (note, left_out))))
+    async with install(model.pipeline) as pipeline:
+        unreadable = since == "parse" and not model.spelling
+        since, note = (_checked(path, files, since), "") if since and not unreadable else _best(path, files, model)
+        source = next(stage for stage in SOURCES[since] if stage in files)
+        recording = read_recording(files[source], FILES[source][1])
+        turns: dict[str, Tap] = {}
+        tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
+        ran = part(tapped, source, since, upto)
+        with watching(pipeline, SLOW, SILENCE, logging.WARNING, only_inserted=True):
+            trace = await traced(ran, source_of_recording(recording), source)
+        left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
+        return Replay(files, model, pipeline, ran, recording, trace, turns, tuple(filter(None, (note, left_out))))
 
 
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, Tap]) -> Pipeline[Any, Any]:

@@ -84,7 +84,7 @@ def serve_frontends(settings: Settings) -> None:
         with _answering(bound, settings):
             if is_ours:
                 plan, model = planned(settings, process=-1)
-                rehearsed(settings, RunningEngine(ScriptedEngine(models=plan.models), model))
+                uvloop.run(rehearsed(settings, RunningEngine(ScriptedEngine(models=plan.models), model)))
                 closing.enter_context(supervisor.launched(plan))
             else:
                 supervisor.start_all()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Sequence
 from pkgutil import resolve_name
+from typing import Any
 
 from penstock.api.cli.arguments import PLUGINS, chosen_stages
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.plugins import Install
 from penstock.stages.responses import recorded_responses
 
 
@@ -21,4 +25,9 @@ def main(arguments: Sequence[str]) -> None:
         help="the function that builds the pipeline",
     )
     chosen = parser.parse_args(arguments)
-    print(chosen_stages(chosen.plugins)(chosen.of()))
+    print(asyncio.run(_drawn(chosen_stages(chosen.plugins), chosen.of())))
+
+
+async def _drawn(install: Install, pipeline: Pipeline[Any, Any]) -> str:
+    async with install(pipeline) as edited:
+        return str(edited)

@@ -35,6 +35,7 @@ from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.logs import counted
+from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
 from penstock.pipeline.recordings.ddmin import shrink
 from penstock.pipeline.recordings.failing_case import TOKENS, FailingCase, read_case, request_of
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> None:
     fails = CommandTest(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
     if not fails and not model.spelling:
         raise CannotRun(f"{model.problem}; give --fails COMMAND")
-    trial = Trial(fails or Stages(chosen_stages(chosen.plugins)(model.pipeline), model.runs), chosen.tries)
+    trial = Trial(fails or Stages(model.pipeline, chosen_stages(chosen.plugins), model.runs), chosen.tries)
     if not trial(case):
         subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", "")
         raise CannotRun(f"the {subject} not fail on the recording as it is{how}")
@@ -147,6 +148,7 @@ class Stages:
     """A recording fails if the stages show the same fault as on the first one, so that shrinking keeps to one fault."""
 
     pipeline: Pipeline[Any, Any]
+    install: Install
     runs: RunRegistry
     fault: str = ""
     """The first fault found: the stage and its error, or the broken rule; empty before that."""
@@ -157,17 +159,21 @@ class Stages:
         """Run the stages on the recording in ``folder``.  Return True if they show the fault."""
         recording = read_recording(folder / TOKENS, FILES["generate"][1])
         with _unlogged():
-            fault, described = asyncio.run(self._fault(recording))
+            fault, described = asyncio.run(self._tried(recording))
         if not self.fault:
             self.fault, self.described = fault, described
         return bool(fault) and fault == self.fault
 
-    async def _fault(self, recording: Recording) -> tuple[str, str]:
+    async def _tried(self, recording: Recording) -> tuple[str, str]:
+        async with self.install(self.pipeline) as pipeline:
+            return await self._fault(pipeline, recording)
+
+    async def _fault(self, installed: Pipeline[Any, Any], recording: Recording) -> tuple[str, str]:
         """Return the fault of the stages, and its description.
 
         The stages before `emit` run alone first, as `emit` turns errors into events.
         """
-        steps = self.pipeline.following("generate").steps
+        steps = installed.following("generate").steps
         before_emit = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
         for run in self.runs:  # left by a failure after ``persist``; the next try has the same id

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from penstock.api.cli.replayer import NoReplay, recorded_files, replay_of, unedited
+from penstock.api.cli.replayer import NoReplay, recorded_files, replay_of
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.frame_order import ORDERS, OneForOne
 from penstock.pipeline.frames import (
@@ -22,7 +23,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.plugins import Install, Plugin, all_guarded, guarded
+from penstock.pipeline.plugins import Function, Plugin, all_guarded, edited_by
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import FILES, Abandoned, UnreadableRecording, read_recording
 from penstock.stages.normalize.normalize import Normalize
@@ -109,7 +110,7 @@ def _are_whole(junction: Junction, source: Sequence[Any]) -> bool:
 
 async def replayed(
     recording: Path | str,
-    install: Install = unedited,
+    install: Function = nullcontext,
     since: str | None = None,
     upto: str | None = None,
     *,
@@ -122,7 +123,7 @@ async def replayed(
     frames up to there are returned.
     """
     plugin = Plugin(getattr(install, "__name__", "install"), install)
-    replay = await replay_of(Path(recording), since, upto, lambda pipeline: guarded(plugin(pipeline), pipeline))
+    replay = await replay_of(Path(recording), since, upto, lambda pipeline: edited_by([plugin], pipeline))
     if replay.trace.fault:
         raise replay.trace.fault[1]
     if isinstance(replay.trace.error, Abandoned) and not partial:

@@ -29,7 +29,7 @@ from penstock.pipeline.faults import first, log_failure
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.lifecycle.rules import rule
-from penstock.pipeline.plugins import Install
+from penstock.pipeline.plugins import Edit
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.params.items import AdditionalToolsItem
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -202,7 +202,7 @@ class Scheduler:
             return self._detached(prepared, mode)
         return self._in_foreground(prepared, mode, self._after_normalize)
 
-    def run_edited(self, prepared: Opened, edit: Install) -> AsyncGenerator[ResponseEvent, None]:
+    def run_edited(self, prepared: Opened, edit: Edit) -> AsyncGenerator[ResponseEvent, None]:
         """Start a response in the foreground, through the stages after `normalize` as ``edit`` returns them."""
         return self._in_foreground(prepared, "stream", edit(self._after_normalize))
 

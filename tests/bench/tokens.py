@@ -14,10 +14,9 @@ from typing import Any
 
 from msgspec.structs import replace as with_fields
 
-from penstock.api.cli.replayer import unedited
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob, with_facts
-from penstock.pipeline.plugins import Install, guarded
+from penstock.pipeline.plugins import Edit, guarded
 from penstock.pipeline.protocol.events import Delta, to_sse
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -71,9 +70,9 @@ def variants() -> dict[str, Stream]:
     }
 
 
-async def cost(frames: list[TokenFrame], install: Install = unedited) -> float:
+async def cost(frames: list[TokenFrame], edit: Edit = lambda pipeline: pipeline) -> float:
     """Return microseconds per token from ids to SSE bytes."""
-    pipeline = install(recorded_responses()).following("generate")
+    pipeline = edit(recorded_responses()).following("generate")
     async with pipeline.open(source_of(frames)) as events:
         while not isinstance(await anext(events), Delta):
             pass

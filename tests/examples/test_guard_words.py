@@ -9,19 +9,20 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenChunk, TokenFrame
-from penstock.pipeline.plugins import Install, WrongPlugin, load
+from penstock.pipeline.plugins import Edit, WrongPlugin, load
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.examples.guard_words import Guard
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, item_texts, response_with, text_of, unedited
+from tests.support.plugins import edit_of
 from tests.support.server import Server, running_server, script
 
 SAYS = "<|channel|>analysis<|message|>A riddle.<|end|><|start|>assistant<|channel|>final<|message|>"
 TELLS = f"{SAYS}The word is sword" + "fish. " + "And so on. " * 50
 
 
-def installed(words: list[str]) -> Install:
-    return load(["tests.examples.guard_words:install"], {"guard_words": {"words": words}})
+def installed(words: list[str]) -> Edit:
+    return edit_of(load(["tests.examples.guard_words:install"], {"guard_words": {"words": words}}))
 
 
 def guarded(word: str, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

@@ -10,6 +10,7 @@ import pytest
 from penstock.pipeline.plugins import load
 from penstock.stages.responses import recorded_responses
 from tests.support.paths import ROOT
+from tests.support.plugins import edit_of
 
 PAGE = ROOT / "stages" / "RECIPES.md"
 HERE = Path(__file__).parent
@@ -66,7 +67,6 @@ def test_page_shows_the_recipes(pytestconfig: pytest.Config) -> None:
 def test_recipe_is_short_and_fits(name: str) -> None:
     code = section(name).partition("```python\n")[2]
     assert len([line for line in code.splitlines() if line]) <= LONGEST
-    edited = load([f"tests.examples.{name}:install"], {name: SETTINGS[name]} if name in SETTINGS else {})(
-        recorded_responses()
-    )
+    install = load([f"tests.examples.{name}:install"], {name: SETTINGS[name]} if name in SETTINGS else {})
+    edited = edit_of(install)(recorded_responses())
     assert set(edited.names()) >= set(recorded_responses().names())

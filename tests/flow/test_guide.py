@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 
 from penstock.api.cli.command_line import read_settings
+from penstock.api.settings import Settings
 from penstock.pipeline import frames
-from penstock.pipeline.core import Pipeline
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.junction import JunctionError
-from penstock.pipeline.plugins import GROUP, Install, load
+from penstock.pipeline.plugins import GROUP, Edit, load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.server import collect, pipeline
 from penstock.stages.responses import recorded_responses
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
-from tests.support.paths import ROOT
+from tests.support.paths import HARMONY, ROOT
+from tests.support.plugins import edit_of
 from tests.support.server import running_server, script
 from tests.support.tool_servers import answer_markup, call_markup, tool_server
 
@@ -38,18 +41,18 @@ def toml_with(text: str) -> str:
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Install]:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Edit]:
     """The plug-in with that name, installed from a file as in the guide."""
     monkeypatch.chdir(tmp_path)
 
-    def written(name: str) -> Install:
+    def written(name: str) -> Edit:
         (tmp_path / f"{name}.py").write_text(CODE[name])
-        return load([f"{name}.py:install"])
+        return edit_of(load([f"{name}.py:install"]))
 
     return written
 
 
-async def texts_of_answer(install: Install, where: Path) -> list[str]:
+async def texts_of_answer(install: Edit, where: Path) -> list[str]:
     markup = "<|channel|>final<|message|>Write to joe@example.com, please.<|return|>"
     async with running_server(ScriptedEngine(script(markup)), where, edit=install) as served:
         return item_texts(final(read_sse(await served.stream({"input": "Hi"}))))
@@ -64,13 +67,33 @@ async def test_stage_has_the_settings_of_the_guide(tmp_path: Path, monkeypatch: 
     (tmp_path / "house.py").write_text(CODE["house"])
     (tmp_path / "penstock.toml").write_text(toml_with("[stages.house]"))
     settings = read_settings(["tiny"])
-    async with running_server(ScriptedEngine(script()), tmp_path, edit=load(settings.with_, settings.stages)) as served:
+    async with running_server(
+        ScriptedEngine(script()), tmp_path, edit=edit_of(load(settings.with_, settings.stages))
+    ) as served:
         _, answered = await served.post({"input": "Hi", "instructions": "Be brief."})
     assert answered["instructions"] == "Answer in French.\nBe brief."
 
 
+async def test_stage_keeps_a_file_open_while_its_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit.py").write_text(CODE["audit"])
+    chosen: dict[str, Any] = {
+        "engine": [f"replay:{HARMONY / 'greeting'}"],
+        "with": ["audit.py:install"],
+        "store": "none",
+    }
+    async with pipeline(Settings(**chosen)) as stages:
+        log = stages.stage("audit").keywords["log"]
+        request = CreateResponse.model_validate_json((HARMONY / "greeting" / "request.json").read_bytes())
+        async with stages.open(source_of([request])) as events:
+            answer = await collect(events)
+        assert not log.closed
+        assert (tmp_path / "audit.log").read_text().startswith(f"{answer.id} ")
+    assert log.closed
+
+
 async def test_plugins_combine_in_order(plugin: Any, tmp_path: Path) -> None:
-    redact, shout = load([f"{ROOT / 'tests/examples/redact_emails.py'}:install"]), plugin("shout")
+    redact, shout = edit_of(load([f"{ROOT / 'tests/examples/redact_emails.py'}:install"])), plugin("shout")
     both = await texts_of_answer(lambda pipeline: redact(shout(pipeline)), tmp_path)
     assert both == ["WRITE TO [E-MAIL], PLEASE."]
 

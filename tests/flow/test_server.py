@@ -19,7 +19,7 @@ from pydantic_settings import CliApp
 
 from penstock.api import backends
 from penstock.api import serving as http
-from penstock.api.assembly import RunningEngine, assembled, database, toolbox
+from penstock.api.assembly import RunningEngine, database, rehearsed, toolbox
 from penstock.api.backends import over_http, planned, stages
 from penstock.api.cli import serve as command
 from penstock.api.cli.drawn import drawn
@@ -38,18 +38,14 @@ from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.mcp.builtin_tools import McpHost
-from penstock.stages.services.prompts import Prompts
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.postgres import PostgresDatabase
 from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.store import Store
 from penstock.stages.services.tools import Toolbox
 from penstock.stages.services.web.ssrf import AllowedNetworks
 from tests.support.chat_families import load_model
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import ROOT, TINY_QWEN
+from tests.support.plugins import at_once
 from tests.support.processes import free_port
 from tests.support.sandboxes import available
 from tests.support.server import ENDLESS, HELLO, script
@@ -63,8 +59,7 @@ def chosen(**settings: Any) -> Settings:
 
 
 def pipeline_of(**settings: Any) -> Pipeline[Any, Any]:
-    running = RunningEngine(ScriptedEngine(), HARMONY)
-    return assembled(chosen(**settings), running, RunRegistry(Store(NullDatabase())), Toolbox(), Sealer(), Prompts())
+    return at_once(rehearsed(chosen(**settings), RunningEngine(ScriptedEngine(), HARMONY)))
 
 
 @pytest.mark.parametrize(("option", "place"), [("log_prompts", "render"), ("log_outputs", "emit")])
@@ -310,10 +305,8 @@ def test_url_of_another_database_is_not_the_name_of_a_file(store: str) -> None:
 
 @pytest.mark.vllm
 def test_chat_model_has_its_own_stages() -> None:
-    live = RunRegistry(Store(NullDatabase()))
     settings = chosen(allow_address=["10.0.0.0/8"])
-    running = RunningEngine(ScriptedEngine(), stages(settings, load_model()))
-    pipeline = assembled(settings, running, live, Toolbox(), Sealer(), Prompts())
+    pipeline = at_once(rehearsed(settings, RunningEngine(ScriptedEngine(), stages(settings, load_model()))))
     assert isinstance(render := pipeline.stage("render"), RenderChat)
     assert isinstance(pipeline.stage("parse"), ParseChat)
     assert render.images._allowed == AllowedNetworks.parse(["10.0.0.0/8"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.plugins import Install
+from penstock.pipeline.plugins import Edit
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import OutputItem
 from penstock.pipeline.protocol.params.validation import read_request
@@ -244,22 +244,22 @@ def any_case() -> st.SearchStrategy[list[frames.TokenFrame]]:
 
 
 @cache
-def pipeline_after_parse(install: Install) -> Pipeline[Any, Any]:
+def pipeline_after_parse(edit: Edit) -> Pipeline[Any, Any]:
     """The stages from ``parse`` to ``emit``, with a plug-in."""
-    return install(recorded_responses()).from_stage("parse").through("emit")
+    return edit(recorded_responses()).from_stage("parse").through("emit")
 
 
-def emit_with(sequence: Sequence[frames.TokenFrame], install: Install) -> list[Any]:
-    return asyncio.run(run_pipeline(pipeline_after_parse(install), sequence))
+def emit_with(sequence: Sequence[frames.TokenFrame], edit: Edit) -> list[Any]:
+    return asyncio.run(run_pipeline(pipeline_after_parse(edit), sequence))
 
 
-def events_with(sequence: Sequence[frames.TokenFrame], install: Install) -> list[ResponseEvent]:
+def events_with(sequence: Sequence[frames.TokenFrame], edit: Edit) -> list[ResponseEvent]:
     kept = frames.ResponseStarted | frames.ItemTokens | frames.ItemResult
-    return checked(frame for frame in emit_with(sequence, install) if not isinstance(frame, kept))
+    return checked(frame for frame in emit_with(sequence, edit) if not isinstance(frame, kept))
 
 
-def response_with(sequence: Sequence[frames.TokenFrame], install: Install) -> Response:
-    return final(events_with(sequence, install))
+def response_with(sequence: Sequence[frames.TokenFrame], edit: Edit) -> Response:
+    return final(events_with(sequence, edit))
 
 
 def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

@@ -6,6 +6,7 @@ The causes come from a replay.  A recording that cannot be replayed has a timeli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from penstock.api.cli.recorded_model import RecordedModel, model_of
-from penstock.api.cli.replayer import NoReplay, Replay, part, recorded_files, replay_of, unedited
+from penstock.api.cli.replayer import NoReplay, Replay, part, recorded_files, replay_of
 from penstock.api.cli.timeline.attribution import OPENINGS, AttributedToken, attributed
 from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
@@ -134,7 +135,7 @@ def _texts(crossings: Sequence[Crossing]) -> list[str]:
 
 
 async def timeline_of(
-    path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited
+    path: Path, since: str | None = None, upto: str | None = None, install: Install = nullcontext
 ) -> Timeline:
     """Replay the recording at ``path`` and return its timeline.  Raise the same errors as `replay_of`."""
     replay = await replay_of(path, since, upto, install)
@@ -164,7 +165,7 @@ async def timeline_of(
     )
 
 
-async def replayed_or_recorded(path: Path, install: Install = unedited) -> Timeline:
+async def replayed_or_recorded(path: Path, install: Install = nullcontext) -> Timeline:
     """Return the timeline of any recording; without causes if it cannot be replayed.  Raise `UnreadableRecording`."""
     try:
         return await timeline_of(path, install=install)

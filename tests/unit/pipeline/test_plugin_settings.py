@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.pipeline.plugin_settings import table_of
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.stages.responses import recorded_responses
+from tests.support.plugins import edit_of
 
 CENSOR = """
 from __future__ import annotations
@@ -112,7 +113,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def settings_given(name: str, tables: dict[str, Any]) -> Any:
     """Return the settings that a plug-in gets when it is installed."""
-    load([name], tables)(recorded_responses())
+    edit_of(load([name], tables))(recorded_responses())
     [module] = [
         module for module in sys.modules.values() if str(getattr(module, "__file__", "")).endswith("/censor.py")
     ]
@@ -199,7 +200,7 @@ def test_mistake_is_reported_with_its_table_and_plugin(name: str, table: dict[st
 
 
 def test_plugins_of_a_file_share_its_table() -> None:
-    edited = load(["censor.py:alone", "censor.py:install"], {"censor": {"words": []}, "other": {}})
+    edited = edit_of(load(["censor.py:alone", "censor.py:install"], {"censor": {"words": []}, "other": {}}))
     assert edited(recorded_responses()).names()[5:8] == ["parse", "censor", "alone"]
     with pytest.raises(WrongPlugin, match=r"^--with censor.py:install: \[stages.censor\]: words: Field required$"):
         load(["censor.py:alone", "censor.py:install"])
@@ -230,7 +231,7 @@ VALUES = st.recursive(
 def outcome(table: dict[str, Any]) -> str:
     """Return what is shown of a plug-in with that table: its pipeline, or a traceback."""
     try:
-        return repr(load(["censor.py:install"], {"censor": table})(recorded_responses()))
+        return repr(edit_of(load(["censor.py:install"], {"censor": table}))(recorded_responses()))
     except WrongPlugin as wrong:
         return "".join(traceback.format_exception(wrong))
 

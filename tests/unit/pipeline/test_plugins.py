@@ -35,7 +35,40 @@ from penstock.stages.services.engines.scripted import ScriptedEngine
 from penstock.stages.services.store.named import named_database
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
+from tests.support.plugins import edit_of
 from tests.support.server import running_server, script
+
+LASTING = """
+from contextlib import asynccontextmanager
+from functools import partial
+
+from shouting import passed
+
+log = []
+
+
+@asynccontextmanager
+async def lasting(name, pipeline):
+    log.append(f"{name} opens")
+    try:
+        yield pipeline.insert_after("parse", name, passed)
+    finally:
+        log.append(f"{name} ends")
+
+
+one, other = partial(lasting, "one"), partial(lasting, "other")
+
+
+@asynccontextmanager
+async def refused(pipeline):
+    raise OSError("refused")
+    yield pipeline
+
+
+@asynccontextmanager
+async def empty(pipeline):
+    yield
+"""
 
 SHOUT = """
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -204,7 +237,7 @@ def installed(here: Path) -> None:
 
 
 def edited(*names: str) -> list[str]:
-    return load(names)(recorded_responses()).names()
+    return edit_of(load(names))(recorded_responses()).names()
 
 
 @pytest.mark.parametrize("name", ["shouting.py:install", "./shouting.py:install", "shouting:install"])
@@ -214,13 +247,43 @@ def test_plugin_is_a_file_or_a_module(name: str) -> None:
 
 def test_pipeline_without_plugins_is_returned_itself() -> None:
     pipeline = recorded_responses()
-    assert load(())(pipeline) is pipeline
+    assert edit_of(load(()))(pipeline) is pipeline
 
 
 def test_plugins_are_installed_in_order() -> None:
     assert edited("shouting.py:install", "shouting.py:again")[5:8] == ["parse", "shout", "again"]
     with pytest.raises(WrongPlugin, match="no stage named 'shout'"):
         edited("shouting.py:again", "shouting.py:install")
+
+
+async def test_plugins_with_a_lifetime_end_in_reverse_order_after_the_block(here: Path) -> None:
+    (here / "lasting.py").write_text(LASTING)
+    install = load(["lasting:one", "shouting:install", "lasting:other"])
+    log = sys.modules["lasting"].log
+    assert log == []
+    with pytest.raises(ZeroDivisionError):
+        async with install(recorded_responses()) as pipeline:
+            assert pipeline.names()[5:9] == ["parse", "other", "shout", "one"]
+            log.append("runs")
+            raise ZeroDivisionError
+    assert log == ["one opens", "other opens", "runs", "other ends", "one ends"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("shouting:too_late", "emit -> shout: emit gives EmittedFrame, and shout takes ParsedFrame"),
+        ("lasting:refused", "it raised OSError: refused ("),
+        ("lasting:empty", "it returned None instead of a pipeline"),
+    ],
+)
+async def test_plugins_that_are_open_end_if_a_later_one_is_wrong(here: Path, name: str, problem: str) -> None:
+    (here / "lasting.py").write_text(LASTING)
+    install = load(["lasting:one", name])
+    with pytest.raises(WrongPlugin, match=re.escape(f"--with {name}: {problem}")):
+        async with install(recorded_responses()):
+            raise AssertionError("it is not installed")
+    assert sys.modules["lasting"].log == ["one opens", "one ends"]
 
 
 def test_function_may_be_anywhere_in_its_module() -> None:
@@ -435,7 +498,7 @@ async def test_one_stage_stands_for_render_to_parse(tmp_path: Path) -> None:
 
 @pytest.mark.io
 async def test_serve_command_installs_plugins(tmp_path: Path) -> None:
-    install = load(["shouting.py:install"])
+    install = edit_of(load(["shouting.py:install"]))
     async with running_server(ScriptedEngine(script()), tmp_path, edit=install) as served:
         assert item_texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["A GREETING.", "HELLO!"]
 

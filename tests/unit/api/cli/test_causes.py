@@ -18,6 +18,7 @@ from penstock.pipeline.frames import EmittedFrame, ItemDelta, ParsedFrame
 from penstock.pipeline.plugins import Install, guarded
 from penstock.pipeline.protocol.events import DELTAS, OutputTextDelta
 from tests.support.paths import HARMONY
+from tests.support.plugins import install_of
 
 NAMES = ["function_call", "greeting", "stray_markers_in_content", "logprobs"]
 
@@ -63,7 +64,7 @@ def installing(stages: Sequence[Own], numbers: Sequence[int]) -> Install:
             edited = edited.insert_after(place, str(number), stage)
         return guarded(edited, pipeline)
 
-    return install
+    return install_of(install)
 
 
 def junction(replay: Replay, place: str) -> list[Any]:

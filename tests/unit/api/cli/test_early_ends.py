@@ -21,6 +21,7 @@ from penstock.pipeline.protocol.events import ReasoningTextDelta
 from penstock.pipeline.recordings.format import FILES, End, write_frames
 from penstock.testing import replayed, turn
 from tests.support.paths import HARMONY
+from tests.support.plugins import install_of
 from tests.support.processes import RunCommand
 
 pytestmark = pytest.mark.io  # a watchdog of the stages sleeps
@@ -74,7 +75,7 @@ def raising_at(number: int) -> Install:
             count += 1
             yield frame
 
-    return lambda pipeline: guarded(pipeline.insert_after("parse", "raising", raising), pipeline)
+    return install_of(lambda pipeline: guarded(pipeline.insert_after("parse", "raising", raising), pipeline))
 
 
 async def record(folder: Path, install: Install) -> Path:

@@ -31,7 +31,7 @@ from penstock.pipeline.frames import (
     ResolvedRequest,
     TokenChunk,
 )
-from penstock.pipeline.plugins import Install, guarded
+from penstock.pipeline.plugins import Edit, guarded
 from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
@@ -65,7 +65,7 @@ async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, Non
         await taps.close()
 
 
-def flow(taps: Recorder, engine: ScriptedEngine, install: Install = lambda pipeline: pipeline) -> Pipeline[Any, Any]:
+def flow(taps: Recorder, engine: ScriptedEngine, install: Edit = lambda pipeline: pipeline) -> Pipeline[Any, Any]:
     """The stages of a server with their taps."""
     live = RunRegistry(Store(NullDatabase()))
     declared = responses_pipeline(harmony_stages(load_encoding()), engine, live, limits=Limits(retry_seconds=0.0))

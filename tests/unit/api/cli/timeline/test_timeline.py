@@ -19,6 +19,7 @@ from penstock.pipeline.protocol.events import Event
 from penstock.pipeline.recordings.format import line, read_frames, read_recording
 from penstock.pipeline.trace import Crossing
 from tests.support.paths import FIXTURES
+from tests.support.plugins import install_of
 
 HARMONY = sorted((FIXTURES / "harmony").glob("*/"), key=lambda case: case.name)
 CHAT = sorted((FIXTURES / "chat").glob("deepseek_*/"), key=lambda case: case.name)
@@ -184,7 +185,7 @@ async def fail(source: AsyncIterator[frames.ParsedFrame]) -> AsyncGenerator[fram
 
 async def test_times_before_the_error_of_a_stage_are_kept(tmp_path: Path) -> None:
     timeline = await timeline_of(
-        record_times(tmp_path), install=lambda pipeline: pipeline.insert_after("parse", "fail", fail)
+        record_times(tmp_path), install=install_of(lambda pipeline: pipeline.insert_after("parse", "fail", fail))
     )
     assert timeline.failures == ("the stage 'fail' raised RuntimeError: my own bug",)
     assert {each.at for each in timeline.events} == {0.5, 1.25}
