@@ -28,6 +28,7 @@ from penstock.pipeline.trace import traced
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.fixture_cases import run_in_thread, timeline_at
 from tests.support.paths import BROWSER
+from tests.support.plugins import install_of
 
 ShowPage: TypeAlias = Callable[..., Page]
 
@@ -217,7 +218,7 @@ def test_token_at_which_a_stage_raised_is_marked(show_file: ShowPage, tmp_path: 
     def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return guarded(pipeline.insert_after("parse", "raises", raises), pipeline)
 
-    timeline = run_in_thread(timeline_of(FIXTURES / "function_call", install=install))
+    timeline = run_in_thread(timeline_of(FIXTURES / "function_call", install=install_of(install)))
     path = tmp_path / "page.html"
     path.write_text(page_of(layout_of(timeline, "fault")), "utf-8")
     page = show_file(path)
