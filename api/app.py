@@ -22,7 +22,6 @@ from penstock.api.http.conventions import SPOKEN, SpokenByRoute
 from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import Front
 from penstock.api.http.held_bytes import HeldBytes
-from penstock.api.http.live.page import live_page
 from penstock.api.http.openapi import Operation, describe, operation, takes_body
 from penstock.api.http.origins import Origins
 from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
@@ -124,7 +123,6 @@ class Api:
         """The routes of the server itself."""
         routes = [
             web.get("/", Front(self.keys.have_operator).answer),
-            web.get("/live", live_page),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/ping", self.health),

@@ -26,9 +26,11 @@ SECTIONS = {
     "api": "Reference",
     "deploy": "Guides",
     "docs": "Start",
+    "extensions": "Guides",
     "fixtures": "Project",
     "pipeline": "Concepts",
     "stages": "Guides",
+    "testing": "Guides",
     "tests": "Project",
 }
 """The sections of pages that the navigation does not name, by their folder."""

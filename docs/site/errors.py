@@ -56,7 +56,11 @@ def cause_and_cure(kind: type[Exception]) -> tuple[str, str]:
 def texts() -> list[Text]:
     """Find the messages of all errors in the source."""
     names = {kind.__name__ for kind in (*kinds(), *OPERATORS)}
-    modules = sorted(path for folder in ("api", "pipeline", "stages") for path in (ROOT / folder).rglob("*.py"))
+    modules = sorted(
+        path
+        for folder in ("api", "extensions", "pipeline", "stages", "testing")
+        for path in (ROOT / folder).rglob("*.py")
+    )
     found = [text for path in modules for text in _texts_of(ast.parse(path.read_text()), names)]
     return sorted(set(found), key=lambda text: (text.message, text.param))
 

@@ -6,9 +6,9 @@ from itertools import groupby
 
 import pytest
 
-from penstock.api.cli.conformance.badge import NAMES
-from penstock.api.cli.conformance.check import Check
-from penstock.api.cli.conformance.checks import ALL
+from penstock.extensions.workbench.conformance.badge import NAMES
+from penstock.extensions.workbench.conformance.check import Check
+from penstock.extensions.workbench.conformance.checks import ALL
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "api" / "CONFORMANCE.md"

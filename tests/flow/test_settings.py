@@ -18,7 +18,7 @@ from penstock.api.cli.sample_config import sample
 from penstock.api.from_vllm import INSTEAD, OPTIONS, VARIABLES
 from penstock.api.options import SECTIONS, Option, options
 from penstock.api.settings import Settings
-from tests.support.paths import ROOT
+from tests.support.paths import PRODUCT, ROOT
 
 PAGE = ROOT / "api" / "SETTINGS.md"
 FROM_VLLM = ROOT / "api" / "FROM_VLLM.md"
@@ -206,6 +206,6 @@ def test_words_of_the_api_on_the_page_are_in_the_code() -> None:
     """Codes, fields, events and types that the page says penstock has; those of vLLM alone stand in a column of it."""
     ours = re.sub(r"^(\|[^|]*\|)[^|]*(\|[^|]*\|[^|]*\|)$", r"\1\2", FROM_VLLM.read_text(), flags=re.MULTILINE)
     words = set(re.findall(r"`([a-z]+(?:[_.][a-z]+)+)(?:\.\*)?`", ours))
-    code = "\n".join(path.read_text() for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.py"))
+    code = "\n".join(path.read_text() for top in PRODUCT for path in (ROOT / top).rglob("*.py"))
     assert "response.queued" in words
     assert {word for word in words if not re.search(rf"\b{re.escape(word)}\b", code)} == set()

@@ -24,13 +24,12 @@ import openai
 import pytest
 
 from tests.support.installing import LOCKED, output_of, uv, uv_command
-from tests.support.paths import HARMONY, ROOT
+from tests.support.paths import HARMONY, PRODUCT, ROOT
 from tests.support.processes import free_port, running_process
 
 pytestmark = pytest.mark.io
 
-SOURCES = ("LICENSE", "README.md", "py.typed", "pyproject.toml", "server.py", "testing.py")
-PACKAGES = ("api", "pipeline", "stages")
+SOURCES = ("LICENSE", "README.md", "py.typed", "pyproject.toml", "server.py")
 PLUGIN = """
 from collections.abc import AsyncGenerator, AsyncIterator
 import penstock.pipeline.frames
@@ -58,9 +57,9 @@ Run: TypeAlias = Callable[..., str]
 
 def listed(folder: Path) -> set[str]:
     """The files of the product below a folder, by their paths in the wheel."""
-    files = {path for package in PACKAGES for path in (folder / package).rglob("*.*") if path.suffix != ".md"}
+    files = {path for package in PRODUCT for path in (folder / package).rglob("*.*") if path.suffix != ".md"}
     paths = {f"penstock/{path.relative_to(folder)}" for path in files if "__pycache__" not in path.parts}
-    return paths | {"penstock/py.typed", "penstock/server.py", "penstock/testing.py"}
+    return paths | {"penstock/py.typed", "penstock/server.py"}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("copy")
     for name in SOURCES:
         shutil.copy(ROOT / name, copy)
-    for name in PACKAGES:
+    for name in PRODUCT:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 
@@ -94,7 +93,7 @@ def penstock(wheel: Path, tmp_path: Path) -> Run:
     site, folder = tmp_path / "site", tmp_path / "folder"
     with ZipFile(wheel) as archive:
         archive.extractall(site)
-    for name in PACKAGES:
+    for name in PRODUCT:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(f"raise ImportError('the {name} of the user was imported')")
     (folder / "server.py").write_text("raise ImportError('the server of the user was imported')")

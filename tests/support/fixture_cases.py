@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import strategies as st
 
-from penstock.api.cli.timeline.timeline import Timeline, replayed_or_recorded
+from penstock.extensions.workbench.timeline.timeline import Timeline, replayed_or_recorded
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import Edit

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PRODUCT = ("api", "extensions", "pipeline", "stages", "testing")
+"""The folders of the product's code."""
+
 FIXTURES = ROOT / "fixtures"
 HARMONY = FIXTURES / "harmony"
 CHAT = FIXTURES / "chat"

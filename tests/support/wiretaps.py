@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.api.dialects.named import spoken
-from penstock.api.wiretap.proxy import Proxy, checked, proxying
-from penstock.api.wiretap.spoken import generations
-from penstock.api.wiretap.tap import Tap
+from penstock.extensions.workbench.wiretap.proxy import Proxy, checked, proxying
+from penstock.extensions.workbench.wiretap.spoken import generations
+from penstock.extensions.workbench.wiretap.tap import Tap
 from penstock.pipeline.recordings.format import Recording
 from penstock.pipeline.recordings.wire import read_wire
 

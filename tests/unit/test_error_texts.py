@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import PRODUCT, ROOT
 
 OPERATOR = "the start, or a command, says what is wrong with an option, a file, a stage or a model of the operator"
 SENT = "a decoder or a check says what is wrong in what the client, or the model, has written itself"
@@ -31,38 +31,38 @@ ALLOWED = {
     "api/backends.py _prefix_caches": OPERATOR,
     "api/cli/check.py all_pass": OPERATOR,
     "api/cli/command_line.py parsed_settings": OPERATOR,
-    "api/cli/conformance/check.py fits": OPERATOR,
-    "api/cli/conformance/client.py _read": OPERATOR,
-    "api/cli/conformance/client.py as_object": OPERATOR,
-    "api/cli/conformance/command.py main": OPERATOR,
-    "api/cli/conformance/responses.py check_json_object": OPERATOR,
-    "api/cli/conformance/responses_streams.py responses_stream_rules": OPERATOR,
-    "api/cli/conformance/run.py _verdict": OPERATOR,
-    "api/cli/conformance/sdks.py _client": OPERATOR,
-    "api/cli/conformance/sdks.py sdk_answer": OPERATOR,
+    "extensions/workbench/conformance/check.py fits": OPERATOR,
+    "extensions/workbench/conformance/client.py _read": OPERATOR,
+    "extensions/workbench/conformance/client.py as_object": OPERATOR,
+    "extensions/workbench/conformance/command.py main": OPERATOR,
+    "extensions/workbench/conformance/responses.py check_json_object": OPERATOR,
+    "extensions/workbench/conformance/responses_streams.py responses_stream_rules": OPERATOR,
+    "extensions/workbench/conformance/run.py _verdict": OPERATOR,
+    "extensions/workbench/conformance/sdks.py _client": OPERATOR,
+    "extensions/workbench/conformance/sdks.py sdk_answer": OPERATOR,
     "api/cli/keys.py _make": OPERATOR,
     "api/cli/keys.py main": OPERATOR,
     "api/cli/mistakes.py explained": OPERATOR,
     "api/cli/mistakes.py mistakes": OPERATOR,
-    "api/cli/record.py _condition": OPERATOR,
-    "api/cli/record.py main": OPERATOR,
+    "extensions/workbench/record.py _condition": OPERATOR,
+    "extensions/workbench/record.py main": OPERATOR,
     "api/cli/recorded_model.py model_of": OPERATOR,
     "api/cli/replayer.py part": OPERATOR,
     "api/cli/serve.py main": OPERATOR,
     "api/cli/stage_log.py described": OPERATOR,
-    "api/cli/timeline/timeline.py _failures": OPERATOR,
+    "extensions/workbench/timeline/timeline.py _failures": OPERATOR,
     "api/frontends/frontend.py run_frontend": OPERATOR,
     "api/key_sources.py _usable": OPERATOR,
-    "api/kits/dialects.py _check_idle": OPERATOR,
-    "api/kits/dialects.py _check_wrong_bodies": OPERATOR,
-    "api/kits/hosts.py run": OPERATOR,
-    "api/kits/rules.py checking": OPERATOR,
+    "testing/dialects.py _check_idle": OPERATOR,
+    "testing/dialects.py _check_wrong_bodies": OPERATOR,
+    "testing/hosts.py run": OPERATOR,
+    "testing/rules.py checking": OPERATOR,
     "api/limits/table.py read_limits": OPERATOR,
     "api/loading.py __exit__": OPERATOR,
     "api/sources.py read_file": OPERATOR,
     "api/stage_settings.py stage_tables": OPERATOR,
     "api/values.py decoded": OPERATOR,
-    "api/wiretap/sending.py read_exchange": OPERATOR,
+    "extensions/workbench/wiretap/sending.py read_exchange": OPERATOR,
     "pipeline/field_types.py _check_struct": OPERATOR,
     "pipeline/field_types.py check_fields": OPERATOR,
     "pipeline/junction.py junctions": OPERATOR,
@@ -110,7 +110,6 @@ ALLOWED = {
 }
 """Reasons by ``file function``."""
 
-FOLDERS = ("api", "pipeline", "stages")
 WRITERS = frozenset({"str", "repr", "format", "print", "ascii", "vars"})
 LOGGING = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
 TEXTS = frozenset({"args", "message", "msg", "reason", "errors", "filename", "doc", "object", "detail"})
@@ -210,7 +209,7 @@ class Places(ast.NodeVisitor):
 
 
 def modules() -> Iterator[Path]:
-    for folder in FOLDERS:
+    for folder in PRODUCT:
         yield from sorted((ROOT / folder).rglob("*.py"))
     yield ROOT / "server.py"
 

@@ -26,7 +26,7 @@ from penstock.stages.services.slots import Slots, sandbox_slots
 from penstock.stages.services.store.database import NullDatabase
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.webhooks import Webhooks
-from tests.support.paths import ROOT
+from tests.support.paths import PRODUCT, ROOT
 
 MAKERS = {
     *("Slots", "SharedSlots", "Pool", "LruCache"),
@@ -35,7 +35,7 @@ MAKERS = {
 }
 """The names of all that makes a pool: places, bytes, caches, threads and connections."""
 
-COMMANDS = ("api/cli", "api/kits", "api/wiretap", "docs", "tests")
+COMMANDS = ("api/cli", "extensions/workbench", "testing", "docs", "tests")
 """Folders of commands, which serve one user."""
 
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| `([^`|]+)` \|$", re.MULTILINE)
@@ -65,7 +65,7 @@ def pools_of(file: Path) -> set[str]:
 
 def test_table_has_each_pool_of_the_product() -> None:
     """A new pool needs a row, with the share of a key."""
-    files = [file for folder in ("api", "stages", "pipeline") for file in (ROOT / folder).rglob("*.py")]
+    files = [file for folder in PRODUCT for file in (ROOT / folder).rglob("*.py")]
     served = [file for file in files if not str(file.relative_to(ROOT)).startswith(COMMANDS)]
     assert set(ROWS) == set().union(*map(pools_of, served))
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import PRODUCT, ROOT
 from tests.support.statements import statements
 
-MODULES = sorted(path for top in ("api", "pipeline", "stages") for path in (ROOT / top).rglob("*.py"))
+MODULES = sorted(path for top in PRODUCT for path in (ROOT / top).rglob("*.py"))
 PAGES = sorted(path for top in ("api", "deploy", "pipeline", "stages") for path in (ROOT / top).rglob("*.md"))
 RULES = {
     "name the value, not that it was said": re.compile(r"\b(told|said|asked)\b"),

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock.api.cli import diff
-from penstock.api.cli.against import compared, table
 from penstock.api.http.auth import Keys
 from penstock.api.sources import CLIENT_KEY
-from penstock.api.wiretap.sending import place
+from penstock.extensions.workbench import diff
+from penstock.extensions.workbench.against import compared, table
+from penstock.extensions.workbench.wiretap.sending import place
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.recordings.format import UnreadableRecording
 from penstock.stages.services.engines.scripted import ScriptedEngine

@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.api.cli.diff import comparisons, recorded_lines, replayed_lines
 from penstock.api.cli.replayer import replay_of
 from penstock.api.http.auth import Keys
+from penstock.extensions.workbench.diff import comparisons, recorded_lines, replayed_lines
 from penstock.pipeline.protocol import events
 from penstock.pipeline.recordings.comparison import first_difference
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine

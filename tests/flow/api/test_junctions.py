@@ -203,7 +203,7 @@ OPENERS = {
     "api/runs/scheduler.py": "every response of a server, after `normalize`",
     "api/socket/connection.py": "GET /v1/responses",
     "api/dialects/responses/routes.py": "POST /v1/responses/compact, and the background",
-    "api/resources/live/live.py": "POST /live/watch",
+    "extensions/workbench/live/live.py": "POST /live/watch",
 }
 """The modules of a server that open a pipeline, or prepare a response, with the ways that lead there."""
 
@@ -277,10 +277,10 @@ def test_modules_that_open_a_pipeline_are_known() -> None:
     opens = re.compile(
         r"scheduler\.(prepare|queue|run|run_edited)\(|\.open\((handed_over|source|prepared\.source)|halfway\("
     )
-    modules = [ROOT / "server.py", *(ROOT / "api").rglob("*.py")]
+    modules = [ROOT / "server.py", *(path for top in ("api", "extensions") for path in (ROOT / top).rglob("*.py"))]
     found = {str(path.relative_to(ROOT)) for path in modules if opens.search(path.read_text())}
-    without_a_server = {path for path in found if path.startswith(("api/cli/", "api/kits/"))}
-    assert found - without_a_server == OPENERS.keys()
+    commands = {path for path in found if path.startswith(("api/cli/", "extensions/workbench/"))}
+    assert found - (commands - OPENERS.keys()) == OPENERS.keys()
 
 
 # The queue of the background

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
-from penstock.api.resources.live import live as routes
-from penstock.api.resources.live.spelling import Spelling
-from penstock.api.resources.live.watch import Watch
+from penstock.extensions.workbench.live import live as routes
+from penstock.extensions.workbench.live.spelling import Spelling
+from penstock.extensions.workbench.live.watch import Watch
 from penstock.pipeline.frames import GenerationFinished, TokenChunk
 from penstock.pipeline.recordings.format import FORMAT, Header, line
 from penstock.stages.models.harmony.vocabulary import load_encoding

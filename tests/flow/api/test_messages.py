@@ -13,8 +13,8 @@ import anthropic
 import jsonschema
 import pytest
 
-from penstock.api.dialects.messages.client_tools import client_tool
 from penstock.api.http.auth import Keys
+from penstock.extensions.dialects.messages.client_tools import client_tool
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import JSON

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import aiohttp
 import pytest
 
-from penstock.api.cli.timeline.facts import facts_of
-from penstock.api.cli.timeline.timeline import timeline_of
 from penstock.api.http.wire import Reading
+from penstock.extensions.workbench.timeline.facts import facts_of
+from penstock.extensions.workbench.timeline.timeline import timeline_of
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ItemClosed, ItemDelta, ParsedFrame, TurnFinished
 from penstock.pipeline.recordings.format import CAUSES, Cause

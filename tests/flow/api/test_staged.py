@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.cli import diff, inspect, replay, shrink
-from penstock.api.cli.staged import staged
-from penstock.api.wiretap.answers import TURNS, turn_of
+from penstock.extensions.workbench import diff, inspect, replay, shrink
+from penstock.extensions.workbench.staged import staged
+from penstock.extensions.workbench.wiretap.answers import TURNS, turn_of
 from penstock.pipeline.errors import CannotRun, EngineFailed
 from penstock.pipeline.frames import (
     CustomToolCallOpened,

@@ -16,9 +16,9 @@ import torch
 from prometheus_client import REGISTRY
 from safetensors.torch import load_file, save_file
 
-from penstock.api.cli.forced.comparison import ComparedAnswer, Comparison, Figures
-from penstock.api.cli.forced.recorded import read_answer, recordings_in
-from penstock.api.cli.forced.vocabulary import Vocabulary
+from penstock.extensions.workbench.forced.comparison import ComparedAnswer, Comparison, Figures
+from penstock.extensions.workbench.forced.recorded import read_answer, recordings_in
+from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt
 from penstock.pipeline.recordings.comparison import common_prefix
 from penstock.pipeline.recordings.format import read_frames

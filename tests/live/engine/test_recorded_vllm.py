@@ -14,7 +14,7 @@ import anthropic
 import openai
 import pytest
 
-from penstock.api.cli.against import compared
+from penstock.extensions.workbench.against import compared
 from penstock.pipeline.recordings.format import read_header
 from penstock.pipeline.recordings.wire import WireBody, WireEvent
 from tests.support.paths import TINY_QWEN

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from penstock.api.cli.page.page import layout_of, page_of
+from penstock.extensions.workbench.page.page import layout_of, page_of
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from tests.support.fixture_cases import timeline_at
 from tests.support.paths import BROWSER

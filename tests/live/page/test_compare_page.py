@@ -9,10 +9,10 @@ from typing import TypeAlias
 import pytest
 from playwright.sync_api import Page, expect
 
-from penstock.api.cli.forced.comparison import Compared, Comparison, Figures
-from penstock.api.cli.forced.page import layout_of, page_of
-from penstock.api.cli.forced.recorded import recordings_in
-from penstock.api.cli.forced.vocabulary import Vocabulary
+from penstock.extensions.workbench.forced.comparison import Compared, Comparison, Figures
+from penstock.extensions.workbench.forced.page import layout_of, page_of
+from penstock.extensions.workbench.forced.recorded import recordings_in
+from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from tests.support.fixture_cases import run_in_thread
 from tests.support.paths import BROWSER

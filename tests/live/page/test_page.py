@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import pytest
 from playwright.sync_api import Page, expect
 
-from penstock.api.cli.page.page import layout_of, page_of
 from penstock.api.cli.recorded_model import model_of
-from penstock.api.cli.timeline.timeline import timeline_of
+from penstock.extensions.workbench.page.page import layout_of, page_of
+from penstock.extensions.workbench.timeline.timeline import timeline_of
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.frames import (
     GenerationFinished,

@@ -346,7 +346,8 @@ DOORS: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize("door", DOORS)
 async def test_every_door_names_what_differs_by_case_or_a_letter(door: str, tmp_path: Path) -> None:
     (tmp_path / "doors.py").write_text(
-        "from penstock.api.dialects.open_responses import OPEN_RESPONSES\ndef open_response(*arguments): return None\n"
+        "from penstock.extensions.dialects.open_responses import OPEN_RESPONSES\n"
+        "def open_response(*arguments): return None\n"
     )
     is_dialect = door == "a dialect"
     for near in ("open_responses", "Open_Responsee") if is_dialect else ("OPEN_RESPONSE", "Open_Respons"):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.api.cli.command_line import read_settings
-from penstock.api.cli.compare import read_arguments
+from penstock.extensions.workbench.compare import read_arguments
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import RunCommand
@@ -25,7 +25,7 @@ from tests.support.stores import open_store
 
 pytestmark = pytest.mark.io
 
-TOP = ("api", "deploy", "docs", "fixtures", "pipeline", "stages", "tests")
+TOP = ("api", "deploy", "docs", "extensions", "fixtures", "pipeline", "stages", "testing", "tests")
 PAGES = [*ROOT.glob("*.md"), *(path for folder in TOP for path in (ROOT / folder).rglob("*.md"))]
 
 REASONS = {
@@ -39,9 +39,9 @@ REASONS = {
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
     r"penstock serve \[|penstock serve \.\.\.": "a form",
     r"penstock diff .*--against": "tests/flow/api/test_against.py runs it",
-    r"penstock record": "tests/unit/api/cli/test_record.py runs it",
-    r"penstock conformance": "tests/unit/api/cli/conformance runs it",
-    r"penstock demo": "tests/unit/api/cli/test_demo.py runs it",
+    r"penstock record": "tests/unit/extensions/workbench/test_record.py runs it",
+    r"penstock conformance": "tests/unit/extensions/workbench/conformance runs it",
+    r"penstock demo": "tests/unit/extensions/workbench/test_demo.py runs it",
     r"llm\.example\.com|localhost:8000/toy": "tests/live/deploy and tests/examples run it, at another address",
     r"^curl .*/live/": "tests/flow/api/test_live.py sends it, with the key of an operator",
     r"^curl .*(-F|report\.pdf)": "tests/live/clients/test_files.py sends files",

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from penstock.api.kits.stages import resolved
 from penstock.pipeline.frames import with_facts
 from penstock.pipeline.protocol.params.file_search import Filters
 from penstock.pipeline.protocol.tools import FileSearchOptions
@@ -24,6 +23,7 @@ from penstock.stages.services.search.session import FileSearchHost
 from penstock.stages.services.store.store import Store
 from penstock.stages.services.store.vector_stores import Chunk, Chunking, NewFile, Page, StoredVectorStore
 from penstock.testing import ExampleCalls, check_host
+from penstock.testing.stages import resolved
 from tests.support.examples import examples
 from tests.support.vector_stores import embedding_server, uploaded
 

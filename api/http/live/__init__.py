@@ -1,1 +1,0 @@
-"""The live page, on which the operator talks to the model and watches what passes the stages."""

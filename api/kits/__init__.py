@@ -1,1 +1,0 @@
-"""Kits of checks for what others write: `penstock.testing` offers them."""

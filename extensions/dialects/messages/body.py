@@ -1,0 +1,408 @@
+"""The bodies of ``POST /v1/messages`` and ``/v1/messages/count_tokens``, as anthropic-python 2.13 writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from penstock.extensions.dialects.messages.client_tools import ClientTool, client_tool
+from penstock.extensions.dialects.messages.messages import (
+    Conversation,
+    TextBlocks,
+    Turns,
+    check_not_empty,
+    instructions,
+    not_permitted,
+)
+from penstock.extensions.dialects.messages.writer import Display
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, Refused, TextOr, Unused, only
+from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
+from penstock.pipeline.protocol.params.request import (
+    OUTPUTS,
+    SOURCES,
+    CacheSalt,
+    CreateResponse,
+    ExtraArguments,
+    ReasoningOptionsParam,
+    StopText,
+    TextOptions,
+)
+from penstock.pipeline.protocol.params.tools import (
+    ChosenTool,
+    CodeInterpreterToolParam,
+    DomainList,
+    FunctionToolParam,
+    OtherToolParam,
+    ToolChoice,
+    ToolParam,
+    UserLocation,
+    WebFilters,
+    WebSearchToolParam,
+    is_web_search,
+)
+from penstock.pipeline.protocol.response import Effort
+
+_MEANT = {
+    "input": "messages",
+    "prompt": "messages",
+    "instructions": "system",
+    "max_output_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config",
+    "text": "output_config",
+    "reasoning": "thinking",
+    "reasoning_effort": "output_config",
+    "stop": "stop_sequences",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "parallel_tool_calls": "tool_choice",
+    "web_search_options": "tools",
+}
+
+_SHARED = frozenset(
+    {"context_management", "max_tokens", "messages", "metadata", "model", "service_tier", "stream", "temperature"}
+    | {"cache_salt", "vllm_xargs", "watermarking"}
+    | {"output_config", "stop_sequences", "system", "thinking", "tool_choice", "tools", "top_k", "top_p"}
+)
+"""The parameters that others have by the same name."""
+
+FOREIGN = ForeignNames(_MEANT, tuple(sorted({*OF_CHATS.names, *CreateResponse.model_fields} - _MEANT.keys() - _SHARED)))
+"""The parameters of Responses, Chat Completions and Completions that a message does not have."""
+
+MOST_STOP_SEQUENCES = 64
+"""The most stop sequences of a message: the text of each token is searched for all of them."""
+
+_EFFORTS: Mapping[int, Effort] = {10_000: "high", 5_000: "medium", 0: "low"}
+"""The effort for a budget of thought in tokens, by the least budget that gets it."""
+
+
+_PLACES = {"input": "messages", "max_output_tokens": "max_tokens", "text.format": "output_config.format"}
+"""The parameters of a message by those of the request of the pipeline."""
+
+
+class MessageTool(Body):
+    """A tool of the client's; one of another type than ``custom`` is a tool of Anthropic's."""
+
+    type: str | None = None
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    allowed_domains: DomainList | None = None
+    blocked_domains: DomainList | None = None
+    user_location: UserLocation | None = None
+    max_uses: Annotated[int, Field(ge=1)] | None = None
+    cache_control: Unused = None
+    eager_input_streaming: Unused = None
+    input_examples: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
+    allowed_callers: Annotated[Any, only(["direct"])] = None
+    display_width_px: Annotated[int, Field(ge=1)] | None = None
+    display_height_px: Annotated[int, Field(ge=1)] | None = None
+    display_number: Unused = None
+    enable_zoom: Unused = None
+    max_characters: Unused = None
+
+    @property
+    def is_custom(self) -> bool:
+        """True for a function of the client's."""
+        return self.type in (None, "custom")
+
+    @property
+    def searches(self) -> bool:
+        """True for a search of the web, of any version."""
+        return self.type is not None and is_web_search(self.type)
+
+    @property
+    def is_deferred(self) -> bool:
+        """True for a function that is not in the prompt until a result refers to it."""
+        return self.is_custom and self.defer_loading is True
+
+    @property
+    def executes(self) -> bool:
+        """True for the tool that runs programs, of any version."""
+        return self.type is not None and self.type.startswith("code_execution_")
+
+    def tool(self, path: str) -> ToolParam:
+        """Return the tool as the Responses API has it; raises `InvalidRequest` if it lacks something."""
+        if self.searches:
+            filters = WebFilters(allowed_domains=self.allowed_domains, blocked_domains=self.blocked_domains)
+            return WebSearchToolParam.built(type=self.type, filters=filters, user_location=self.user_location)
+        if self.executes:
+            return CodeInterpreterToolParam.model_validate({"type": "code_interpreter", "container": {"type": "auto"}})
+        if not self.is_custom:
+            known = client_tool(self.type or "")
+            return self._run_by_the_client(known, path) if known else OtherToolParam.model_validate({"type": self.type})
+        return self.function(path)
+
+    def _run_by_the_client(self, tool: ClientTool, path: str) -> FunctionToolParam:
+        """Return the function for a tool of Anthropic's that the client runs."""
+        width, height = self.display_width_px, self.display_height_px
+        screen = f" The screen has {width} x {height} pixels." if width and height else ""
+        described = {"description": f"{tool.description}{screen}", "input_schema": tool.schema}
+        return self.model_copy(update=described).function(path)
+
+    def function(self, path: str) -> FunctionToolParam:
+        """Return the function as the Responses API has it; raises `InvalidRequest` if it lacks something."""
+        for key in ("name", "input_schema"):
+            if getattr(self, key) is None:
+                param = f"{path}.{key}"
+                raise InvalidRequest(f"Field required (at {param})", param=param, code="missing_required_parameter")
+        schema = {"type": "object", **(self.input_schema or {})}
+        if schema["type"] != "object":
+            param = f"{path}.input_schema.type"
+            raise InvalidRequest(f"Input should be 'object' (at {param})", param=param, code="invalid_value")
+        fields = {"name": self.name, "description": self._described, "parameters": schema, "strict": self.strict}
+        return FunctionToolParam.built(type="function", **fields)
+
+    @property
+    def _described(self) -> str | None:
+        """The description, with the examples of inputs, for which templates have no other place."""
+        examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples or ()]
+        return (
+            "\n".join([self.description or "", "Examples of input:", *examples]).strip()
+            if examples
+            else self.description
+        )
+
+
+class MessageToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @property
+    def choice(self) -> ToolChoice:
+        """The choice as the Responses API has it; raises `InvalidRequest` for a tool without a name."""
+        match self.type:
+            case "any":
+                return "required"
+            case "tool":
+                if self.name is None:
+                    param = "tool_choice.name"
+                    raise InvalidRequest(f"Field required (at {param})", param=param, code="missing_required_parameter")
+                return ChosenTool.model_validate({"type": "function", "name": self.name})
+            case kind:
+                return kind
+
+
+class Thinking(Body):
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: Any = None
+
+
+class JsonFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+    task_budget: Refused = None
+
+
+class Keep(Body):
+    type: Literal["all", "thinking_turns"]
+    value: Annotated[int, Field(ge=1)] | None = None
+
+
+class ClearThinking(Body):
+    """An edit of the conversation: the model does not read its earlier thoughts."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: TextOr[Literal["all"], Keep] | None = None
+
+    @property
+    def thinking_turns(self) -> int | None:
+        """The number of messages that keep their thoughts; None for all."""
+        if self.keep is None:
+            return 1
+        return self.keep.value or 1 if isinstance(self.keep, Keep) and self.keep.type == "thinking_turns" else None
+
+
+class ContextManagement(Body):
+    edits: Annotated[list[ClearThinking], FAIL_FAST] | None = None
+
+
+class CountTokens(Body):
+    """A request for the number of tokens of a prompt."""
+
+    foreign: ClassVar[ForeignNames] = FOREIGN
+    required: ClassVar[str] = "messages"
+    looks_inside: ClassVar[bool] = True
+
+    model: str
+    messages: Turns
+    system: TextOr[str, TextBlocks] | None = None
+    tools: Annotated[list[MessageTool], FAIL_FAST] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    """The former name of the format of ``output_config``."""
+
+    cache_control: Unused = None
+    compaction: Unused = None
+    context_management: ContextManagement | None = None
+    mcp_servers: Refused = None
+    speed: Unused = None
+    thread: Unused = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request of the pipeline, which is not stored.
+
+        Raises `InvalidRequest` for what Anthropic's types do not tell.
+        """
+        check_not_empty(self.messages)
+        if self.thinking is not None and self.thinking.block_binding is not None:
+            raise not_permitted(f"thinking.{self.thinking.type}.block_binding", "thinking.block_binding")
+        if self.thread is not None:
+            message = "This server keeps no threads. Send the whole conversation without `thread`."
+            raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
+        return CreateResponse().model_copy(update=dict(self._values()))
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        yield "model", self.model
+        yield "store", False
+        yield "input", self._conversation.items
+        if self.system and (text := instructions(self.system)):
+            yield "instructions", text
+        if self._tools:
+            yield "tools", [tool.tool(f"tools[{position}]") for position, tool in self._tools]
+        searches = [tool for _, tool in self._tools if tool.searches]
+        runs = [tool for _, tool in self._tools if tool.executes]
+        if included := [SOURCES] * bool(searches) + [OUTPUTS] * bool(runs):
+            yield "include", included
+        if most := sum(tool.max_uses or 0 for tool in searches):
+            yield "max_tool_calls", most
+        if self.tool_choice is not None:
+            yield "tool_choice", self.tool_choice.choice
+            yield "parallel_tool_calls", not self.tool_choice.disable_parallel_tool_use
+        if (effort := self._effort) is not None:
+            yield "reasoning", ReasoningOptionsParam(effort=effort)
+        if self.thinking is not None and self.thinking.type == "enabled":
+            yield "thinking_token_budget", self.thinking.budget_tokens
+        if (form := (self.output_config and self.output_config.format) or self.output_format) is not None:
+            shape = {"type": "json_schema", "name": "answer", "schema": form.schema_, "strict": True}
+            yield "text", TextOptions.model_validate({"format": shape})
+
+    @cached_property
+    def _conversation(self) -> Conversation:
+        edits = (self.context_management and self.context_management.edits) or ()
+        kept = [edit.thinking_turns for edit in edits if edit.thinking_turns is not None]
+        deferred = {
+            tool.name or "": tool.function(f"tools[{position}]")
+            for position, tool in enumerate(self.tools or ())
+            if tool.is_deferred
+        }
+        return Conversation(self.messages, min(kept, default=None), deferred)
+
+    @cached_property
+    def _tools(self) -> list[tuple[int, MessageTool]]:
+        """The tools with their positions, without those that are deferred."""
+        return [(position, tool) for position, tool in enumerate(self.tools or ()) if not tool.is_deferred]
+
+    @property
+    def _effort(self) -> Effort | None:
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return "none"
+        if self.output_config is not None and self.output_config.effort is not None:
+            return self.output_config.effort
+        if self.thinking is None or self.thinking.budget_tokens is None:
+            return None
+        budget = self.thinking.budget_tokens
+        return next(effort for least, effort in _EFFORTS.items() if budget >= least)
+
+    @property
+    def display(self) -> Display:
+        """The way in which thoughts are shown."""
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return "none"
+        return "omitted" if self.thinking is not None and self.thinking.display == "omitted" else "shown"
+
+    @property
+    def place(self) -> Callable[[str], str]:
+        """Return the place in this body of a parameter of the request."""
+        places, tools = self._conversation.places, [position for position, _ in self._tools]
+
+        def placed(param: str) -> str:
+            if item := re.match(r"input\[(\d+)\](?:\.\w+\[(\d+)\])?", param):
+                return places.of(int(item[1]), int(item[2]) if item[2] else None)
+            if tool := re.match(r"tools\[(\d+)\]", param):
+                field = param[tool.end() :].replace(".parameters", ".input_schema")
+                return f"tools[{tools[int(tool[1])]}]{field}"
+            return _PLACES.get(param, param)
+
+        return placed
+
+
+class CreateMessage(CountTokens):
+    """A request for a message."""
+
+    max_tokens: Annotated[int, Field(ge=0)]
+    """With 0, the prompt is read into the cache of the engine, and nothing is generated."""
+    stream: bool | None = None
+    stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_STOP_SEQUENCES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+    # vLLM's extensions
+    cache_salt: CacheSalt | None = None
+    vllm_xargs: ExtraArguments | None = None
+    watermarking: bool | None = None
+
+    compaction: Annotated[Any, REFUSED] = None
+    container: Refused = None
+    diagnostics: Unused = None
+    fallbacks: Unused = None
+    inference_geo: Annotated[Any, only("global")] = None
+    metadata: Unused = None
+    service_tier: Unused = None
+    user_profile_id: Unused = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request of the pipeline, which is not stored."""
+        if self.compaction is not None:
+            raise not_permitted("compaction", "compaction")
+        return super().create_request
+
+    @property
+    def generates(self) -> bool:
+        """False if the prompt is only read; raises `InvalidRequest` for a parameter that needs an answer then.
+
+        See https://platform.claude.com/docs/en/build-with-claude/prompt-caching#pre-warming-the-cache.
+        """
+        if self.max_tokens > 0:
+            return True
+        needing = {
+            "stream": self.stream,
+            "thinking": self.thinking is not None and self.thinking.type == "enabled",
+            "output_config.format": self.output_config is not None and self.output_config.format,
+            "tool_choice": self.tool_choice is not None and self.tool_choice.type in ("any", "tool"),
+        }
+        for param, is_set in needing.items():
+            if is_set:
+                raise InvalidRequest(f"{param} needs a max_tokens of 1 or more.", param=param, code="invalid_value")
+        return False
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        yield from super()._values()
+        if self.max_tokens:
+            yield "max_output_tokens", self.max_tokens
+        if self.stop_sequences:
+            yield "stop", self.stop_sequences
+        for name in ("temperature", "top_p", "top_k", "cache_salt", "vllm_xargs", "watermarking"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value

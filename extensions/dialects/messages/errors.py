@@ -1,0 +1,52 @@
+"""Errors as Anthropic writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+
+from penstock.api.http.bodies import Problem
+from penstock.api.http.conventions import RequestError
+from penstock.extensions.dialects.messages.events import MessageError, MessageProblem, to_sse
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+"""Anthropic's types of errors by status; the others depend on whose mistake it is."""
+
+
+def problem(status: int, message: str, code: str | None) -> MessageProblem:
+    """Return a problem with Anthropic's type for its status; the code of a problem of threads is a detail."""
+    details: Any = {"error_code": code} if (code or "").startswith("thread_") else UNSET
+    return MessageProblem(_type(status, code), message, details)
+
+
+def _type(status: int, code: str | None) -> str:
+    if status == 503 and code == "rate_limit_exceeded":
+        return "overloaded_error"
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+def error(refused: RequestError) -> tuple[int, Any]:
+    """Return the status and the body of an error."""
+    found = refused.problem
+    body = MessageError(problem(refused.status, placed(found), found.code), refused.request_id or None)
+    return refused.status, body
+
+
+def placed(found: Problem) -> str:
+    """Return the message of a problem with its place in the body, for which Anthropic's errors have no field."""
+    names_it = found.param is None or found.param in found.message
+    return found.message if names_it else f"{found.message.rstrip('.')} (at {found.param})"
+
+
+def fault(refused: RequestError) -> bytes:
+    """Return the last event of a stream that breaks off."""
+    return to_sse(error(refused)[1])

@@ -1,0 +1,470 @@
+"""Messages with their blocks of content, and the items of a conversation that they become."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from penstock.extensions.dialects.messages.places import Block, Places
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol import items as wire
+from penstock.pipeline.protocol.params import items as params
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.structs import ListOf
+from penstock.pipeline.protocol.params.tools import AnyTool, FunctionToolParam
+from penstock.stages.services.files.marks import marks
+
+_Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+BILLING = "x-anthropic-billing-header"
+"""The beginning of a block of Claude Code's that changes from request to request, and would end the prefix cache."""
+
+
+class _Object(msgspec.Struct, frozen=True, kw_only=True):
+    """An object in a body: types are strict, and keys that the API does not have are ignored."""
+
+    unused: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller", "citations", "safeguards", "toolset_name"})
+
+
+class _Typed(_Object, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+# Sources of images and documents
+
+
+class Base64Source(_Typed, frozen=True, kw_only=True, tag="base64"):
+    media_type: str
+    data: str
+
+
+class UrlSource(_Typed, frozen=True, kw_only=True, tag="url"):
+    url: str
+
+
+class FileSource(_Typed, frozen=True, kw_only=True, tag="file"):
+    file_id: str
+
+
+class TextSource(_Typed, frozen=True, kw_only=True, tag="text"):
+    data: str
+
+
+# Blocks
+
+
+class TextBlock(_Typed, frozen=True, kw_only=True, tag="text"):
+    text: str
+
+
+class ImageBlock(_Typed, frozen=True, kw_only=True, tag="image"):
+    source: Base64Source | UrlSource | FileSource
+
+
+class ContentSource(_Typed, frozen=True, kw_only=True, tag="content"):
+    content: str | tuple[TextBlock | ImageBlock, ...]
+
+
+class Citations(_Object, frozen=True, kw_only=True):
+    """The client's wish for citations of a block."""
+
+    enabled: bool | None = None
+
+
+class DocumentBlock(_Typed, frozen=True, kw_only=True, tag="document"):
+    source: Base64Source | UrlSource | FileSource | TextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+
+class SearchResultBlock(_Typed, frozen=True, kw_only=True, tag="search_result"):
+    source: str
+    title: str
+    content: tuple[TextBlock, ...]
+    citations: Citations | None = None
+
+
+class ToolReferenceBlock(_Typed, frozen=True, kw_only=True, tag="tool_reference"):
+    tool_name: _Text
+
+
+ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+
+
+class ToolResultBlock(_Typed, frozen=True, kw_only=True, tag="tool_result"):
+    tool_use_id: _Text
+    content: str | tuple[ResultBlock, ...] | None = None
+    is_error: bool | None = None
+
+
+class ToolUseBlock(_Typed, frozen=True, kw_only=True, tag="tool_use"):
+    id: _Text
+    name: _Text
+    input: dict[str, Any]
+
+
+class ThinkingBlock(_Typed, frozen=True, kw_only=True, tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(_Typed, frozen=True, kw_only=True, tag="redacted_thinking"):
+    data: str
+
+
+class ServerToolUseBlock(_Typed, frozen=True, kw_only=True, tag="server_tool_use"):
+    """A call that a server ran."""
+
+    id: _Text
+    name: _Text
+    input: dict[str, Any]
+
+
+class WebSearchToolResultBlock(_Typed, frozen=True, kw_only=True, tag="web_search_tool_result"):
+    tool_use_id: _Text
+    content: Any
+
+
+class CodeExecutionToolResultBlock(_Typed, frozen=True, kw_only=True, tag="code_execution_tool_result"):
+    tool_use_id: _Text
+    content: Any
+
+
+UserBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
+ServerToolResultBlock: TypeAlias = WebSearchToolResultBlock | CodeExecutionToolResultBlock
+AssistantBlock: TypeAlias = (
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | ServerToolResultBlock
+)
+
+# Messages
+
+
+class _Message(_Object, frozen=True, kw_only=True, tag_field="role"):
+    clear_at: Literal["next_user_message", "never"] | None = None
+    """The message until which the model reads this one; only of system messages."""
+    output_config: dict[str, Any] | None = None
+
+
+class UserTurn(_Message, frozen=True, kw_only=True, tag="user"):
+    content: str | tuple[UserBlock, ...]
+
+
+class AssistantTurn(_Message, frozen=True, kw_only=True, tag="assistant"):
+    content: str | tuple[AssistantBlock, ...]
+
+
+class SystemTurn(_Message, frozen=True, kw_only=True, tag="system"):
+    """Instructions in the middle of a conversation."""
+
+    content: str | tuple[TextBlock, ...] = ()
+
+
+Turn: TypeAlias = UserTurn | AssistantTurn | SystemTurn
+Turns: TypeAlias = Annotated[list[Turn], ListOf(Turn)]
+TextBlocks: TypeAlias = Annotated[list[TextBlock], ListOf(TextBlock)]
+
+
+def instructions(system: str | Sequence[TextBlock]) -> str:
+    """Return the text of system blocks, without what changes from request to request."""
+    if isinstance(system, str):
+        return system
+    return "\n".join(block.text for block in system if not block.text.startswith(BILLING))
+
+
+# Ids and arguments of calls
+
+_OWN_ID = re.compile(r"toolu_(?P<key>[0-9a-f]{36})(?P<compact>c?)")
+
+
+def tool_use_id(item: wire.FunctionCall, *, compact: bool) -> str:
+    """Return the id by which a client knows a call; it tells whether the arguments are ``compact``: without spaces."""
+    return f"toolu_{item.call_id.removeprefix('call_')}{'c' * compact}"
+
+
+_OWN_RUN = re.compile(r"srvtoolu_(?P<key>[0-9a-f]{36})")
+
+
+def server_tool_use_id(item: wire.WebSearchCall | wire.CodeInterpreterCall) -> str:
+    """Return the id by which a client knows a call that this server ran."""
+    return f"srvtoolu_{item.id.removeprefix(f'{item.id_prefix}_')}"
+
+
+def _ran(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[params.InputItem]:
+    """Yield the call of a block, with its result; none for a call of another server."""
+    own, result = _OWN_RUN.fullmatch(block.id), results.get(block.id)
+    match block.name, block.input:
+        case "web_search", {"query": str(query)} if own:
+            urls = [page.get("url") for page in result if isinstance(page, dict)] if isinstance(result, list) else []
+            sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
+            action = params.WebAction.model_validate({"type": "search", "query": query, "sources": sources})
+            item_id = wire.WebSearchCall.new_id(own["key"])
+            yield params.WebSearchCallItem(id=item_id, status="completed", action=action)
+        case "code_execution", {"code": str(code)} if own:
+            written = result.get("stdout") if isinstance(result, dict) else None
+            outputs = (params.CodeOutput(type="logs", logs=written),) if isinstance(written, str) else ()
+            has_failed = isinstance(result, dict) and bool(result.get("return_code"))
+            yield params.CodeInterpreterCallItem(
+                id=wire.CodeInterpreterCall.new_id(own["key"]),
+                status="failed" if has_failed else "completed",
+                code=code,
+                outputs=outputs,
+            )
+        case _:
+            pass
+
+
+def _called(block: ToolUseBlock) -> params.FunctionCallItem:
+    """Return the call of a block, in the spelling that the model gave it, as far as its id tells."""
+    own = _OWN_ID.fullmatch(block.id)
+    separators = (",", ":") if own and own["compact"] else (", ", ": ")
+    arguments = json.dumps(block.input, ensure_ascii=False, separators=separators)
+    item_id = wire.FunctionCall.new_id(own["key"]) if own else None
+    return params.FunctionCallItem(id=item_id, call_id=block.id, name=block.name, arguments=arguments)
+
+
+# Conversations
+
+
+class Conversation:
+    """The items of a list of messages, and where each came from.
+
+    A result that refers to ``deferred`` tools loads them: they are an item behind it.  If the last message is the
+    assistant's, the model continues its text.  The model reads only the thoughts of the last ``thinking_turns`` of its
+    messages that have some; None stands for all.
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[Turn],
+        thinking_turns: int | None = None,
+        deferred: Mapping[str, FunctionToolParam] = MappingProxyType({}),
+    ) -> None:
+        self.items: list[params.InputItem] = []
+        self.places = Places()
+        """The places of the items in the body."""
+        self._blocks: Sequence[Block] = ()
+        """The blocks of the parts of the item that is being read."""
+        self._deferred = dict(deferred)
+        """The deferred tools that no result has loaded yet."""
+        self._loaded: list[FunctionToolParam] = []
+        """The tools that the results of the latest message have loaded."""
+        self._open_calls: dict[str, str] = {}
+        """The places of the messages with calls that have no result yet, by the ids of the calls."""
+        cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
+        last_of_user = max((at for at, message in enumerate(messages) if isinstance(message, UserTurn)), default=0)
+        for position, message in enumerate(messages):
+            _check_options(message, position)
+            if message.clear_at == "next_user_message" and position < last_of_user:
+                continue
+            self._pair(message, f"messages[{position}]")
+            for item in self._items(message, is_last=position == len(messages) - 1):
+                if not (position in cleared and isinstance(item, params.ReasoningItem)):
+                    self.items.append(item)
+                    self.places.add(position, self._blocks)
+        if messages and not self.items:
+            raise InvalidRequest("messages: at least one message needs content", param="messages", code="invalid_value")
+        for call_id, place in self._open_calls.items():
+            found = f"`tool_use` ids were found without `tool_result` blocks immediately after: {shortened(call_id)}"
+            raise _refusal(found, place)
+
+    def _pair(self, message: Turn, place: str) -> None:
+        """Raise `InvalidRequest` for a result without a call before it, and for two open calls with the same id.
+
+        The errors begin as Anthropic's do: clients recognize them.
+        """
+        for position, block in enumerate(() if isinstance(message.content, str) else message.content):
+            at = f"{place}.content[{position}]"
+            match block:
+                case ToolUseBlock(id=call_id):
+                    if call_id in self._open_calls:
+                        raise _refusal("`tool_use` ids must be unique", f"{at}.id")
+                    self._open_calls[call_id] = place
+                case ToolResultBlock(tool_use_id=call_id):
+                    if self._open_calls.pop(call_id, None) is None:
+                        found = f"unexpected `tool_use_id` found in `tool_result` blocks: {shortened(call_id)}"
+                        raise _refusal(found, f"{at}.tool_use_id")
+                case _:
+                    pass
+
+    def _items(self, message: Turn, *, is_last: bool) -> Iterator[params.InputItem]:
+        match message:
+            case SystemTurn(content=content):
+                if text := instructions(content):
+                    yield params.MessageItem(role="system", content=text)
+            case UserTurn(content=str(text)):
+                yield params.MessageItem(role="user", content=text)
+            case UserTurn(content=blocks):
+                yield from self._of_user([blocks] if isinstance(blocks, str) else blocks)
+            case AssistantTurn(content=str(text)):
+                yield from _written([TextBlock(text=text)], is_open=is_last)
+            case AssistantTurn(content=blocks):
+                yield from _written([] if isinstance(blocks, str) else blocks, is_open=is_last)
+
+    def _of_user(self, blocks: Sequence[Any]) -> Iterator[params.InputItem]:
+        """Yield the results of a message before all else, because models expect them right after their calls."""
+        for position, block in enumerate(blocks):
+            if isinstance(block, ToolResultBlock):
+                output = self._result(block, position)
+                yield params.FunctionCallOutputItem(call_id=block.tool_use_id, output=output)
+        self._blocks = ()
+        if self._loaded:
+            tools = tuple(AnyTool.model_construct(root=tool) for tool in self._loaded)
+            yield params.AdditionalToolsItem(role="developer", tools=tools)
+            self._loaded = []
+        others = [(part, (at, None)) for at, block in enumerate(blocks) for part in _parts(block)]
+        if others:
+            self._blocks = [place for _, place in others]
+            yield params.MessageItem(role="user", content=tuple(part for part, _ in others))
+            self._blocks = ()
+
+    def _result(self, block: ToolResultBlock, position: int) -> str | tuple[params.OutputPart, ...]:
+        content = block.content or ""
+        parts = (wire.InputText(content),) if isinstance(content, str) else content
+        placed = [(part, (position, at)) for at, each in enumerate(parts) for part in self._result_parts(each)]
+        read = tuple(part for part, _ in placed)
+        self._blocks = [place for _, place in placed]
+        if block.is_error and not _names_a_failure(read):
+            error = wire.InputText("Error: ")
+            if read and isinstance(read[0], wire.InputText):
+                read = (*wire.joined((error, read[0])), *read[1:])
+            else:
+                read, self._blocks = (error, *read), [(position, None), *self._blocks]
+        if all(isinstance(part, wire.InputText) for part in read):
+            return "\n".join(part.text for part in read if isinstance(part, wire.InputText))
+        return read
+
+    def _result_parts(self, block: Any) -> Iterator[params.OutputPart]:
+        match block:
+            case wire.InputText():
+                yield block
+            case ToolReferenceBlock(tool_name=name):
+                if tool := self._deferred.pop(name, None):
+                    self._loaded.append(tool)
+                yield wire.InputText(f"The tool {name} is available from now on.")
+            case _:
+                yield from _parts(block)
+
+
+def _thinking(messages: Sequence[Turn]) -> list[int]:
+    """Return the positions of the messages that have thoughts."""
+    kinds = (ThinkingBlock, RedactedThinkingBlock)
+    return [
+        position
+        for position, message in enumerate(messages)
+        if not isinstance(message.content, str) and any(isinstance(block, kinds) for block in message.content)
+    ]
+
+
+def _names_a_failure(parts: Sequence[params.OutputPart]) -> bool:
+    first = parts[0] if parts else None
+    return isinstance(first, wire.InputText) and first.text.lstrip().lower().startswith(("error", "<tool_use_error>"))
+
+
+def _parts(block: Any) -> Iterator[params.OutputPart]:
+    """Yield the parts of a block that the user wrote; none for a result."""
+    match block:
+        case DocumentBlock(citations=Citations(enabled=True)) | SearchResultBlock(citations=Citations(enabled=True)):
+            raise UnsupportedParameter("No model cites blocks here: leave out citations.", param="messages")
+        case TextBlock(text=text):
+            yield wire.InputText(text)
+        case ImageBlock(source=Base64Source(media_type=kind, data=data)):
+            yield params.ImagePart(image_url=f"data:{kind};base64,{data}")
+        case ImageBlock(source=UrlSource(url=url)):
+            yield params.ImagePart(image_url=url)
+        case ImageBlock(source=FileSource(file_id=file_id)):
+            yield params.ImagePart(file_id=file_id)
+        case SearchResultBlock(source=source, title=title, content=content):
+            yield wire.InputText(f"{title}\n{source}\n" + "\n".join(part.text for part in content))
+        case DocumentBlock(source=source, title=title, context=context):
+            about = [wire.InputText(f"{context}\n")] if context else []
+            yield from wire.joined([*about, *_document(source, title)])
+        case _:
+            pass
+
+
+def _document(source: Any, title: str | None) -> Iterator[params.OutputPart]:
+    match source:
+        case TextSource(data=text) | ContentSource(content=str(text)):
+            yield wire.InputText(text.join(marks(title or "", [text])))
+        case ContentSource(content=blocks):
+            first, last = marks(title or "", [block.text for block in blocks if isinstance(block, TextBlock)])
+            yield wire.InputText(first)
+            yield from wire.joined((part for block in blocks for part in _parts(block)), "\n")
+            yield wire.InputText(last)
+        case Base64Source(media_type=kind, data=data):
+            yield params.FilePart(filename=title, file_data=f"data:{kind};base64,{data}")
+        case UrlSource(url=url):
+            yield params.FilePart(filename=title, file_url=url)
+        case FileSource(file_id=file_id):
+            yield params.FilePart(filename=title, file_id=file_id)
+        case _:
+            pass
+
+
+def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[params.InputItem]:
+    """Yield the items that the model wrote; if ``is_open``, it continues the last of them, if that is text."""
+    results = {block.tool_use_id: block.content for block in blocks if isinstance(block, ServerToolResultBlock)}
+    kept = [block for block in blocks if not isinstance(block, TextBlock) or block.text]
+    for kind, run in groupby(kept, type):
+        if kind is TextBlock:
+            texts = tuple(params.OutputTextPart(text=block.text) for block in run if isinstance(block, TextBlock))
+            is_last = is_open and isinstance(kept[-1], TextBlock) and texts[-1].text is kept[-1].text
+            yield params.MessageItem(role="assistant", content=texts, status="incomplete" if is_last else None)
+            continue
+        for block in run:
+            match block:
+                case ThinkingBlock(thinking=text, signature=signature):
+                    yield _thought(text, signature)
+                case RedactedThinkingBlock(data=data):
+                    yield _thought("", data)
+                case ToolUseBlock():
+                    yield _called(block)
+                case ServerToolUseBlock():
+                    yield from _ran(block, results)
+                case TextBlock() | WebSearchToolResultBlock() | CodeExecutionToolResultBlock():
+                    pass
+
+
+def _thought(text: str, signature: str | None) -> params.ReasoningItem:
+    content = (params.ReasoningTextPart(type="reasoning_text", text=text),) if text else None
+    return params.ReasoningItem(content=content, encrypted_content=signature or None)
+
+
+def check_not_empty(messages: Sequence[Turn]) -> None:
+    """Raise `InvalidRequest` for a conversation without messages, and for a message in which the user says nothing."""
+    if not messages:
+        raise InvalidRequest("messages: at least one message is required", param="messages", code="empty_array")
+    for position, message in enumerate(messages):
+        if isinstance(message, UserTurn) and all(
+            isinstance(part, TextBlock) and not part.text for part in _blocks(message)
+        ):
+            raise _refusal("user messages must have non-empty content", f"messages[{position}].content")
+
+
+def _blocks(message: UserTurn) -> Sequence[UserBlock]:
+    return (TextBlock(text=message.content),) if isinstance(message.content, str) else message.content
+
+
+def _check_options(message: Turn, position: int) -> None:
+    """Raise `UnsupportedParameter` for options of a message that have no effect here."""
+    if message.clear_at is not None and not isinstance(message, SystemTurn):
+        raise not_permitted(f"messages.{position}.clear_at", f"messages[{position}].clear_at")
+    if any(value is not None for value in (message.output_config or {}).values()):
+        raise not_permitted(f"messages.{position}.output_config", f"messages[{position}].output_config")
+
+
+def not_permitted(path: str, place: str) -> UnsupportedParameter:
+    """Return the error for a parameter, in the words on which Anthropic's clients send the request without it."""
+    return UnsupportedParameter(f"{path}: Extra inputs are not permitted", param=place)
+
+
+def _refusal(problem: str, place: str) -> InvalidRequest:
+    return InvalidRequest(f"{problem} (at {place})", param=place, code="invalid_value")

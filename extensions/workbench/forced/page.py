@@ -1,0 +1,86 @@
+"""A comparison as an HTML page: the recorded tokens, coloured by how much they surprise the new engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import msgspec
+
+from penstock.api.web_page import PALETTE, filled, part_of, policy_of
+from penstock.extensions.workbench.forced.as_json import figures_of, run_on_of
+from penstock.extensions.workbench.forced.comparison import Compared, Figures, SkippedAnswer
+from penstock.extensions.workbench.forced.vocabulary import Vocabulary
+from penstock.extensions.workbench.page.tokens import Texts
+from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn
+
+Json = dict[str, Any]
+
+LAST = 300
+"""The tokens of a prompt that are shown: its end, from which the model continues."""
+
+DIGITS = 4
+"""Digits of a log probability after the point."""
+
+
+def layout_of(answers: Sequence[Compared], figures: Figures, vocabulary: Vocabulary, title: str) -> Json:
+    """Return all data of the page."""
+    texts = Texts()
+    return {
+        "name": title,
+        "figures": figures_of(figures),
+        "answers": [_answer(answer, vocabulary, texts) for answer in answers],
+        "texts": texts.entries,
+    }
+
+
+def _answer(answer: Compared, vocabulary: Vocabulary, texts: Texts) -> Json:
+    if isinstance(answer, SkippedAnswer):
+        return {"name": answer.name, "skipped": answer.reason}
+    turns = [_turn(turn, vocabulary, texts) for turn in answer.turns]
+    run_on = run_on_of(answer.run_on, vocabulary) if answer.run_on else None
+    return {"name": answer.name, "figures": figures_of(answer.figures), "run_on": run_on, "turns": turns}
+
+
+def _turn(turn: ForcedTurn, vocabulary: Vocabulary, texts: Texts) -> Json:
+    prompt, tokens = turn.turn.prompt.token_ids, turn.turn.tokens
+    return {
+        "number": turn.turn.number,
+        "prompt": len(prompt),
+        "end": _add(prompt[-LAST:], vocabulary, texts),
+        "left_out": turn.left_out,
+        "texts": _add(tokens, vocabulary, texts),
+        "tokens": [_token(token, vocabulary, texts) for token in turn.tokens],
+    }
+
+
+def _add(tokens: Sequence[int], vocabulary: Vocabulary, texts: Texts) -> list[int]:
+    return texts.add(tokens, [(vocabulary.spell(token), vocabulary.is_mark(token)) for token in tokens])
+
+
+def _token(token: ForcedToken, vocabulary: Vocabulary, texts: Texts) -> list[Any]:
+    """Return log probability, rank, recorded log probability, 1 for a change and 0 for none, and the choices."""
+    top = [[*_add([other], vocabulary, texts), round(value, DIGITS)] for other, value in token.top[:5]]
+    recorded = None if token.recorded is None else round(token.recorded, DIGITS)
+    changed = None if token.has_changed is None else int(token.has_changed)
+    return [round(token.logprob, DIGITS), token.rank, recorded, changed, top]
+
+
+SCRIPTS = (("penstock.extensions.workbench.page", "elements.js"), ("penstock.extensions.workbench.forced", "page.js"))
+STYLES = (("penstock.extensions.workbench.page", "base.css"), ("penstock.extensions.workbench.forced", "page.css"))
+
+
+def page_of(layout: Json) -> str:
+    """Return the HTML of the page."""
+    style = PALETTE + "\n".join(part_of(*part) for part in STYLES)
+    script = "\n".join(part_of(*part) for part in SCRIPTS)
+    contents = {
+        "policy": escape(policy_of(style, script)),
+        "title": escape(str(layout["name"])),
+        "style": style,
+        # recorded text must not close the script element that the JSON is in
+        "layout": msgspec.json.encode(layout).decode().replace("<", "\\u003c"),
+        "script": script,
+    }
+    return filled(part_of("penstock.extensions.workbench.forced", "page.html"), contents)

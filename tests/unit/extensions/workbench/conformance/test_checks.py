@@ -1,0 +1,86 @@
+"""Each check passes on penstock, and on no server that breaks its rule."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.api.http.auth import Keys
+from penstock.extensions.workbench.conformance.check import Verdict
+from penstock.extensions.workbench.conformance.checks import ALL
+from penstock.extensions.workbench.conformance.client import Server
+from penstock.extensions.workbench.conformance.run import outcome
+from tests.support.conforming_engine import ConformingEngine
+from tests.support.faulty_server import Fault, spoiled
+from tests.support.server import running_server
+from tests.unit.extensions.workbench.conformance import chat_faults, messages_faults, responses_faults, shared_faults
+
+pytestmark = [pytest.mark.io]
+
+CHECKS = {check.name: check for check in ALL}
+FAULTS: dict[str, list[Fault]] = {
+    **shared_faults.FAULTS,
+    **responses_faults.FAULTS,
+    **chat_faults.FAULTS,
+    **messages_faults.FAULTS,
+}
+CLEAN: dict[str, Verdict] = {"responses.parallel_calls": "warn", "chat.parallel_calls": "warn"}
+"""The verdicts on penstock other than pass: gpt-oss makes one call at a time."""
+ADVICE = {
+    *(
+        "responses.nullable",
+        "messages.nullable",
+        "chat.no_usage",
+        "messages.request_id",
+        "messages.count_tokens",
+        "messages.thinking",
+    ),
+    *("responses.sdk_answer", "chat.sdk_answer", "messages.sdk_answer"),  # its types change with its releases
+    *("chat.call_pieces", "messages.needs_max_tokens", "chat.bad_role", "messages.bad_role"),
+}
+"""Checks whose faults may be no more than warnings."""
+LARGEST = 10_000_000
+KEY = "sk-0123456789abcdef"
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    async with running_server(ConformingEngine(), tmp_path, max_body_bytes=LARGEST) as server:
+        yield server.url
+
+
+def test_each_check_has_faults() -> None:
+    assert set(FAULTS) == set(CHECKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speech", ["responses", "chat", "messages"])
+async def test_penstock_passes(tmp_path: Path, speech: str) -> None:
+    keys = Keys(given=[KEY])
+    async with (
+        running_server(ConformingEngine(), tmp_path, max_body_bytes=LARGEST, keys=keys) as served,
+        Server.opened(f"{served.url}/v1", "tiny", key=KEY) as server,
+    ):
+        found = [await outcome(server, check) for check in ALL if check.speech == speech]
+    other = {each.check.name: (each.verdict, each.reason) for each in found if each.verdict != "pass"}
+    assert {name: verdict for name, (verdict, _) in other.items()} == {
+        name: verdict for name, verdict in CLEAN.items() if name.startswith(speech)
+    }, other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+async def test_no_check_passes_on_a_server_that_breaks_its_rule(url: str, name: str) -> None:
+    allowed = ("fail", "warn") if name in ADVICE else ("fail",)
+    missed = []
+    for at, fault in enumerate(FAULTS[name]):
+        async with (
+            spoiled(url, fault) as broken,
+            Server.opened(f"{broken}/v1", "tiny", key=KEY, timeout=5.0) as server,
+        ):
+            found = await outcome(server, CHECKS[name])
+        if found.verdict not in allowed:
+            missed.append((at, found.verdict, found.reason))
+    assert not missed

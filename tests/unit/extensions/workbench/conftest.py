@@ -1,0 +1,3 @@
+from tests.support.commands import penstock
+
+__all__ = ["penstock"]
