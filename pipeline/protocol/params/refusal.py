@@ -38,6 +38,8 @@ def refusal_of(error: ValidationError, body: Any) -> InvalidRequest:
 def _code(error: ErrorDetails) -> str:
     """Return OpenAI's code for one of pydantic's errors."""
     kind, context = error["type"], error.get("ctx", {})
+    if "code" in context:  # of a struct
+        return str(context["code"])
     if kind.startswith(("greater_than", "less_than")):
         is_integer = all(isinstance(bound, int) for bound in context.values())
         bound = "below_min_value" if kind.startswith("greater_than") else "above_max_value"
@@ -64,7 +66,7 @@ def _path(location: Sequence[int | str], body: Any, wrong: Any) -> str:
 
 
 _JSON_WORDS = {
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be an object"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be a valid object"),
     "list_type": "Input should be a valid array",
 }
 """Pydantic's messages for JSON input, in place of its messages for Python values, which are validated here."""

@@ -1,17 +1,16 @@
 """Objects that msgspec reads, mostly in lists, as fields of pydantic's models.
 
 Pydantic takes twenty times as long for thousands of objects.  What msgspec refuses becomes one of pydantic's errors, so
-that every wrong value of a body is refused in the same words.
+that pydantic reports the first wrong value of a body, and adds the place of the field.
 """
 
 from __future__ import annotations
 
 import re
-from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any
 
 import msgspec
 from msgspec import inspect
@@ -23,8 +22,6 @@ BATCH = 100
 
 COMPONENT = "#/components/schemas/{name}Param"
 """The place of the schemas of the objects."""
-
-_Place: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
@@ -46,43 +43,32 @@ class ListOf:
         """Return the structs; raises one of pydantic's errors for the first value that is wrong."""
         if not isinstance(values, list | tuple):
             raise PydanticKnownError("list_type")
-        read = list[Any]()
+        read, batches = list[Any](), list[self.kind]  # type: ignore[name-defined]
         for start in range(0, len(values), BATCH):
             batch = [self.prepare(value) for value in values[start : start + BATCH]]
             try:
-                read += msgspec.convert(batch, self._batch, dec_hook=_model)
+                read += msgspec.convert(batch, batches, dec_hook=_model)
             except msgspec.ValidationError as error:
-                raise _refusal(error, batch, self._types, start) from error
+                raise _refusal(error, batch, batches, start) from error
         return read
-
-    def _read_one(self, value: Any) -> Any:
-        """Return one struct, as an element of a list is read; errors name no index."""
-        try:
-            return msgspec.convert([self.prepare(value)], self._batch, dec_hook=_model)[0]
-        except msgspec.ValidationError as error:
-            raise _refusal(error, [value], self._types) from error
-
-    @cached_property
-    def _batch(self) -> Any:
-        return list[self.kind]  # type: ignore[name-defined]
-
-    @cached_property
-    def _types(self) -> inspect.Type:
-        return inspect.type_info(self._batch)
 
 
 @dataclass(frozen=True)
 class TextOrObject(ListOf):
     """Marks a field that is a text or one struct."""
 
-    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            lambda value: value if isinstance(value, str) else self._read_one(value)
-        )
-
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
         (schema,), _ = schemas(self.kind)
         return {"anyOf": [{"type": "string"}, schema]}
+
+    def read(self, value: Any) -> Any:
+        """Return the text or the struct; raises one of pydantic's errors for a value that is neither."""
+        if isinstance(value, str):
+            return value
+        try:
+            return msgspec.convert(value, self.kind, dec_hook=_model)
+        except msgspec.ValidationError as error:
+            raise _refusal(error, value, self.kind) from error
 
 
 def schemas(*kinds: Any) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
@@ -99,86 +85,81 @@ def _reference(kind: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": COMPONENT.format(name=kind.__name__)}
 
 
-_BOUNDS = (
-    (r"Expected `str` of length >= (.*)", "string_too_short", "min_length"),
-    (r"Expected `str` of length <= (.*)", "string_too_long", "max_length"),
-    (r"Expected `str` matching regex (.*)", "string_pattern_mismatch", "pattern"),
-    (r"Expected `int` >= (.*)", "greater_than_equal", "ge"),
-    (r"Expected `int` <= (.*)", "less_than_equal", "le"),
-)
-"""Pydantic's errors for what msgspec says of a value that breaks a bound, with pydantic's name of the bound."""
+_NAMES = {"str": "string", "bool": "boolean", "int": "integer", "float": "number"}
+"""JSON's names of types, by msgspec's name where that is another one."""
 
-_LISTS = (inspect.ListType, inspect.VarTupleType)
-
-_KINDS = {"array": "list_type", "object": "dict_type", "str": "string_type", "bool": "bool_type", "int": "int_type"}
-"""Pydantic's errors for a value that is none of the types that msgspec expects; the first of them is meant."""
+_BOUNDS = {
+    "str of length >=": "empty_string",
+    "str of length <=": "string_above_max_length",
+    "int >=": "integer_below_min_value",
+    "int <=": "integer_above_max_value",
+}
+"""The codes of the API for values that break a bound, by msgspec's words for it."""
 
 
-def _refusal(
-    error: msgspec.ValidationError, batch: list[Any], types: inspect.Type, start: int | None = None
-) -> ValidationError:
-    """Return pydantic's error for one of msgspec's about a batch that begins at ``start``, or about one value."""
-    message, _, path = str(error).rpartition(" - at `")
-    place: _Place = tuple(int(index) if index else name for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path))
-    if path.endswith("[...]`"):  # a value of an object in which all are texts
-        place = (*place, next(key for key, value in _at(batch, place).items() if not isinstance(value, str)))
+def _refusal(error: msgspec.ValidationError, value: Any, wanted: Any, start: int = 0) -> ValidationError:
+    """Return pydantic's error for one of msgspec's about a value; a list has ``start`` values before it."""
+    sentence, has_path, path = str(error).rpartition(" - at `")
+    if not has_path:
+        sentence, path = path, ""
+    place, choices = _located(path, value, _types(wanted))
+    kind: str | PydanticCustomError
     if isinstance(error.__cause__, ValidationError):  # of an object that pydantic reads
         first: Any = error.__cause__.errors(include_url=False, include_input=False)[0]
-        place = (*place, *first["loc"])
-        kind: Any = PydanticCustomError(first["type"], first["msg"], first.get("ctx"))
-        context = dict[str, Any]()
+        place += first["loc"]
+        kind = PydanticCustomError(first["type"], first["msg"], first.get("ctx"))
+    elif sentence.startswith("Object "):  # it lacks the field that the sentence names, or does not know it
+        place.append(sentence.partition("`")[2][:-1])
+        kind = "missing" if sentence.startswith("Object missing") else "extra_forbidden"
     else:
-        place, kind, context = _meaning(message, place, batch, types)
-    index = () if start is None else (start + int(place[0]),)
-    details = InitErrorDetails(type=kind, loc=(*index, *place[1:]), input=None, ctx=context)
+        code, message = _meaning(sentence, choices)
+        kind = PydanticCustomError("refused", message, {"code": code})
+    if place and isinstance(place[0], int):
+        place[0] += start
+    details = InitErrorDetails(type=kind, loc=tuple(place), input=None)
     return ValidationError.from_exception_data("list", [details], hide_input=True)
 
 
-def _meaning(message: str, place: _Place, batch: list[Any], types: inspect.Type) -> tuple[_Place, Any, dict[str, Any]]:
-    """Return the place, the type and the context of pydantic's error for a message of msgspec's."""
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", message):
-        return (*place, missing[1]), "missing", {}
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message):
-        return (*place, unknown[1]), "extra_forbidden", {}
-    for pattern, kind, name in _BOUNDS:
-        if bound := re.fullmatch(pattern, message):
-            return place, kind, {name: literal_eval(bound[1])}
-    tagged, literals = _allowed(place, batch, types)
-    if tagged:
-        tags = ", ".join(repr(struct.tag) for struct in tagged)
-        context = {"discriminator": place[-1], "tag": str(_at(batch, place)), "expected_tags": tags}
-        return place[:-1], "union_tag_invalid", context
-    if literals:
-        *others, last = map(repr, literals)
-        return place, "literal_error", {"expected": f"{', '.join(others)} or {last}" if others else last}
-    expected = re.findall(r"\w+", message.partition(", got")[0])
-    return place, next(kind for name, kind in _KINDS.items() if name in expected), {}
+def _meaning(sentence: str, choices: Sequence[Any]) -> tuple[str, str]:
+    """Return the API's code and message for a sentence of msgspec's; only ``choices`` are allowed, if there are any."""
+    if choices:
+        return "invalid_value", f"Input should be one of {', '.join(map(repr, choices))}"
+    if not sentence.startswith("Expected `"):
+        return "invalid_value", "Input is not valid"
+    kinds, _, bound = sentence.removeprefix("Expected `").partition("`")
+    names = " or ".join(_NAMES.get(kind, kind) for kind in kinds.split(" | "))
+    if bound.startswith(", got"):
+        return "invalid_type", f"Input should be a valid {names}"
+    return _BOUNDS.get(f"{kinds}{bound}".rpartition(" ")[0], "invalid_value"), f"Input should be a valid {names}{bound}"
 
 
-def _allowed(place: _Place, value: Any, types: inspect.Type) -> tuple[list[inspect.StructType], list[Any]]:
-    """Return the structs whose tag may stand at a place in a value, and the literals that may."""
-    for step in place:
-        if isinstance(step, int):
-            types = next(kind.item_type for kind in _branches(types) if isinstance(kind, _LISTS))
-        elif mapping := next((kind for kind in _branches(types) if isinstance(kind, inspect.DictType)), None):
-            types = mapping.value_type
-        else:
-            structs = [kind for kind in _branches(types) if isinstance(kind, inspect.StructType)]
-            if step == structs[0].tag_field:
-                return structs, []
-            struct = next(
-                kind for kind in structs if kind.tag in (None, value.get(kind.tag_field)) or len(structs) == 1
-            )
-            types = next(field.type for field in struct.fields if field.encode_name == step)
+def _located(path: str, value: Any, types: inspect.Type) -> tuple[list[int | str], list[Any]]:
+    """Return the place in a value to which msgspec's path leads, and the literals that alone may stand there."""
+    place, kinds = list[int | str](), _branches(types)
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        step = name or int(index)
+        kinds = [inner for kind in kinds for inner in _within(kind, value, step)]
+        place.append(step)
         value = value[step]
-    literals = [kind.values for kind in _branches(types) if isinstance(kind, inspect.LiteralType)]
-    return [], [choice for values in literals for choice in values]
+    if path.endswith("[...]`"):  # msgspec does not name the key in an object in which all are texts
+        place += [key for key, each in value.items() if not isinstance(each, str)][:1]
+    return place, [choice for kind in kinds if isinstance(kind, inspect.LiteralType) for choice in kind.values]
 
 
-def _at(value: Any, place: _Place) -> Any:
-    for step in place:
-        value = value[step]
-    return value
+def _within(kind: inspect.Type, value: Any, step: int | str) -> Sequence[inspect.Type]:
+    """Return what may stand at a step from a value, if that is of this type; a tag is a literal of each struct."""
+    match kind:
+        case inspect.ListType() | inspect.VarTupleType() if isinstance(step, int):
+            return _branches(kind.item_type)
+        case inspect.StructType() if step == kind.tag_field:
+            return [inspect.LiteralType((kind.tag,))]
+        case inspect.StructType() if isinstance(step, str) and value.get(kind.tag_field, kind.tag) == kind.tag:
+            return [inner for field in kind.fields if field.encode_name == step for inner in _branches(field.type)]
+        case _:
+            return ()
+
+
+_types = cache(inspect.type_info)
 
 
 def _branches(types: inspect.Type) -> Sequence[inspect.Type]:

@@ -133,7 +133,7 @@ def by_user(*blocks: Body) -> Body:
             "`tool_use` ids must be unique",
             "messages[1].content[1].id",
         ),
-        ({"messages": [by_user(USE)]}, "Type 'tool_use' is none of", "messages[0].content[0].type"),
+        ({"messages": [by_user(USE)]}, "Input should be one of 'text', 'image'", "messages[0].content[0].type"),
         ({"messages": [by_user(PICTURE)]}, "This model reads text only", "messages[0].content[0]"),
         ({"tools": [TOOL, TOOL]}, "There are two tools named 'f'", "tools[1].name"),
         ({"tools": [{"input_schema": {}}]}, "Field required", "tools[0].name"),

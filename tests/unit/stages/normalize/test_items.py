@@ -158,7 +158,7 @@ async def test_items_of_foreign_tools_may_lack_ids_and_statuses(store: Store, se
 
 
 async def test_unknown_item_is_refused_by_type(store: Store) -> None:
-    with pytest.raises(InvalidRequest, match="'unheard_of'") as caught:
+    with pytest.raises(InvalidRequest, match="one of 'message'") as caught:
         await normalize(store, input=[{"role": "user", "content": "Hi"}, {"type": "unheard_of", "id": "x"}])
     assert caught.value.param == "input[1].type"
 

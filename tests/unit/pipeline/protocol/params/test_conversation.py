@@ -40,12 +40,12 @@ PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
     ("shape", "body", "words", "param"),
     [
         (CreateConversation, {"items": 5}, "valid array", "items"),
-        (CreateConversation, {"items": [MESSAGE, 5]}, "an object", "items[1]"),
-        (CreateConversation, {"items": [{"type": "unheard_of"}]}, "'unheard_of'", "items[0].type"),
+        (CreateConversation, {"items": [MESSAGE, 5]}, "valid object", "items[1]"),
+        (CreateConversation, {"items": [{"type": "unheard_of"}]}, "one of 'message'", "items[0].type"),
         (CreateConversation, {"metadata": {"a": 1}}, "valid string", "metadata.a"),
         (CreateConversation, {"metadata": PAIRS | {"a": "b"}}, "at most 16", "metadata"),
         (UpdateConversation, {}, "Field required", "metadata"),
-        (UpdateConversation, {"metadata": "a"}, "an object", "metadata"),
+        (UpdateConversation, {"metadata": "a"}, "valid object", "metadata"),
         (AddItems, {}, "Field required", "items"),
         (AddItems, {"items": None}, "valid array", "items"),
         (AddItems, {"items": [MESSAGE] * 21}, "at most 20 items", "items"),
@@ -56,7 +56,7 @@ PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
             "object",
             f"items[0].content[{MANY}]",
         ),
-        (AddItems, [], "an object", None),
+        (AddItems, [], "valid object", None),
     ],
 )
 def test_bad_value_is_refused_with_its_place(shape: type[Body], body: Json, words: str, param: str | None) -> None:
