@@ -37,11 +37,12 @@ from penstock.api.http.errors import STREAMING, Handler
 from penstock.api.http.prefix import mount_of
 from penstock.pipeline.errors import ContainerElsewhere, ServerUnreachable, StoreFailed
 from penstock.pipeline.foreign_errors import named_error
-from penstock.pipeline.protocol.events import DONE, TERMINAL_TYPES
+from penstock.pipeline.protocol.events import TERMINAL_TYPES
 from penstock.pipeline.protocol.params.json_body import NO_JSON
+from penstock.pipeline.protocol.sse import EventSplitter
 from penstock.pipeline.urls import shown_url
 from penstock.stages.services import tracing
-from penstock.stages.services.foreign import Unreadable, read_whole
+from penstock.stages.services.foreign import read_whole
 from penstock.stages.services.store.heartbeats import STALE, Servers
 from penstock.stages.services.store.stored import Server
 
@@ -71,8 +72,6 @@ PASSED_ON = (*RELAYED_HEADERS, "Cache-Control", "Content-Disposition", "X-Accel-
 OF_BODIES = ("Content-Type", "X-Request-Id", "X-Penstock-Record", "anthropic-version", "anthropic-beta")
 """The headers that a request with a body is passed on with, besides those with the key."""
 
-_DATA = b"\ndata: "
-
 
 class PeerLost(Exception):
     """The other server cannot be reached, cannot answer, or broke off its answer."""
@@ -86,30 +85,26 @@ class SseRelay:
         """The sequence number of the last whole event that the client has; -1 if none."""
         self.ended = False
         """True if the last whole event was a terminal one."""
-        self._rest = bytearray()
+        self._blocks = EventSplitter(LARGEST_RELAYED)
 
     def resume(self) -> None:
         """Drop the partial frame that a broken connection left."""
-        self._rest.clear()
+        self._blocks = EventSplitter(LARGEST_RELAYED)
 
     def feed(self, data: bytes) -> bytes:
         """Return the frames that ``data`` completes, without the final `DONE`, which `send` writes itself.
 
         Raises `ValueError`, or for deep nesting `RecursionError`, if they are no events.
         """
-        previous_size = len(self._rest)
-        self._rest += data
-        if len(self._rest) > LARGEST_RELAYED:
-            raise Unreadable(f"too large: more than {LARGEST_RELAYED} bytes")
-        end = self._rest.rfind(b"\n\n", max(previous_size - 1, 0))  # the blank line may be cut in two
-        if end < 0:
-            return b""
-        whole = bytes(self._rest[: end + 2]).removesuffix(DONE)
-        del self._rest[: end + 2]
-        if (start := whole.rfind(_DATA)) >= 0:
-            event = _decode(whole[start + len(_DATA) : whole.index(b"\n\n", start)])
+        frames, last = list[bytes](), None
+        for frame in self._blocks.feed(data):
+            if frame.data != b"[DONE]":
+                frames.append(frame.raw)
+                last = frame.data or last
+        if last is not None:
+            event = _decode(last)
             self.last, self.ended = event.sequence_number, event.type in TERMINAL_TYPES
-        return whole
+        return b"".join(frames)
 
 
 class _EventHead(msgspec.Struct):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.pipeline.protocol.sse import EventSplitter, TooLong
 from penstock.pipeline.recordings.wire import WireBody, WireEvent
 
 LONGEST_EVENT = 8 * 2**20
@@ -35,51 +36,19 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 class EventReader:
-    """Reads server-sent events; see https://html.spec.whatwg.org/multipage/server-sent-events.html.
-
-    An event without its empty line at the end of a stream is none, as for every client.
-    """
+    """Reads server-sent events."""
 
     def __init__(self) -> None:
-        self._line: list[bytes] = []  # the pieces of a line that has not ended
-        self._size = 0
-        self._was_return = False
-        self._is_first = True
-        self._name = b""
-        self._data: list[bytes] = []
+        self._blocks = EventSplitter(LONGEST_EVENT)
 
     def feed(self, data: bytes) -> Iterator[WireEvent]:
         """Yield the events that end with these bytes."""
-        if self._was_return:
-            data = data.removeprefix(b"\n")
-            self._was_return = not data
-        for piece in data.splitlines(keepends=True):
-            self._size += len(piece)
-            if self._size > LONGEST_EVENT:
-                raise Unrecordable("an event is too long")
-            line = piece.rstrip(b"\r\n")
-            self._line.append(line)
-            if line != piece:
-                yield from self._read(b"".join(self._line))
-                self._line = []
-        if data:
-            self._was_return = data.endswith(b"\r")
-
-    def _read(self, line: bytes) -> Iterator[WireEvent]:
-        if self._is_first:
-            line, self._is_first = line.removeprefix(b"\xef\xbb\xbf"), False
-        name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if not line:
-            if self._data:
-                yield WireEvent(self._name.decode("utf-8", "replace"), **parsed(b"\n".join(self._data)))
-            self._name, self._data, self._size = b"", [], 0
-        elif name == b"data":
-            self._data.append(value)
-        elif name == b"event":
-            self._name = value
-        if not self._data and not self._name:
-            self._size = 0  # a comment
+        try:
+            for block in self._blocks.feed(data):
+                if block.data is not None:
+                    yield WireEvent(block.name.decode("utf-8", "replace"), **parsed(block.data))
+        except TooLong as error:
+            raise Unrecordable("an event is too long") from error
 
 
 class BodyReader:

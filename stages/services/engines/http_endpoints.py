@@ -18,14 +18,15 @@ from msgspec import UNSET
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import NO_JSON
+from penstock.pipeline.protocol.sse import EventSplitter, TooLong
 from penstock.stages.services.engines.engine import sampling_parameters
 from penstock.stages.services.json_size import JsonSize, may_exceed
 
-MAX_LINE = 64 * 2**20
-"""Maximum bytes of a line.  It is large because the first line of a stream may repeat the prompt."""
+LONGEST_EVENT = 64 * 2**20
+"""Bytes of an event.  It is large because the first event of a stream may repeat the prompt."""
 
-LARGEST_LINE = JsonSize(containers=50_000, commas=2_000_000)
-"""The size of a line: the first may repeat a prompt of two million tokens, and each token may have twenty others."""
+LARGEST_EVENT = JsonSize(containers=50_000, commas=2_000_000)
+"""The size of an event: the first may repeat a prompt of two million tokens, and each token may have twenty others."""
 
 _DIALECT = "%llguidance {}\n"
 """A directive that only the guidance backend understands.
@@ -126,25 +127,27 @@ class Answer(Generic[Logprobs]):
         self.fault: RequestRefused | EngineFailed | None = None
         """The error that ended the stream, after all tokens before it: reported by the server, or unreadable data."""
         self._decode, self._logprobs, self._top = endpoint.decoder.decode, endpoint.logprobs, top
-        self._lines = Lines()
+        self._blocks = EventSplitter(LONGEST_EVENT)
 
     def feed(self, data: bytes) -> TokenChunk | None:
         """Return all tokens in ``data`` as one chunk, or None if it completes none; an error goes to ``fault``."""
         chunk = None
         try:
-            for line in self._lines.feed(data):
-                if line.startswith(b"data:") and (more := self._read(line[5:].strip())):
+            for block in self._blocks.feed(data):
+                if block.data is not None and (more := self._read(block.data)):
                     chunk = more if chunk is None else _merged(chunk, more)
         except (RequestRefused, EngineFailed) as error:
             self.fault = error
+        except TooLong:
+            self.fault = EngineFailed("The engine's answer has an event without an end.")
         return chunk
 
     def _read(self, data: bytes) -> TokenChunk | None:
         if data == b"[DONE]":
             self.is_complete = True
             return None
-        if may_exceed(data, LARGEST_LINE):
-            raise EngineFailed("The engine's answer has too many values in a line.")
+        if may_exceed(data, LARGEST_EVENT):
+            raise EngineFailed("The engine's answer has too many values in an event.")
         try:
             return self.read(data)
         except NO_JSON as error:
@@ -170,28 +173,6 @@ class Answer(Generic[Logprobs]):
             return None
         logprobs = self._logprobs(choice.logprobs, self._top) if choice.logprobs else ()
         return TokenChunk(choice.token_ids, logprobs)
-
-
-class Lines:
-    """Split bytes into lines, in time linear in their number even if one line comes in many pieces."""
-
-    def __init__(self) -> None:
-        self._begun: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that end in ``data``; raise `EngineFailed` if one exceeds `MAX_LINE`."""
-        *lines, rest = data.split(b"\n")
-        if lines and self._begun:
-            lines[0] = b"".join((*self._begun, lines[0]))
-            self._begun.clear()
-            self._size = 0
-        if rest:
-            self._begun.append(rest)
-            self._size += len(rest)
-            if self._size > MAX_LINE:
-                raise EngineFailed("The engine's answer has no end of line.")
-        return lines
 
 
 def refusal(problem: _EngineProblem | str, status: int = 500) -> RequestRefused:

@@ -15,7 +15,8 @@ import httpx2
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from penstock.stages.services.foreign import LARGEST, LARGEST_BYTES, excess_of
+from penstock.pipeline.protocol.sse import EventSplitter, TooLong
+from penstock.stages.services.foreign import LARGEST, LARGEST_BYTES, Unreadable, excess_of, read_whole
 
 MOST_ENTRIES: Final[Mapping[str, int]] = {"content": 1_000, "tools": 2_000, "inputRequests": 100}
 """Entries of the lists in a result, each of which the SDK makes an object of."""
@@ -33,9 +34,6 @@ PERIOD_SECONDS: Final = 60.0
 
 _UNREAD: Final = frozenset({"notifications/progress", "notifications/message"})
 _INVALID: Final = -32600
-_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_LONGEST_END: Final = 4
-"""Bytes of the longest end of an event."""
 
 
 class TooMuch(httpx2.SSEError, httpx2.StreamError):
@@ -63,33 +61,22 @@ class _Bounded(httpx2.AsyncByteStream):
         self._is_stream = is_stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        held = bytearray()
-        async for chunk in self._inner:
-            looked_at = max(0, len(held) - _LONGEST_END)
-            held += chunk
-            if self._is_stream and (end := _last_end(held, looked_at)):
-                whole = bytes(held[:end])
-                del held[:end]
-                for event in _lines_of(whole).split(b"\n\n"):
-                    await _check(b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:")))
-                yield whole
-            if len(held) > LARGEST_BYTES:
-                raise TooMuch(f"more than {LARGEST_BYTES} bytes")
-        if not self._is_stream:
-            await _check(bytes(held))
-        yield bytes(held)
+        try:
+            if self._is_stream:
+                blocks = EventSplitter(LARGEST_BYTES)
+                async for chunk in self._inner:
+                    for block in blocks.feed(chunk):
+                        await _check(block.data or b"")
+                        yield block.raw
+            else:
+                body = await read_whole(self._inner, LARGEST_BYTES)
+                await _check(body)
+                yield body
+        except (TooLong, Unreadable) as error:
+            raise TooMuch(f"more than {LARGEST_BYTES} bytes") from error
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-def _last_end(held: bytearray, start: int) -> int:
-    """Return the place after the last end of an event from ``start`` on: an empty line, whichever way lines end."""
-    return max((at + len(end) for end in _ENDS if (at := held.rfind(end, start)) >= 0), default=0)
-
-
-def _lines_of(events: bytes) -> bytes:
-    return events.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 async def _check(message: bytes) -> None:

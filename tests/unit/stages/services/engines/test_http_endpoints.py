@@ -49,14 +49,7 @@ def test_packet_boundaries_do_not_change_the_answer(
     assert (answer.is_complete, answer.fault) == (True, None)
 
 
-@given(st.lists(st.binary(max_size=20)))
-def test_lines_are_split_exactly(data: list[bytes]) -> None:
-    lines = http_endpoints.Lines()
-    read = [line for piece in data for line in lines.feed(piece)]
-    assert read == b"".join(data).split(b"\n")[:-1]
-
-
-def test_line_may_be_long() -> None:
+def test_event_may_be_long() -> None:
     body = {"choices": [{"prompt_token_ids": list(range(200_000)), "token_ids": [5], "finish_reason": None}]}
     data = b"data: " + json.dumps(body).encode() + b"\n\n"
     answer = http_endpoints.Answer(http_endpoints.COMPLETIONS, None)
