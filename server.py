@@ -1,65 +1,127 @@
-"""Penstock inside another program: its aiohttp application, and its pipeline.  See ``api/EMBEDDING.md``."""
+"""The server: its settings, store, tools, engine, pipeline and runs, the routes of its application, and its end.
+
+`penstock serve`, each of its frontends, and programs that embed penstock begin here.  ``api/EMBEDDING.md`` describes
+`application` and `pipeline`, which are for programs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 from aiohttp import web
 
+from penstock.api.app import Api
+from penstock.api.assembly import admitting, assembled, recording_of
 from penstock.api.backends import EngineStarter, start
 from penstock.api.dialects.responses.form import last_response
+from penstock.api.entrance import Entrance
+from penstock.api.http.origins import Origins
+from penstock.api.http.proxies import Proxies
 from penstock.api.metrics.scrape import bound_for_metrics, serving_metrics
-from penstock.api.running import running
+from penstock.api.parts import (
+    Preloaded,
+    Running,
+    delivering,
+    joined,
+    opened_store,
+    opened_tools,
+    preloaded,
+    sealer_of,
+    unreachable,
+    upstream,
+)
+from penstock.api.peers import Peers
+from penstock.api.resources.resources import ServerParts, opened
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.runs.watchdog import watching
 from penstock.api.settings import Settings
+from penstock.api.shadow import shadowed
+from penstock.api.share import ALONE, Share
 from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
+from penstock.stages.services import tracing
+from penstock.stages.services.runs.run import RunRegistry
+from penstock.stages.services.tools import Toolbox
 
 
 @asynccontextmanager
-async def pipeline(
-    settings: Settings, start_engine: EngineStarter = start
-) -> AsyncGenerator[Pipeline[CreateResponse, ResponseEvent], None]:
-    """Run the pipeline of these settings without HTTP, for the length of a block.  Its source gives one request."""
-    entrance = Entrance()
-    async with running(settings, start_engine) as server:
-        try:
-            yield Pipeline((NamedStage("request", entrance), *server.scheduler.pipeline.steps))
-        finally:
-            entrance.is_closed = True
+async def running(
+    settings: Settings,
+    start_engine: EngineStarter = start,
+    url: str | None = None,
+    siblings: Sequence[str] = (),
+    share: Share = ALONE,
+    while_starting: AbstractContextManager[None] | None = None,
+) -> AsyncGenerator[Running, None]:
+    """Run everything but HTTP for the length of a block.
+
+    The other servers of the store reach this one at ``url``, and the other frontends of this server at ``siblings``.
+    ``share`` is the part of this process, if it is one of several frontends.  The block ``while_starting`` lasts until
+    the engine and the tools run.
+    """
+    loaded, peers, place = preloaded(settings), Peers(siblings=siblings), url or unreachable()
+    async with AsyncExitStack() as closing:
+        with while_starting or nullcontext():
+            scheduler, tools = await closing.enter_async_context(_scheduler(settings, loaded, start_engine, share))
+        await closing.enter_async_context(joined(settings, scheduler, place))
+        await closing.enter_async_context(delivering(settings, scheduler.store, loaded.keys))
+        parts = ServerParts(settings, scheduler, tools, peers, loaded.prompts)
+        resources = await closing.enter_async_context(opened(parts))
+        closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
+        api = Api(
+            scheduler,
+            settings.keep_alive,
+            loaded.keys,
+            peers,
+            recorded_if=settings.recorded_if,
+            origins=Origins(settings.called(place), settings.allow_origin, keyed=loaded.keys.are_needed),
+            serves_metrics=settings.metrics_port is None,
+            metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
+            dialects=loaded.dialects,
+            embeddings=upstream(settings),
+            resources=resources,
+            proxies=Proxies.parse(settings.trusted_proxy, settings.forwarded_header),
+        )
+        yield Running(loaded.keys, loaded.prompts, scheduler, api)
 
 
-@dataclass
-class Entrance:
-    """The first stage of the pipeline of a program, which is closed when the block of the pipeline has ended."""
-
-    is_closed: bool = False
-
-    async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateResponse, None]:
-        """Pass on the request of a program; raise `TypeError` for another frame, and `ValueError` unless it is one.
-
-        Raise `RuntimeError` if the pipeline is closed.
-        """
-        if self.is_closed:
-            raise RuntimeError("the pipeline is closed: open it inside its block, async with pipeline(settings) as ...")
-        given: list[CreateResponse] = []
-        async for request in source:
-            if not isinstance(request, CreateResponse):
-                raise TypeError(f"a response is made of a CreateResponse, not of a {type(request).__name__}")
-            if given:
-                raise ValueError("the source gives more than one request: open the pipeline once for each")
-            given.append(request)
-        if not given:
-            raise ValueError("the source gives no request: open the pipeline with source_of([request])")
-        yield given[0]
-
-
-async def collect(events: AsyncIterator[ResponseEvent]) -> Response:
-    """Return the response that a stream of events ends with; its ``output_text`` is the text of the answer."""
-    return await last_response(events)
+@asynccontextmanager
+async def _scheduler(
+    settings: Settings, loaded: Preloaded, start_engine: EngineStarter, share: Share
+) -> AsyncGenerator[tuple[Scheduler, Toolbox], None]:
+    """Run the store, the tools, the engine and the pipeline for the length of a block."""
+    async with AsyncExitStack() as closing:
+        store = await closing.enter_async_context(opened_store(settings, loaded, str(share.counts or settings.store)))
+        exporter = tracing.wanted_exporter()
+        tools = await closing.enter_async_context(opened_tools(settings, loaded, store))
+        backend = await closing.enter_async_context(start_engine(settings))
+        await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
+        runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
+        tools, sealer = backend.toolbox or tools, await sealer_of(settings, store)
+        pipeline = await closing.enter_async_context(assembled(settings, backend, runs, tools, sealer, loaded.prompts))
+        pipeline = await closing.enter_async_context(shadowed(settings, backend, pipeline))
+        recording = recording_of(settings, backend)
+        if recording:
+            closing.push_async_callback(recording.close)
+            pipeline = recording.tapped(pipeline)
+        scheduler = Scheduler(
+            admitting(pipeline, settings, backend, loaded.admission.of, share),
+            backend.engine,
+            runs,
+            store,
+            limit=share.of(settings.max_background),
+            detaches=settings.detach,
+            restarts=settings.resume_interrupted,
+            unserved_after=settings.unserved_after,
+            admission=loaded.admission,
+            aliases=settings.aliases,
+        )
+        if recording:
+            scheduler.closing = recording.closing
+        yield scheduler, tools
 
 
 async def application(settings: Settings, start_engine: EngineStarter = start) -> web.Application:
@@ -76,3 +138,21 @@ async def application(settings: Settings, start_engine: EngineStarter = start) -
     app.on_shutdown.insert(0, lambda _: server.scheduler.drain(settings.drain_timeout))  # before sockets are closed
     app.on_cleanup.append(lambda _: closing.aclose())
     return app
+
+
+@asynccontextmanager
+async def pipeline(
+    settings: Settings, start_engine: EngineStarter = start
+) -> AsyncGenerator[Pipeline[CreateResponse, ResponseEvent], None]:
+    """Run the pipeline of these settings without HTTP, for the length of a block.  Its source gives one request."""
+    entrance = Entrance()
+    async with running(settings, start_engine) as server:
+        try:
+            yield Pipeline((NamedStage("request", entrance), *server.scheduler.pipeline.steps))
+        finally:
+            entrance.is_closed = True
+
+
+async def collect(events: AsyncIterator[ResponseEvent]) -> Response:
+    """Return the response that a stream of events ends with; its ``output_text`` is the text of the answer."""
+    return await last_response(events)

@@ -16,7 +16,7 @@ from penstock.api.assembly import check_keys
 from penstock.api.http.connections import Runner, serving
 from penstock.api.key_sources import UnusableKeys
 from penstock.api.metrics.scrape import serving_metrics
-from penstock.api.running import Running
+from penstock.api.parts import Running
 from penstock.api.runs.housekeeping import forget_generators, tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings

@@ -33,7 +33,7 @@ from penstock.api.http.connections import bind
 from penstock.api.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.model_files import model_files
-from penstock.api.running import UNSTARTABLE
+from penstock.api.parts import UNSTARTABLE
 from penstock.api.runs.store_settings import is_file, is_missing, without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart

@@ -26,11 +26,12 @@ from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.metrics.scrape import bound_for_metrics
 from penstock.api.model_files import model_files
-from penstock.api.running import UNSTARTABLE, preloaded, running
+from penstock.api.parts import UNSTARTABLE, preloaded
 from penstock.api.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, EngineDead
 from penstock.pipeline.logs import log_to_stderr
+from penstock.server import running
 from penstock.stages.recordings.converse import recorded_example
 from penstock.stages.services.engines.scripted import ScriptedEngine
 

@@ -33,12 +33,13 @@ from penstock.api.frontends.link import (
     Stop,
 )
 from penstock.api.http.connections import Runner, take
-from penstock.api.running import UNSTARTABLE, running
+from penstock.api.parts import UNSTARTABLE
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.serving import drained, serving_requests
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import log_to_stderr
+from penstock.server import running
 from penstock.stages.models.vllm_private import Greeting
 from penstock.stages.recordings.converse import recorded_example
 from penstock.stages.services.engines.vllm import VllmEngine

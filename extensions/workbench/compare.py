@@ -21,7 +21,7 @@ from penstock.api.cli.mistakes import explained, location
 from penstock.api.engine_settings import FACTORY, REPLAY, ChatSettings, EngineSettings
 from penstock.api.metrics.log_settings import LogSettings
 from penstock.api.options import options
-from penstock.api.running import UNSTARTABLE
+from penstock.api.parts import UNSTARTABLE
 from penstock.api.settings import Settings
 from penstock.api.sources import option_name
 from penstock.extensions.workbench.forced.as_json import answer_line, summary_line

@@ -22,7 +22,7 @@ from penstock.api.cli import check
 from penstock.api.cli.check import Checks, passes
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.serve import main, serve
-from penstock.api.running import UNSTARTABLE
+from penstock.api.parts import UNSTARTABLE
 from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart, StoreFailed

@@ -12,13 +12,12 @@ import pytest
 from penstock.api.assembly import RunningEngine
 from penstock.api.backends import start
 from penstock.api.effects import Answering
-from penstock.api.running import running
 from penstock.api.settings import Settings
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.server import pipeline
+from penstock.server import pipeline, running
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import HARMONY, ROOT
 

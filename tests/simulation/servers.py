@@ -20,10 +20,11 @@ from aiohttp import web
 from penstock.api.assembly import RunningEngine
 from penstock.api.cli.command_line import read_settings
 from penstock.api.http.connections import Runner
-from penstock.api.running import UNSTARTABLE, Running, running
+from penstock.api.parts import UNSTARTABLE, Running
 from penstock.api.serving import drained
 from penstock.api.settings import Settings
 from penstock.pipeline import plugins
+from penstock.server import running
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from penstock.stages.services.files import file_reader

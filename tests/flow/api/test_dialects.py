@@ -23,13 +23,13 @@ from penstock.api.dialects.named import spoken
 from penstock.api.http.wire import Wire
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.running import preloaded, running
+from penstock.api.parts import preloaded
 from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.events import DONE, ResponseEvent
 from penstock.pipeline.recordings.recorder import Recorder
-from penstock.server import application
+from penstock.server import application, running
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said, pieces
 from tests.support.api_clients import USER_MESSAGE

@@ -20,8 +20,8 @@ from penstock.api.embeddings import PATHS, Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.running import running
 from penstock.api.settings import Settings
+from penstock.server import running
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.paths import HARMONY

@@ -10,13 +10,12 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from penstock.api.running import running
 from penstock.api.settings import Settings
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import ResponseCreated
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.server import pipeline
+from penstock.server import pipeline, running
 from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.messages import anthropic_client

@@ -15,7 +15,7 @@ from pydantic_settings import CliApp
 from penstock.api.assembly import keys_of, toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
-from penstock.api.running import preloaded
+from penstock.api.parts import preloaded
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import WrongPlugin

@@ -1,0 +1,173 @@
+"""The parts that `penstock.server` joins: what a server reads before it starts, and what runs beside its pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+from pydantic_settings import SettingsError
+
+from penstock.api.app import Api
+from penstock.api.assembly import database, keys_of, mcp_servers, toolbox
+from penstock.api.dialect import Dialect
+from penstock.api.dialects.named import spoken
+from penstock.api.embeddings import Upstream
+from penstock.api.http.auth import Keys
+from penstock.api.key_sources import seal_keys
+from penstock.api.limits.admission import Admission
+from penstock.api.peers import Membership
+from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.runs.store_settings import NO_STORE, is_missing, without_password
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import CannotStart, StageError
+from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
+from penstock.pipeline.recordings.writer import make_folder
+from penstock.stages.services import tracing
+from penstock.stages.services.files.marks import number_by
+from penstock.stages.services.prompts import Prompts
+from penstock.stages.services.sealing import Sealer
+from penstock.stages.services.standard_webhooks import Receiver, Signer
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.web.ssrf import AllowedNetworks
+from penstock.stages.services.webhooks import Webhooks
+
+logger = logging.getLogger(__name__)
+
+UNSTARTABLE = (OSError, SettingsError, StageError, CannotStart, WrongPlugin)
+"""Errors that the operator can fix: they end the command with their message, without a traceback."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The parts of a server that runs."""
+
+    keys: Keys
+    prompts: Prompts
+    scheduler: Scheduler
+    api: Api
+
+
+@dataclass(frozen=True)
+class Preloaded:
+    """The parts of a server that it has before its model is loaded."""
+
+    keys: Keys
+    admission: Admission
+    prompts: Prompts
+    dialects: tuple[Dialect, ...]
+
+
+def preloaded(settings: Settings) -> Preloaded:
+    """Return the keys, their limits, the prompts and the dialects.
+
+    Wrong ones, plug-ins and MCP servers end the start before the model is loaded.
+    """
+    tracing.is_wanted()
+    load(settings.with_, settings.stages)
+    dialects = spoken(settings.dialect)
+    seal_keys(settings.seal_key_file, settings.seal_keys)
+    mcp_servers(settings)
+    for name in settings.tool:
+        function_named(name, TOOL, HOSTS)
+    admission = Admission(settings.limits)
+    keys = keys_of(settings, admission)
+    admission.name_of = keys.limits
+    return Preloaded(keys, admission, Prompts(settings.prompts), dialects)
+
+
+@asynccontextmanager
+async def opened_store(settings: Settings, loaded: Preloaded, place: str) -> AsyncGenerator[Store, None]:
+    """Open the store at ``place``, with its keys and limits, for the length of a block; make the folder of recordings."""
+    if settings.record:
+        make_folder(settings.record)
+    keeps, notifies = settings.store != NO_STORE, settings.webhook_secret is not None
+    store = Store(database(place), settings.stale, keeps=keeps, notifies=notifies)
+    try:
+        is_new = is_missing(place)
+        await store.open()
+        if keeps:
+            logger.info("The store is %s%s", without_password(place), ", which is new" if is_new else "")
+        await loaded.keys.read_store(store.keys)
+        following = asyncio.create_task(loaded.keys.follow_store(store.keys, settings.heartbeat))
+        if place != NO_STORE:
+            loaded.admission.allowances, loaded.admission.reservations = store.allowances, store.reservations
+        try:
+            yield store
+        finally:
+            loaded.admission.close()
+            following.cancel()
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def opened_tools(settings: Settings, loaded: Preloaded, store: Store) -> AsyncGenerator[Toolbox, None]:
+    """Open the tools that the server runs for its model, for the length of a block; recordings need none."""
+    limits = loaded.admission
+    none = bool(settings.recordings)
+    tools = Toolbox() if none else await toolbox(settings, loaded.keys, limits.sandbox, store, limits.containers)
+    try:
+        yield tools
+    finally:
+        await tools.close()
+
+
+async def sealer_of(settings: Settings, store: Store) -> Sealer:
+    """Return what seals thoughts; its key also numbers the marks of files."""
+    keys = seal_keys(settings.seal_key_file, settings.seal_keys) or [await store.secret("seal")]
+    number_by(keys[0])
+    return Sealer(keys)
+
+
+@asynccontextmanager
+async def joined(settings: Settings, scheduler: Scheduler, url: str) -> AsyncGenerator[None, None]:
+    """Be one of the servers of the store, which reach this one at ``url``, for the length of a block."""
+    recovery, store = scheduler.recovery, scheduler.store
+    async with Membership(
+        store.servers, url, recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
+    ):
+        housekeeping = (
+            asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl)),
+            asyncio.create_task(keep_tidying(scheduler.admission, scheduler.in_flight)),
+        )
+        try:
+            yield
+        finally:
+            for task in housekeeping:
+                task.cancel()
+
+
+@asynccontextmanager
+async def delivering(settings: Settings, store: Store, keys: Keys) -> AsyncGenerator[None, None]:
+    """Deliver webhooks for the length of a block, if the settings have a secret for them."""
+    url, secret = settings.webhook, settings.webhook_secret
+    if secret is None:
+        yield
+        return
+    signer = Signer.of(secret.get_secret_value())
+
+    def receiver_of(owner: str) -> Receiver | None:
+        if own := keys.webhook(owner):
+            return Receiver(own, signer.of_owner(owner))
+        return Receiver(url, signer) if url else None
+
+    allowed = AllowedNetworks.parse(settings.allow_address)
+    async with Webhooks(store.webhooks, receiver_of, allowed).delivering():
+        yield
+
+
+def upstream(settings: Settings) -> Upstream | None:
+    """Return the server that embeds, if there is one."""
+    key = settings.embeddings_key.get_secret_value() if settings.embeddings_key else ""
+    return Upstream(settings.embeddings, key) if settings.embeddings else None
+
+
+def unreachable() -> str:
+    """Return a name for a server that has no URL of its own; a name in use would declare its server dead."""
+    return f"process:{uuid4()}"
