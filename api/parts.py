@@ -83,7 +83,7 @@ def preloaded(settings: Settings) -> Preloaded:
 
 @asynccontextmanager
 async def opened_store(settings: Settings, loaded: Preloaded, place: str) -> AsyncGenerator[Store, None]:
-    """Open the store at ``place``, with its keys and limits, for the length of a block; make the folder of recordings."""
+    """Open the store at ``place``, with its keys and limits, and the folder to record in, as long as a block."""
     if settings.record:
         make_folder(settings.record)
     keeps, notifies = settings.store != NO_STORE, settings.webhook_secret is not None
