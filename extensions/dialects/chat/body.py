@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.extensions.dialects.chat.messages import ChatMessages, Conversation
 from penstock.extensions.dialects.chat.tools import Choice, CustomTool, FunctionTool
+from penstock.extensions.dialects.older_body import OlderBody
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, Name, Refused, Unused, only, refuse
 from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, ForeignNames
@@ -20,7 +21,6 @@ from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
     CreateResponse,
-    Generating,
     JsonObjectFormat,
     ReasoningOptionsParam,
     TextOptions,
@@ -34,9 +34,6 @@ from penstock.pipeline.protocol.params.tools import (
     WebSearchToolParam,
 )
 from penstock.pipeline.protocol.response import Effort
-
-MOST_CHOICES = 128
-"""The most choices of one request."""
 
 
 class JsonSchema(Body):
@@ -58,12 +55,6 @@ class SchemaFormat(Body):
 
 
 ResponseFormat: TypeAlias = Annotated[TextFormat | SchemaFormat | JsonObjectFormat, Field(discriminator="type")]
-
-
-class StreamOptions(Body):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class ChatLocation(Body):
@@ -144,7 +135,7 @@ class Places:
         return self.limit if param == "max_output_tokens" else _RENAMED.get(param, param)
 
 
-class ChatBody(Generating):
+class ChatBody(OlderBody):
     """A request for a chat completion."""
 
     foreign = FOREIGN
@@ -152,10 +143,8 @@ class ChatBody(Generating):
     looks_inside = True
 
     messages: ChatMessages
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    stream_options: StreamOptions | None = None
     tools: Annotated[list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], FAIL_FAST] | None = None
     tool_choice: Choice | None = None
     response_format: ResponseFormat | None = None
@@ -179,27 +168,12 @@ class ChatBody(Generating):
     add_special_tokens: Refused = None
     documents: Refused = None
     echo: Refused = None
-    length_penalty: Annotated[Any, only(1)] = None
-    logprob_token_ids: Refused = None
-    prompt_logprobs: Refused = None
     return_prompt_text: Refused = None
-    return_token_ids: Refused = None
-    return_token_offsets: Refused = None
-    return_weight_versions: Refused = None
-    return_tokens_as_token_ids: Refused = None
-    routed_experts_prompt_start: Annotated[Any, only(0)] = None
-    stream_interval: Unused = None
-    truncate_prompt_tokens: Refused = None
-    truncation_side: Refused = None
-    use_beam_search: Refused = None
 
     @property
     def create_requests(self) -> Sequence[CreateResponse]:
-        """The requests of the pipeline, one for each choice: they differ in their seeds."""
-        request, seed = self._create_request, self.seed
-        if seed is None:
-            return [request] * (self.n or 1)
-        return [request.model_copy(update={"seed": seed + choice}) for choice in range(self.n or 1)]
+        """The requests of the pipeline, one for each choice."""
+        return self.of_each_choice(self._create_request)
 
     @property
     def _create_request(self) -> CreateResponse:
@@ -237,9 +211,8 @@ class ChatBody(Generating):
             raise InvalidRequest("A chat needs a message.", param="messages", code="empty_array")
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
-        if self.n and self.n > 1 and self.store:
+        self.check_stream_options()
+        if self.choices > 1 and self.store:
             raise UnsupportedParameter("A stored completion has one choice.", param="n")
         if self.add_generation_prompt is False and not self.continue_final_message:
             raise UnsupportedParameter(

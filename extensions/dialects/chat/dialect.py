@@ -11,9 +11,10 @@ from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.http.chunks import encode, fault, obfuscated
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.wire import Reading, Wire
-from penstock.extensions.dialects.chat.body import ChatBody, StreamOptions
+from penstock.extensions.dialects.chat.body import ChatBody
 from penstock.extensions.dialects.chat.chunks import Chunks, choices
 from penstock.extensions.dialects.chat.completion import ChatCompletion, completion
+from penstock.extensions.dialects.older_body import StreamOptions
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.params.validation import read_body

@@ -7,14 +7,12 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
+from penstock.extensions.dialects.older_body import OlderBody
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.protocol.params.common import Body, Refused, Unused, only
+from penstock.pipeline.protocol.params.common import Refused, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, ForeignNames
-from penstock.pipeline.protocol.params.request import LOGPROBS, CreateResponse, Generating
+from penstock.pipeline.protocol.params.request import LOGPROBS, CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
-
-MOST_CHOICES = 128
-"""The most choices of one prompt."""
 
 MOST_ANSWERS = 1024
 """The most choices of all prompts of a request together."""
@@ -47,12 +45,6 @@ Prompts: TypeAlias = Annotated[
     Discriminator(_kind_of),
 ]
 """One prompt or several, each a text or token ids."""
-
-
-class StreamOptions(Body):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 FOREIGN = ForeignNames(
@@ -88,19 +80,17 @@ PLACES: Mapping[str, str] = {
 """The parameters of a completion by those of the request of the pipeline."""
 
 
-class CompletionBody(Generating):
+class CompletionBody(OlderBody):
     """A request for the continuation of prompts."""
 
     foreign = FOREIGN
     required = "prompt"
 
     prompt: Prompts
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     best_of: int | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
-    stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
     suffix: Refused = None
 
@@ -112,36 +102,16 @@ class CompletionBody(Generating):
     parallel_tool_calls: Unused = None
 
     # vLLM's extensions that this server does not have
-    length_penalty: Annotated[Any, only(1)] = None
-    logprob_token_ids: Refused = None
     prompt_embeds: Refused = None
-    prompt_logprobs: Refused = None
-    return_token_ids: Refused = None
-    return_token_offsets: Refused = None
-    return_weight_versions: Refused = None
-    return_tokens_as_token_ids: Refused = None
-    routed_experts_prompt_start: Annotated[Any, only(0)] = None
-    stream_interval: Unused = None
     thinking_token_budget: Annotated[Any, only(-1)] = None
-    truncate_prompt_tokens: Refused = None
-    truncation_side: Refused = None
-    use_beam_search: Refused = None
-
-    @property
-    def choices(self) -> int:
-        """The number of choices of each prompt."""
-        return self.n or 1
 
     @property
     def create_requests(self) -> Sequence[CreateResponse]:
-        """The requests of the pipeline: for each prompt, one for each choice.  They differ in their seeds."""
+        """The requests of the pipeline: for each prompt, one for each choice."""
         prompts = self._prompts
         self._check(len(prompts))
-        request, seed = self._create_request, self.seed
-        seeded = [request] * self.choices
-        if seed is not None:
-            seeded = [request.model_copy(update={"seed": seed + choice}) for choice in range(self.choices)]
-        return [each.continuing(prompt) for prompt in prompts for each in seeded]
+        requests = self.of_each_choice(self._create_request)
+        return [each.continuing(prompt) for prompt in prompts for each in requests]
 
     @property
     def _create_request(self) -> CreateResponse:
@@ -177,8 +147,7 @@ class CompletionBody(Generating):
     def _check(self, prompts: int) -> None:
         if self.best_of not in (None, 1, self.choices):
             raise UnsupportedParameter("Every choice is returned here: best_of should be n.", param="best_of")
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")
+        self.check_stream_options()
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens: 0 needs echo: true.", param="max_tokens", code="invalid_value")
         if prompts * self.choices > MOST_ANSWERS:

@@ -12,8 +12,9 @@ from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.http.chunks import encode, fault, obfuscated
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.wire import Reading, Wire
-from penstock.extensions.dialects.completions.body import PLACES, CompletionBody, StreamOptions
+from penstock.extensions.dialects.completions.body import PLACES, CompletionBody
 from penstock.extensions.dialects.completions.chunks import Chunk, Chunks, choices, completion
+from penstock.extensions.dialects.older_body import StreamOptions
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.params.validation import read_body
