@@ -1,7 +1,8 @@
 """A line every few seconds while a model is loaded in this process, instead of the lines that vLLM writes meanwhile.
 
-Most of these lines come from child processes, and some from libraries in C, so stdout and stderr are replaced by a pipe
-as file descriptors.  A thread reads the pipe.  The child processes keep it as long as they live.
+vLLM logs its warnings and errors only, unless the operator asks for more.  Most of its lines come from child processes,
+and some from libraries in C, so stdout and stderr are replaced by a pipe as file descriptors.  A thread reads the pipe.
+The child processes keep it as long as they live.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from penstock.pipeline.errors import CannotRun, CannotStart, Stopped
-from penstock.pipeline.logs import counted, duration, json_line, name_response
-from penstock.stages.services.engines.vllm_lines import cause_of, is_explained, level_of
+from penstock.pipeline.logs import duration, json_line, name_response
+from penstock.stages.services.engines.load_errors import cause_of, is_explained
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ _LINE_END = re.compile(rb"\r*\n")
 class Loading:
     """A block in which a model is loaded: its output is kept, and shown only if the block fails.
 
-    `finish` ends this early, at success.  From then on the lines of vLLM that are at most INFO are dropped.  With
-    ``is_verbose`` all lines are shown as they come; ``as_json``, each becomes a line of JSON.
+    `finish` ends this early, at success.  With ``is_verbose`` all lines are shown as they come; ``as_json``, each
+    becomes a line of JSON, at the least level that vLLM then logs at.
     """
 
     def __init__(self, model: str, *, is_verbose: bool, as_json: bool = False) -> None:
@@ -57,6 +58,9 @@ class Loading:
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
+        if not self._is_verbose:  # in this process, where vLLM may have its level already, and in those to come
+            level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+            logging.getLogger("vllm").setLevel(level.upper())
         _flush()
         self._saved = os.dup(1), os.dup(2)
         self._terminal = open(os.dup(2), "w", buffering=1, errors="backslashreplace")  # noqa: PTH123
@@ -78,26 +82,18 @@ class Loading:
         self._restore()
         is_ours = isinstance(error, CannotStart | CannotRun)  # its message says all that the operator needs
         is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and not isinstance(error, Stopped))
-        if is_failure and not self._is_verbose:
-            self._print(_errors(self._kept) if is_ours else self._kept)
+        if is_failure and not is_ours:
+            if isinstance(error, Exception) and not is_explained(error):
+                traceback.print_exception(error)  # before the lines of a worker, which may have the root cause
+            if not self._is_verbose:
+                self._print(self._kept)
         if isinstance(error, Exception) and not is_ours:
-            if not is_explained(error, self._kept):
-                traceback.print_exception(error)
-            raise CannotStart(f"{self._model} cannot be served: {cause_of(error, self._kept)}") from error
+            raise CannotStart(f"{self._model} cannot be served: {cause_of(error)}") from error
 
     def finish(self) -> None:
         """Give stdout and stderr back to this process: the model is loaded."""
         self._restore()
-        levels = [level_of(line) for line in self._kept]
-        if not self._is_verbose:
-            self._print(_errors(self._kept))
-        seconds = duration(time.monotonic() - self._started)
-        hidden = f"{counted(len(levels), 'line')} of vLLM, {counted(levels.count('WARNING'), 'warning')} among them"
-        logger.info(
-            "Loaded %s in %s%s", self._model, seconds, "" if self._is_verbose else f" (--verbose shows {hidden})"
-        )
-        if not self._is_verbose:
-            logging.getLogger("vllm").setLevel(logging.WARNING)
+        logger.info("Loaded %s in %s", self._model, duration(time.monotonic() - self._started))
         if self._as_json:  # vLLM's own lines would be text
             logging.getLogger("vllm").handlers.clear()
             logging.getLogger("vllm").propagate = True
@@ -120,8 +116,9 @@ class Loading:
     # The threads
 
     def _report(self) -> None:
+        hint = "" if self._is_verbose else " (--verbose shows vLLM's lines)"
         while not self._ended.wait(PERIOD):
-            logger.info("Loading %s, for %s", self._model, duration(time.monotonic() - self._started))
+            logger.info("Loading %s, for %s%s", self._model, duration(time.monotonic() - self._started), hint)
 
     def _read(self, source: int) -> None:
         rest = b""
@@ -131,8 +128,6 @@ class Loading:
             *lines, rest = _LINE_END.split(rest + chunk)
             for line in lines:
                 self._take(line)
-            if b"\r" in rest:  # a bar of tqdm: each state of it replaces the last one
-                rest = rest.rstrip(b"\r").rpartition(b"\r")[2]
             if is_drained:
                 if rest:  # the last words of a process that crashed may lack a line end
                     self._take(rest)
@@ -140,15 +135,17 @@ class Loading:
                 self._drained.set()
 
     def _take(self, line: bytes) -> None:
-        text = line.rpartition(b"\r")[2].decode(errors="backslashreplace")
-        if self._is_kept:
+        text = (
+            line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="backslashreplace")
+        )  # the last state of a bar of tqdm
+        if self._is_kept and not self._is_verbose:
             self._kept.append(text)
-        if self._is_verbose or not (self._is_kept or level_of(text) in ("DEBUG", "INFO")):
+        else:
             self._print([text])
 
     def _print(self, lines: list[str]) -> None:
         if self._as_json:
-            lines = [json_line(level_of(line) or "INFO", "vllm", line) for line in lines]
+            lines = [json_line("INFO" if self._is_verbose else "WARNING", "vllm", line) for line in lines]
         with suppress(OSError, ValueError):  # without a reader of stderr, the pipe must still be emptied
             self._terminal.write("".join(f"{line}\n" for line in lines))
 
@@ -179,10 +176,6 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 def _is_foreign(record: logging.LogRecord) -> bool:
     return not _is_ours(record)
-
-
-def _errors(lines: list[str]) -> list[str]:
-    return [line for line in lines if level_of(line) in ("ERROR", "CRITICAL")]
 
 
 def _flush() -> None:

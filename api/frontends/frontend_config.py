@@ -52,6 +52,6 @@ class FrontendConfig:
         end_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if not (self.settings.verbose or self.settings.log_level == "DEBUG"):
-            os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the supervisor has seen the warnings
+            os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"  # the supervisor has seen the warnings
             os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -54,6 +54,6 @@ class OlderBody(Generating):
         return [request.model_copy(update={"seed": self.seed + choice}) for choice in range(self.choices)]
 
     def check_stream_options(self) -> None:
-        """Raise `InvalidRequest` for options of a stream that is not asked for."""
+        """Raise `InvalidRequest` for options of a stream if the answer is none."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true.", param="stream_options", code="invalid_value")

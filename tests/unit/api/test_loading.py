@@ -13,10 +13,11 @@ import pytest
 pytestmark = pytest.mark.io
 
 WORKER = r"""
-import sys
+import logging, os, sys
 
 def log(level, text):
-    print(f"(Worker pid=7) {level} 11-22 23:53:24 [x.py:1] {text}", file=sys.stderr, flush=True)
+    if getattr(logging, level) >= getattr(logging, os.environ.get("VLLM_LOGGING_LEVEL", "INFO")):
+        print(f"(Worker pid=7) {level} 11-22 23:53:24 [x.py:1] {text}", file=sys.stderr, flush=True)
 
 log("INFO", "Starting to load model tiny...")
 for percent in (0, 30, 33, 100):
@@ -90,13 +91,12 @@ def loaded(*flags: str) -> Output:
     return Output(ended.returncode, ended.stdout, ended.stderr)
 
 
-def test_lines_of_vllm_are_hidden_and_counted() -> None:
+def test_lines_of_vllm_are_hidden() -> None:
     output = loaded()
     assert (output.status, output.out) == (0, "serving\n")
     assert output.lines[0] == "Loading tiny"
     assert output.lines[-1].startswith("Loaded tiny in ")
-    assert "1 warning among them" in output.lines[-1]
-    for hidden in ("It may be slow", "library", "of this process", "It lives", "30%"):
+    for hidden in ("It may be slow", "It is too large", "library", "of this process", "It lives", "30%"):
         assert hidden not in output.err
 
 
@@ -104,14 +104,18 @@ def test_lines_of_vllm_are_hidden_and_counted() -> None:
 def test_long_start_says_for_how_long(mode: str) -> None:
     lines = loaded("slow", mode).lines
     assert len(lines) > 3
-    assert all(re.fullmatch(r"Loading tiny, for [\d.]+ m?s", line) for line in lines[1:-1])
+    hint = "" if mode == "verbose" else r" \(--verbose shows vLLM's lines\)"
+    assert all(re.fullmatch(r"Loading tiny, for [\d.]+ m?s" + hint, line) for line in lines[1:-1])
 
 
-def test_errors_and_later_warnings_of_workers_are_shown() -> None:
+def test_later_warnings_of_workers_are_shown() -> None:
     """Workers write to the pipe as long as they live."""
-    err = loaded().err
-    assert "ERROR 11-22 23:53:24 [x.py:1] ValueError: It is too large." in err
-    assert "WARNING 11-22 23:53:24 [x.py:1] It complains." in err
+    assert "WARNING 11-22 23:53:24 [x.py:1] It complains." in loaded().err
+
+
+def test_operator_may_choose_the_level_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    assert "INFO 11-22 23:53:24 [x.py:1] It lives." in loaded().err
 
 
 def test_failure_ends_with_its_cause_after_all_lines() -> None:
@@ -123,12 +127,16 @@ def test_failure_ends_with_its_cause_after_all_lines() -> None:
     assert any("of another library" in line for line in lines)
     assert any("It may be slow." in line for line in lines)
     assert sum("Capturing CUDA graphs" in line for line in lines) == 1  # a bar, of which only the last state is left
-    assert lines[-1] == "penstock: tiny cannot be served: It is too large."
+    assert sum("RuntimeError: Engine core" in line for line in lines) == 1
+    assert lines[-1] == "penstock: tiny cannot be served: Engine core initialization failed. See root cause above."
+    assert lines.index(next(line for line in lines if line.startswith("RuntimeError"))) < lines.index(
+        "(Worker pid=7) ERROR 11-22 23:53:24 [x.py:1] ValueError: It is too large."
+    )
 
 
 def test_mistake_of_the_operator_is_not_buried_under_lines_of_vllm() -> None:
     output = loaded("ours")
-    assert output.err.endswith("It is too large.\npenstock: There is a wrong option.\n")
+    assert output.err.endswith("penstock: There is a wrong option.\n")
     assert "It may be slow" not in output.err
 
 
