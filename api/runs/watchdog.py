@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -84,14 +83,13 @@ class CodeLine(NamedTuple):
         return f"by the {self.culprit.removesuffix(',')}, at {self.line}" if self.culprit else f"at {self.line}"
 
 
-def preempted(interval: float, period: float, computed: float, waited: float) -> float:
-    """Return the seconds of an interval between two looks in which the loop's thread could not run.
+def preempted(interval: float, period: float, computed: float) -> float:
+    """Return the seconds of an interval between two looks in which the process was stopped, or got no CPU.
 
-    It ``computed``, or ``waited`` for a CPU, for so much of the interval.  After an interval that is longer than the
-    ``period`` of the looks, the looking thread itself got no CPU, or not the interpreter, which the other may have
-    had.
+    After an interval that is longer than the ``period`` of the looks, the looking thread itself got no CPU, or not the
+    interpreter, which the loop's thread had for the seconds that it ``computed``.
     """
-    return min(interval, waited) if interval < 2 * period else max(0.0, interval - computed)
+    return max(0.0, interval - computed) if interval >= 2 * period else 0.0
 
 
 @dataclass
@@ -192,17 +190,14 @@ class Watchdog:
     # In the thread
 
     def _watch(self) -> None:
-        with thread_times(self._watched) as read:
-            self._look(read)
-
-    def _look(self, read: Callable[[], tuple[float, float]]) -> None:
         reports, period = Reports(), self._period
-        now, (computed, waited) = time.monotonic(), read()
+        cpu_clock = time.pthread_getcpuclockid(self._watched.ident or 0)
+        now, computed = time.monotonic(), time.clock_gettime(cpu_clock)
         stall: Stall | None = None
         while not self._running.acquire(timeout=period):
-            before, computed_before, waited_before = now, computed, waited
-            now, (computed, waited) = time.monotonic(), read()
-            lost = preempted(now - before, period, computed - computed_before, waited - waited_before)
+            before, computed_before = now, computed
+            now, computed = time.monotonic(), time.clock_gettime(cpu_clock)
+            lost = preempted(now - before, period, computed - computed_before)
             if stall:
                 stall.preempted += lost
                 if self._answered >= stall.asked:
@@ -261,24 +256,6 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-@contextmanager
-def thread_times(thread: threading.Thread) -> Iterator[Callable[[], tuple[float, float]]]:
-    """Yield a function that reads the seconds that a thread computed, and those that it waited for a CPU.
-
-    The latter are 0 if the kernel does not count them.
-    """
-    clock = time.pthread_getcpuclockid(thread.ident or 0)
-    try:
-        counts = os.open(f"/proc/self/task/{thread.native_id}/schedstat", os.O_RDONLY)
-    except OSError:
-        yield lambda: (time.clock_gettime(clock), 0.0)
-        return
-    try:
-        yield lambda: (time.clock_gettime(clock), int(os.pread(counts, 100, 0).split()[1]) / 1e9)
-    finally:
-        os.close(counts)
 
 
 async def name_silent(guards: Collection[StageGuard], silence: float = SILENCE, level: int = logging.INFO) -> None:
