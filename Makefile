@@ -198,7 +198,7 @@ ruff: $(DONE)/test
 	@$(BIN)/ruff check --quiet
 
 spelling: $(DONE)/test
-	@$(BIN)/codespell api deploy docs extensions pipeline stages testing tests server.py *.md Makefile pyproject.toml
+	@$(BIN)/codespell api deploy docs extensions pipeline services stages testing tests server.py *.md Makefile pyproject.toml
 
 imports: $(DONE)/test
 	@output=$$($(BIN)/lint-imports --cache-dir .cache/imports) || { echo "$$output"; exit 1; }

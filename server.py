@@ -42,9 +42,9 @@ from penstock.pipeline.core import NamedStage, Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.services import tracing
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.tools import Toolbox
+from penstock.services import tracing
+from penstock.services.runs.run import RunRegistry
+from penstock.services.tools import Toolbox
 
 
 @asynccontextmanager

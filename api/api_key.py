@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.services.standard_webhooks import checked_url
 from penstock.stages.normalize.tool_types import named
-from penstock.stages.services.standard_webhooks import checked_url
 
 HASHED = "sha256:"
 """The start of a line that has the digest of a key in place of the key."""

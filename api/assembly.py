@@ -27,6 +27,21 @@ from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.recorder import Recorder
+from penstock.services.containers import OwnerLimits, no_owner_limits
+from penstock.services.engines.custom import guarded_engine
+from penstock.services.engines.engine import Bounded, Engine, TextBackend
+from penstock.services.mcp.config import ServerConfig, read_servers
+from penstock.services.own_hosts import label_of
+from penstock.services.prompts import Prompts
+from penstock.services.runs.run import RunRegistry
+from penstock.services.sealing import Sealer
+from penstock.services.slots import Limit, sandbox_slots, unlimited
+from penstock.services.store.database import Database, NullDatabase
+from penstock.services.store.named import named_database
+from penstock.services.store.store import Store
+from penstock.services.toolbox import open_toolbox
+from penstock.services.tools import HostSettings, ToolAccess, Toolbox
+from penstock.services.web.ssrf import AllowedNetworks
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.normalize.normalize import CacheSharing
 from penstock.stages.normalize.tool_types import leavable, named
@@ -34,21 +49,6 @@ from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, aliasing, prompting, reading_files, responses_pipeline, sealing
-from penstock.stages.services.containers import OwnerLimits, no_owner_limits
-from penstock.stages.services.engines.custom import guarded_engine
-from penstock.stages.services.engines.engine import Bounded, Engine, TextBackend
-from penstock.stages.services.mcp.config import ServerConfig, read_servers
-from penstock.stages.services.own_hosts import label_of
-from penstock.stages.services.prompts import Prompts
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.slots import Limit, sandbox_slots, unlimited
-from penstock.stages.services.store.database import Database, NullDatabase
-from penstock.stages.services.store.named import named_database
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.toolbox import open_toolbox
-from penstock.stages.services.tools import HostSettings, ToolAccess, Toolbox
-from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger(__name__)
 

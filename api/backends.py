@@ -19,6 +19,26 @@ from penstock.api.settings import Settings
 from penstock.api.sources import option_name
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.services.engines.custom import open_engine
+from penstock.services.engines.engine import UNLIMITED, TextBackend
+from penstock.services.engines.replicas import PrefixCaches
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.vllm import (
+    ANYTHING,
+    VllmPlan,
+    Watch,
+    WrongOption,
+    check_arguments,
+    default_sampling,
+    no_vllm,
+    option_names,
+    plan_vllm,
+    speaks_harmony,
+)
+from penstock.services.engines.vllm_cores import CoreClient
+from penstock.services.engines.vllm_http import start_vllm_http
+from penstock.services.web.image_cache import ImageCache
+from penstock.services.web.ssrf import AllowedNetworks
 from penstock.stages.models.chat.load import NO_PARSER, ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.parsers import UnknownParser, check_names
@@ -37,26 +57,6 @@ from penstock.stages.responses import (
     recorded_stages,
     text_stages,
 )
-from penstock.stages.services.engines.custom import open_engine
-from penstock.stages.services.engines.engine import UNLIMITED, TextBackend
-from penstock.stages.services.engines.replicas import PrefixCaches
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.engines.vllm import (
-    ANYTHING,
-    VllmPlan,
-    Watch,
-    WrongOption,
-    check_arguments,
-    default_sampling,
-    no_vllm,
-    option_names,
-    plan_vllm,
-    speaks_harmony,
-)
-from penstock.stages.services.engines.vllm_cores import CoreClient
-from penstock.stages.services.engines.vllm_http import start_vllm_http
-from penstock.stages.services.web.image_cache import ImageCache
-from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ async def _prefix_caches(settings: Settings) -> AsyncGenerator[PrefixCaches | No
         return
     if find_spec("zmq") is None:
         raise CannotStart("--kv-events needs pyzmq: pip install 'penstock[kv-events]'")
-    from penstock.stages.services.engines.kv_events import KvEvents  # noqa: PLC0415 - pyzmq comes with an extra
+    from penstock.services.engines.kv_events import KvEvents  # noqa: PLC0415 - pyzmq comes with an extra
 
     engines = (url.rstrip("/") for url in settings.engine)
     try:

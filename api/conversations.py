@@ -37,6 +37,9 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.pipeline.tasks import in_thread
+from penstock.services.files.owned import OwnedFiles
+from penstock.services.store.store import Store
+from penstock.services.store.stored import StoredConversation
 from penstock.stages.normalize.input_items import (
     InputReader,
     PlacedFile,
@@ -50,9 +53,6 @@ from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
 from penstock.stages.normalize.same_item import is_same
 from penstock.stages.normalize.toolset import ToolsetBuilder
-from penstock.stages.services.files.owned import OwnedFiles
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.store.stored import StoredConversation
 
 _FULL = (StorageFull, DiskFull)
 

@@ -39,9 +39,9 @@ from penstock.pipeline.protocol.pieces import in_pieces
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.pipeline.tasks import in_thread, let_go
-from penstock.stages.services import tracing
-from penstock.stages.services.engines.affinity import SESSION_HEADER
-from penstock.stages.services.runs.run import Mode
+from penstock.services import tracing
+from penstock.services.engines.affinity import SESSION_HEADER
+from penstock.services.runs.run import Mode
 
 Read: TypeAlias = Callable[[bytes], Reading]
 """A function that reads a body; it raises `InvalidRequest` for a wrong one."""

@@ -18,7 +18,7 @@ from penstock.pipeline.errors import UpstreamFailed
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.request import trace_headers
-from penstock.stages.services import tracing
+from penstock.services import tracing
 
 logger = logging.getLogger(__name__)
 

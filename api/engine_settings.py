@@ -12,8 +12,8 @@ from pydantic_settings import BaseSettings, CliPositionalArg, CliSuppress, CliUn
 
 from penstock.api.sources import flags, unknown_option
 from penstock.api.values import Duration, Table, Texts
+from penstock.services.engines.vllm import option_names
 from penstock.stages.models.chat.load import ChatOptions
-from penstock.stages.services.engines.vllm import option_names
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.api.settings import Settings
-from penstock.stages.services.files.file_reader import FileLimits, FileReader
-from penstock.stages.services.web.ssrf import AllowedNetworks
+from penstock.services.files.file_reader import FileLimits, FileReader
+from penstock.services.web.ssrf import AllowedNetworks
 
 
 def file_reader(settings: Settings) -> FileReader:

@@ -20,7 +20,7 @@ from typing import IO, Self
 
 from penstock.pipeline.errors import CannotRun, CannotStart, Stopped
 from penstock.pipeline.logs import duration, json_line, name_response
-from penstock.stages.services.engines.load_errors import cause_of, is_explained
+from penstock.services.engines.load_errors import cause_of, is_explained
 
 logger = logging.getLogger(__name__)
 

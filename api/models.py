@@ -18,9 +18,9 @@ from penstock.api.http.pagination import ends
 from penstock.api.http.query import AnyText, Number
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.services.engines.engine import Backend, known_length
+from penstock.services.model_names import is_name, resolved_name
 from penstock.stages.normalize.tool_types import types_of
-from penstock.stages.services.engines.engine import Backend, known_length
-from penstock.stages.services.model_names import is_name, resolved_name
 
 LIMIT = Number("limit", default=0, least=1, most=1_000)
 AFTER = AnyText("after_id")

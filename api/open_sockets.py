@@ -9,7 +9,7 @@ from typing import Protocol
 from aiohttp import web
 
 from penstock.pipeline.protocol.history import History
-from penstock.stages.services.lru_cache import LruCache
+from penstock.services.lru_cache import LruCache
 
 MOST_REMEMBERED = 2**29
 """Bytes of all histories that a server remembers for its connections; the least recently used are forgotten first."""

@@ -27,15 +27,15 @@ from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.recordings.writer import make_folder
-from penstock.stages.services import tracing
-from penstock.stages.services.files.marks import number_by
-from penstock.stages.services.prompts import Prompts
-from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.standard_webhooks import Receiver, Signer
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.web.ssrf import AllowedNetworks
-from penstock.stages.services.webhooks import Webhooks
+from penstock.services import tracing
+from penstock.services.files.marks import number_by
+from penstock.services.prompts import Prompts
+from penstock.services.sealing import Sealer
+from penstock.services.standard_webhooks import Receiver, Signer
+from penstock.services.store.store import Store
+from penstock.services.tools import Toolbox
+from penstock.services.web.ssrf import AllowedNetworks
+from penstock.services.webhooks import Webhooks
 
 logger = logging.getLogger(__name__)
 

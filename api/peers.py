@@ -41,10 +41,10 @@ from penstock.pipeline.protocol.events import TERMINAL_TYPES
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.protocol.sse import EventSplitter
 from penstock.pipeline.urls import shown_url
-from penstock.stages.services import tracing
-from penstock.stages.services.foreign import read_whole
-from penstock.stages.services.store.heartbeats import STALE, Servers
-from penstock.stages.services.store.stored import Server
+from penstock.services import tracing
+from penstock.services.foreign import read_whole
+from penstock.services.store.heartbeats import STALE, Servers
+from penstock.services.store.stored import Server
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.services.engines.engine import Engine
+from penstock.services.engines.replicas import UnusableServer
+from penstock.services.engines.vllm_http import start_vllm_http
+from penstock.services.shadowing import Shadow
 from penstock.stages.optional.shadow import Shadowed
-from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.engines.replicas import UnusableServer
-from penstock.stages.services.engines.vllm_http import start_vllm_http
-from penstock.stages.services.shadowing import Shadow
 
 logger = logging.getLogger(__name__)
 

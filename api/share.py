@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.stages.services.slots import Slots, Weigh
+from penstock.services.slots import Slots, Weigh
 
 LOOK = 0.02
 """Seconds between two looks at the slots of the other frontends, while prompts wait here."""

@@ -24,10 +24,10 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.tasks import MANY, apart
+from penstock.services.engines.engine import known_length
 from penstock.stages.parse.parser import ParseStage
 from penstock.stages.parse.text import TokenVocabulary, spelled
 from penstock.stages.render.truncation import COUNTED
-from penstock.stages.services.engines.engine import known_length
 
 Value = TypeVar("Value")
 

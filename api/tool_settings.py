@@ -10,10 +10,10 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, CliSuppress
 
 from penstock.api.values import Duration, Size, Texts
+from penstock.services.own_hosts import label_of
+from penstock.services.standard_webhooks import Signer, checked_url
+from penstock.services.web.ssrf import AllowedNetworks
 from penstock.stages.normalize.tool_types import LEAVABLE, is_label, leavable, named
-from penstock.stages.services.own_hosts import label_of
-from penstock.stages.services.standard_webhooks import Signer, checked_url
-from penstock.stages.services.web.ssrf import AllowedNetworks
 
 
 class ToolSettings(BaseSettings):

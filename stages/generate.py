@@ -22,7 +22,7 @@ from penstock.pipeline.frames import (
     with_facts,
 )
 from penstock.pipeline.tasks import apart
-from penstock.stages.services.engines.engine import Engine, ScoresPrompts
+from penstock.services.engines.engine import Engine, ScoresPrompts
 
 LONG = 2**17
 """Tokens of a prompt that takes milliseconds to check."""

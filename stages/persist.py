@@ -16,7 +16,7 @@ from penstock.pipeline.frames import EmittedFrame, ItemResult, ItemTokens, Respo
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
-from penstock.stages.services.runs.run import RunRegistry
+from penstock.services.runs.run import RunRegistry
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,17 @@ from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import Encoding
+from penstock.services.engines.engine import Engine, TextBackend
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.files.file_reader import FileReader
+from penstock.services.model_names import served_instead
+from penstock.services.prompts import Prompts
+from penstock.services.runs.run import RunRegistry
+from penstock.services.sealing import Sealer
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
+from penstock.services.tools import Toolbox
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.converse.converse import Converse, Steering
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.emit.emit import Emit
@@ -30,17 +41,6 @@ from penstock.stages.recordings.converse import ConverseAsRecorded, RenderIfReco
 from penstock.stages.recordings.recordings import Recordings
 from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
-from penstock.stages.services.engines.engine import Engine, TextBackend
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.files.file_reader import FileReader
-from penstock.stages.services.model_names import served_instead
-from penstock.stages.services.prompts import Prompts
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.web.image_cache import ImageCache
 from penstock.stages.summarize import Summarize
 
 NO_TOOLS = Toolbox()

@@ -5,7 +5,7 @@ They need neither pytest nor a model.  What they find wrong is an `AssertionErro
 
 from __future__ import annotations
 
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.testing.databases import check_database
 from penstock.testing.dialects import check_dialect
 from penstock.testing.engines import check_engine

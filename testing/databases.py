@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.members import missing_members
-from penstock.stages.services.store.database import (
+from penstock.services.store.database import (
     NOW,
     OCTETS,
     Database,

@@ -20,8 +20,8 @@ from penstock.pipeline.frames import (
     with_facts,
 )
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
-from penstock.stages.services.engines.custom import misfit
-from penstock.stages.services.engines.engine import Engine, TextBackend
+from penstock.services.engines.custom import misfit
+from penstock.services.engines.engine import Engine, TextBackend
 from penstock.testing.rules import BrokenRule, check_tasks, keep_all
 from penstock.testing.stages import resolved
 

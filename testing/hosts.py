@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.members import missing_members
+from penstock.services.tools import Host, Session, ToolResult
 from penstock.stages.converse.sessions import GRACE
-from penstock.stages.services.tools import Host, Session, ToolResult
 from penstock.testing.rules import check_tasks, closing_broken, keep_all
 from penstock.testing.stages import resolved
 

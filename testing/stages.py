@@ -26,11 +26,11 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.plugins import Function, Plugin, all_guarded, edited_by
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import FILES, Abandoned, UnreadableRecording, read_recording
-from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.services.store.database import (
+from penstock.services.store.database import (
     NullDatabase,
 )
-from penstock.stages.services.store.store import Store
+from penstock.services.store.store import Store
+from penstock.stages.normalize.normalize import Normalize
 
 
 def recorded(recording: Path | str, after: str) -> list[Any]:

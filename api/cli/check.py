@@ -41,14 +41,14 @@ from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.recordings.writer import make_folder
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.model_names import in_words
+from penstock.services.prompts import Prompts
+from penstock.services.sandbox.probe import probe
+from penstock.services.store.store import Store
+from penstock.services.tools import ServerUnavailable
+from penstock.services.web.ssrf import AllowedNetworks, Blocked, check_address
 from penstock.stages.models.vllm_private import TESTED, installed_vllm
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.model_names import in_words
-from penstock.stages.services.prompts import Prompts
-from penstock.stages.services.sandbox.probe import probe
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import ServerUnavailable
-from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_address
 
 APART = 30.0
 """Seconds by which the clocks of a server and its database may differ: servers count expiry and age by their own."""

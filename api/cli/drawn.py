@@ -6,8 +6,8 @@ from penstock.api.assembly import RunningEngine, rehearsed
 from penstock.api.backends import loading, over_http, planned, start
 from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.settings import Settings
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.recordings.converse import partly_run
-from penstock.stages.services.engines.scripted import ScriptedEngine
 
 CHECK_WAIT = 3.0
 """Seconds to wait for an engine elsewhere, to check the settings."""

@@ -30,8 +30,8 @@ from penstock.api.limits.table import read_limits
 from penstock.api.runs.store_settings import NO_STORE, is_missing, store_place
 from penstock.api.values import seconds
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
-from penstock.stages.services.standard_webhooks import Signer
-from penstock.stages.services.store.stored_keys import StoredKeys
+from penstock.services.standard_webhooks import Signer
+from penstock.services.store.stored_keys import StoredKeys
 
 LEAST_SHOWN = 8
 """The fewest characters of a digest that name a key."""

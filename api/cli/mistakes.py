@@ -16,7 +16,7 @@ from penstock.api.settings import OF_VLLM, Settings
 from penstock.api.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.services.engines.vllm import NoVllm, WrongOption, option_names
+from penstock.services.engines.vllm import NoVllm, WrongOption, option_names
 
 KEY_PLACES = {
     "--api-key": "--api-key-file or PENSTOCK_API_KEYS",

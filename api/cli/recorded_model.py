@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.recordings.format import Header
+from penstock.services.engines.token_replay import TokenReplayEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
 from penstock.stages.responses import chat_stages, harmony_stages, responses_pipeline
-from penstock.stages.services.engines.token_replay import TokenReplayEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import ImageCache
 
 Spelling: TypeAlias = Callable[[int], bytes]
 """Returns the bytes of a token; for a special token, the bytes of its textual form."""

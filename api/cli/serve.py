@@ -32,8 +32,8 @@ from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, EngineDead
 from penstock.pipeline.logs import log_to_stderr
 from penstock.server import running
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.recordings.converse import recorded_example
-from penstock.stages.services.engines.scripted import ScriptedEngine
 
 LOOK = 0.5
 """Seconds between two looks at an engine with which the server ends."""

@@ -15,8 +15,8 @@ from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.plugins import DIALECTS, WrongPlugin, described, value_named
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.responses import recorded_responses
-from penstock.stages.services.engines.scripted import ScriptedEngine
 
 OPTION = "--dialect"
 

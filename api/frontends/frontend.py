@@ -40,9 +40,9 @@ from penstock.api.settings import Settings
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import log_to_stderr
 from penstock.server import running
+from penstock.services.engines.vllm import VllmEngine
 from penstock.stages.models.vllm_private import Greeting
 from penstock.stages.recordings.converse import recorded_example
-from penstock.stages.services.engines.vllm import VllmEngine
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.api.settings import Settings
 from penstock.api.share import Share
-from penstock.stages.services.engines.vllm_cores import CoreClient
-from penstock.stages.services.engines.workers import end_with_parent
+from penstock.services.engines.vllm_cores import CoreClient
+from penstock.services.engines.workers import end_with_parent
 
 
 @dataclass(frozen=True)

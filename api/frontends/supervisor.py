@@ -49,9 +49,9 @@ from penstock.api.settings import Settings
 from penstock.api.share import FrontendState, Share, shared_states
 from penstock.pipeline.errors import CannotStart, EngineDead
 from penstock.pipeline.logs import counted
-from penstock.stages.services.engines.vllm import VllmPlan
-from penstock.stages.services.engines.vllm_cores import IMPORTED, CoreClient, Cores
-from penstock.stages.services.engines.workers import mark_workers
+from penstock.services.engines.vllm import VllmPlan
+from penstock.services.engines.vllm_cores import IMPORTED, CoreClient, Cores
+from penstock.services.engines.workers import mark_workers
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from penstock.api.http.prefix import path_of
 from penstock.api.key_sources import api_keys
 from penstock.pipeline.errors import StoreFailed, Unauthorized
 from penstock.pipeline.logs import counted
-from penstock.stages.services.store.stored_keys import StoredKeys
+from penstock.services.store.stored_keys import StoredKeys
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ from penstock.api.http.errors import PROBLEM, STREAMING, answer_to
 from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
 from penstock.pipeline.faults import name_stage
-from penstock.stages.services.runs.run import RunReleased
+from penstock.services.runs.run import RunReleased
 
 logger = logging.getLogger(__name__)
 

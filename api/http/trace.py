@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
 from penstock.api.http.prefix import is_probe
 from penstock.pipeline.protocol.params.request import trace_headers
-from penstock.stages.services import tracing
+from penstock.services import tracing
 
 
 @web.middleware

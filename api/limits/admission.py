@@ -17,9 +17,9 @@ from penstock.api.limits.reserved_slots import PATIENCE, LocalReservations, Rese
 from penstock.api.limits.table import ALL, DEFAULT, NO_LIMITS, KeyLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StorageFull, StoreFailed, TokenLimitReached
 from penstock.pipeline.yield_point import YieldPoint
-from penstock.stages.services.containers import OwnerLimits
-from penstock.stages.services.runs.run import Run
-from penstock.stages.services.store.store import Store
+from penstock.services.containers import OwnerLimits
+from penstock.services.runs.run import Run
+from penstock.services.store.store import Store
 
 REQUESTS, TOKENS, SECONDS = "requests", "tokens", "sandbox seconds"
 RESPONSES, BACKGROUND, SANDBOXES = "responses", "background responses", "sandboxes"

@@ -14,9 +14,9 @@ from aiohttp import web
 from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
+from penstock.services.engines.vllm_http import VllmHttpEngine
+from penstock.services.runs.run import Mode
 from penstock.stages.models.vllm_private import installed_vllm
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine
-from penstock.stages.services.runs.run import Mode
 
 logger = logging.getLogger(__name__)
 

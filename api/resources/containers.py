@@ -29,9 +29,7 @@ from penstock.pipeline import errors
 from penstock.pipeline.protocol.params.containers import AddContainerFile, CreateContainer, UploadContainerFile
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
-from penstock.stages.normalize.containers import check_memory
-from penstock.stages.normalize.normalize import draw_suffix
-from penstock.stages.services.containers import (
+from penstock.services.containers import (
     HOME,
     Containers,
     Described,
@@ -44,8 +42,10 @@ from penstock.stages.services.containers import (
     TooManyContainers,
     file_id,
 )
-from penstock.stages.services.files.names import plain_name
-from penstock.stages.services.store.store import Store
+from penstock.services.files.names import plain_name
+from penstock.services.store.store import Store
+from penstock.stages.normalize.containers import check_memory
+from penstock.stages.normalize.normalize import draw_suffix
 
 MOST_LISTED = 1_000
 """Containers of a list, those that have ended among them."""

@@ -37,10 +37,10 @@ from penstock.pipeline.errors import (
 from penstock.pipeline.protocol.params.files import UploadFile, UploadFileToAnthropic
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
-from penstock.stages.services.files.names import plain_name
-from penstock.stages.services.slots import Slots
-from penstock.stages.services.store.files import StoredFile, Upload
-from penstock.stages.services.store.store import Store
+from penstock.services.files.names import plain_name
+from penstock.services.slots import Slots
+from penstock.services.store.files import StoredFile, Upload
+from penstock.services.store.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.query import AnyText
 from penstock.api.resources.resources import BASE, ServerParts
 from penstock.pipeline.errors import PromptNotFound
-from penstock.stages.services.prompts import Prompts, Template
+from penstock.services.prompts import Prompts, Template
 
 VERSION = AnyText("version")
 

@@ -17,8 +17,8 @@ from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
 from penstock.pipeline.plugins import RESOURCES, function_named
-from penstock.stages.services.prompts import Prompts
-from penstock.stages.services.tools import Toolbox
+from penstock.services.prompts import Prompts
+from penstock.services.tools import Toolbox
 
 BASE = "/v1"
 """The base URL of all resources."""

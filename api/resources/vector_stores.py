@@ -46,11 +46,11 @@ from penstock.pipeline.protocol.params.vector_stores import (
     UpdateVectorStore,
 )
 from penstock.pipeline.protocol.tools import FileSearchOptions
-from penstock.stages.services.search.embedder import Embedder
-from penstock.stages.services.search.ingestion import Ingestion
-from penstock.stages.services.search.searcher import HasSearcher, Hit, Searcher
-from penstock.stages.services.store import vector_stores as stored
-from penstock.stages.services.store.store import Store
+from penstock.services.search.embedder import Embedder
+from penstock.services.search.ingestion import Ingestion
+from penstock.services.search.searcher import HasSearcher, Hit, Searcher
+from penstock.services.store import vector_stores as stored
+from penstock.services.store.store import Store
 
 BEFORE = AnyText("before")
 FILTER = Choice("filter", ("", "in_progress", "completed", "failed", "cancelled"))

@@ -30,10 +30,10 @@ from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.tools import McpServer
-from penstock.stages.services.runs.run import Run, RunRegistry
-from penstock.stages.services.runs.turns import Turn, own
-from penstock.stages.services.slots import Slots
-from penstock.stages.services.store.store import Store
+from penstock.services.runs.run import Run, RunRegistry
+from penstock.services.runs.turns import Turn, own
+from penstock.services.slots import Slots
+from penstock.services.store.store import Store
 
 logger = logging.getLogger(__name__)
 

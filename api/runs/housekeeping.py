@@ -13,7 +13,7 @@ from penstock.api.runs.heap import Heap
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import counted, duration
-from penstock.stages.services.store.store import Store
+from penstock.services.store.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from penstock.api.runs.background import BackgroundQueue
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import ModelGone, RunInterrupted, StoreFailed
 from penstock.pipeline.logs import counted, duration
-from penstock.stages.services.model_names import in_words
-from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.runs.run import Run, RunRegistry
-from penstock.stages.services.store.rows import model_column
-from penstock.stages.services.store.store import Orphan, Server, Store, StoredResponse
+from penstock.services.model_names import in_words
+from penstock.services.runs.event_log import Block
+from penstock.services.runs.run import Run, RunRegistry
+from penstock.services.store.rows import model_column
+from penstock.services.store.store import Orphan, Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 

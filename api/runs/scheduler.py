@@ -37,14 +37,14 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import Cause
 from penstock.pipeline.tasks import MANY, let_go, shielded
+from penstock.services import tracing
+from penstock.services.engines.engine import Backend, Engine, TextBackend
+from penstock.services.model_names import in_words, resolved_name, served_name
+from penstock.services.runs.run import Mode, Run, RunRegistry, RunReleased
+from penstock.services.runs.turns import HoldPrompts, hold_first
+from penstock.services.slots import Slots
+from penstock.services.store.store import Server, Store, StoredResponse
 from penstock.stages.generate import Generate
-from penstock.stages.services import tracing
-from penstock.stages.services.engines.engine import Backend, Engine, TextBackend
-from penstock.stages.services.model_names import in_words, resolved_name, served_name
-from penstock.stages.services.runs.run import Mode, Run, RunRegistry, RunReleased
-from penstock.stages.services.runs.turns import HoldPrompts, hold_first
-from penstock.stages.services.slots import Slots
-from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 

@@ -49,8 +49,8 @@ from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.services.runs.run import Run, RunReleased
 from penstock.stages.normalize.normalize import CONTINUABLE
-from penstock.stages.services.runs.run import Run, RunReleased
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from penstock.api.open_sockets import Latest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.history import History, opening
 from penstock.pipeline.yield_point import YieldPoint
-from penstock.stages.services.lru_cache import LruCache
-from penstock.stages.services.runs.run import Run
+from penstock.services.lru_cache import LruCache
+from penstock.services.runs.run import Run
 
 _encode = msgspec.msgpack.Encoder().encode
 

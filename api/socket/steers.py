@@ -19,7 +19,7 @@ from penstock.pipeline.protocol.params.items import InputItem, MessageItem
 from penstock.pipeline.protocol.params.request import CreateResponse, SteerResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import ResponseStatus
-from penstock.stages.services.runs.run import Run
+from penstock.services.runs.run import Run
 
 MOST_PENDING = 16
 """The most steering inputs that a connection keeps for one response."""

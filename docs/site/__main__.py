@@ -29,6 +29,7 @@ SECTIONS = {
     "extensions": "Guides",
     "fixtures": "Project",
     "pipeline": "Concepts",
+    "services": "Guides",
     "stages": "Guides",
     "testing": "Guides",
     "tests": "Project",

@@ -58,7 +58,7 @@ def texts() -> list[Text]:
     names = {kind.__name__ for kind in (*kinds(), *OPERATORS)}
     modules = sorted(
         path
-        for folder in ("api", "extensions", "pipeline", "stages", "testing")
+        for folder in ("api", "extensions", "pipeline", "services", "stages", "testing")
         for path in (ROOT / folder).rglob("*.py")
     )
     found = [text for path in modules for text in _texts_of(ast.parse(path.read_text()), names)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from posixpath import normpath
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("api", "deploy", "docs", "extensions", "fixtures", "pipeline", "stages", "testing", "tests")
+FOLDERS = ("api", "deploy", "docs", "extensions", "fixtures", "pipeline", "services", "stages", "testing", "tests")
 PAGES = sorted(
     path
     for path in (*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")))

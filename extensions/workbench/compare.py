@@ -34,9 +34,9 @@ from penstock.extensions.workbench.inspect import write_page
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.recordings.format import UnreadableRecording
-from penstock.stages.services.engines.engine import ScoresPrompts, TextBackend
-from penstock.stages.services.engines.replicas import ForeignServer
-from penstock.stages.services.forced.scores import SAMPLED, reason_left_out
+from penstock.services.engines.engine import ScoresPrompts, TextBackend
+from penstock.services.engines.replicas import ForeignServer
+from penstock.services.forced.scores import SAMPLED, reason_left_out
 
 ENGINE_OPTIONS = frozenset(settings.SECTION for settings in (EngineSettings, ChatSettings, LogSettings))
 """The sections of the options of ``penstock serve`` that this command takes, too."""

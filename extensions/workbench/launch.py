@@ -20,7 +20,7 @@ import msgspec
 from penstock.api.sources import CLIENT_KEY
 from penstock.extensions.workbench.agents import AGENTS, Agent, Served, Start
 from penstock.pipeline.errors import CannotRun
-from penstock.stages.services.model_names import in_words, served_instead
+from penstock.services.model_names import in_words, served_instead
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

@@ -51,7 +51,7 @@ from penstock.pipeline.recordings.format import (
 from penstock.pipeline.recordings.response_folder import private_files
 from penstock.pipeline.recordings.wire import is_wire
 from penstock.pipeline.trace import traced
-from penstock.stages.services.runs.run import RunRegistry
+from penstock.services.runs.run import RunRegistry
 
 CANNOT_SAY = (125, 126, 127)
 """Exit statuses that count as no failure: 125 skips a recording, as for ``git bisect run``.

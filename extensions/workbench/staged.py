@@ -38,11 +38,11 @@ from penstock.pipeline.recordings.format import Recording, read_recording
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.response_folder import REQUEST
 from penstock.pipeline.recordings.wire import is_wire, read_wire
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.generate import Generate
 from penstock.stages.responses import responses_pipeline, text_stages
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 
 
 class Unshown(CannotRun):

@@ -14,7 +14,7 @@ from typing import TypeVar
 from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, MessageOpened
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.urls import host_of
-from penstock.stages.services.tools import FileSource, Listed, Source
+from penstock.services.tools import FileSource, Listed, Source
 
 Frame = TypeVar("Frame")
 

@@ -18,11 +18,11 @@ from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, ImagesRef
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, Prompt, ResolvedRequest
 from penstock.pipeline.halfway import Halfway, halfway
 from penstock.pipeline.tasks import apart
+from penstock.services.tools import Toolbox
+from penstock.services.tracing import TracedTurn, turn_span
 from penstock.stages.converse.mcp_tools import with_declarations
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.converse.turn import turn_without_model
-from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.tracing import TracedTurn, turn_span
 
 
 def _never(response_id: str) -> bool:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, MessageOpened
-from penstock.stages.services.containers import HOME, file_id
-from penstock.stages.services.tools import ContainerFiles
+from penstock.services.containers import HOME, file_id
+from penstock.services.tools import ContainerFiles
 
 Frame = TypeVar("Frame")
 

@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.pipeline.tasks import MANY, apart
-from penstock.stages.services.tools import Declaration, Declaring, Host, ServerUnavailable, Toolbox, callable_tools
+from penstock.services.tools import Declaration, Declaring, Host, ServerUnavailable, Toolbox, callable_tools
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,9 @@ from msgspec import UNSET
 from penstock.pipeline import frames, metrics
 from penstock.pipeline.protocol.params.request import OUTPUTS, RESULTS, SOURCES, WEB_RESULTS
 from penstock.pipeline.protocol.tools import Toolset
-from penstock.stages.converse.turn import ToolCall
-from penstock.stages.services.own_hosts import OwnSession
-from penstock.stages.services.tool_search import SEARCH_NAMESPACE, ToolSearch
-from penstock.stages.services.tools import (
+from penstock.services.own_hosts import OwnSession
+from penstock.services.tool_search import SEARCH_NAMESPACE, ToolSearch
+from penstock.services.tools import (
     Acting,
     Citable,
     ContainerFiles,
@@ -33,7 +32,8 @@ from penstock.stages.services.tools import (
     ToolResult,
     bounded,
 )
-from penstock.stages.services.tracing import fail, tool_span
+from penstock.services.tracing import fail, tool_span
+from penstock.stages.converse.turn import ToolCall
 
 logger = logging.getLogger(__name__)
 

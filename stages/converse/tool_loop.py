@@ -28,11 +28,11 @@ from penstock.pipeline.protocol.items import (
 )
 from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import McpTool, Toolset
+from penstock.services.tools import Toolbox
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
 from penstock.stages.converse.sessions import Sessions, Step
 from penstock.stages.converse.transcript import Transcript
 from penstock.stages.converse.turn import ModelTurn, PreparingTurn, SummaryTurn, ToolCall
-from penstock.stages.services.tools import Toolbox
 
 
 @dataclass(frozen=True)

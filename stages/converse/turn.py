@@ -31,10 +31,10 @@ from penstock.pipeline.frames import (
     ToolSearchOutputOpened,
     TurnFinished,
 )
+from penstock.services.tools import ContainerFiles, FileSource, Source
 from penstock.stages.converse.citations import Citations
 from penstock.stages.converse.file_citations import FileCitations
 from penstock.stages.models.client_actions import problem_of
-from penstock.stages.services.tools import ContainerFiles, FileSource, Source
 
 
 @dataclass(frozen=True)

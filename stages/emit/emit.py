@@ -32,10 +32,10 @@ from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import ItemStatus, OutputItem
 from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response, Usage, tool_usage_of
+from penstock.services.sealing import SealedItem, SealedReasoning, SealedSummary, Sealer
+from penstock.services.usage import TurnTokens, usage_of
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.models.output_items import BUILDERS, Drafts
-from penstock.stages.services.sealing import SealedItem, SealedReasoning, SealedSummary, Sealer
-from penstock.stages.services.usage import TurnTokens, usage_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCal
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import ContainerUse
-from penstock.stages.services.containers import MEMORY, Containers, MemoryLimit, Recorded
-from penstock.stages.services.store.store import Store
+from penstock.services.containers import MEMORY, Containers, MemoryLimit, Recorded
+from penstock.services.store.store import Store
 
 MOST_EARLIER = 16
 """Containers of a conversation that may be the one of its next call."""

@@ -59,6 +59,14 @@ from penstock.pipeline.protocol.response import ConversationReference, Reasoning
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import HOSTED, NO_FILE_SEARCH, NO_OPTIONS, ContainerUse, Toolset
 from penstock.pipeline.tasks import MANY, apart, in_thread
+from penstock.services.containers import Containers
+from penstock.services.files.file_reader import FileReader
+from penstock.services.files.owned import OwnedFiles
+from penstock.services.model_names import resolved_name
+from penstock.services.prompts import Applied, Prompts, applied, blamed
+from penstock.services.sealing import SealedSummary, Sealer, Unverified
+from penstock.services.store.store import Store
+from penstock.services.tools import ADVICE, FULL_ACCESS, ToolAccess
 from penstock.stages.normalize.containers import ContainerFinder, earlier_containers
 from penstock.stages.normalize.input_items import (
     SURPLUS,
@@ -75,14 +83,6 @@ from penstock.stages.normalize.previous_messages import MessageReader
 from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
-from penstock.stages.services.containers import Containers
-from penstock.stages.services.files.file_reader import FileReader
-from penstock.stages.services.files.owned import OwnedFiles
-from penstock.stages.services.model_names import resolved_name
-from penstock.stages.services.prompts import Applied, Prompts, applied, blamed
-from penstock.stages.services.sealing import SealedSummary, Sealer, Unverified
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import ADVICE, FULL_ACCESS, ToolAccess
 
 DEFAULT_THRESHOLD = 200_000
 """The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""

@@ -13,7 +13,7 @@ from penstock.pipeline.errors import InvalidEncryptedContent, InvalidRequest
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.items import Item, Reasoning, ReasoningText
-from penstock.stages.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, Sealer, Unverified
+from penstock.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, Sealer, Unverified
 
 logger = logging.getLogger(__name__)
 

@@ -31,6 +31,8 @@ from penstock.pipeline.protocol.tools import (
     WebSearchOptions,
     tool_key,
 )
+from penstock.services.tool_search import search_tool
+from penstock.services.tools import ADVICE
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.normalize.containers import ContainerWish, wish_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
@@ -47,8 +49,6 @@ from penstock.stages.normalize.tool_types import (
     kinds_of,
     unversioned,
 )
-from penstock.stages.services.tool_search import search_tool
-from penstock.stages.services.tools import ADVICE
 
 logger = logging.getLogger(__name__)
 

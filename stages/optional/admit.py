@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.frames import Prompt
-from penstock.stages.services.slots import Slots
+from penstock.services.slots import Slots
 
 
 @dataclass(frozen=True)

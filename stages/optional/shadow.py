@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk, TokenFrame
-from penstock.stages.services.forced.turn import Turn
+from penstock.services.forced.turn import Turn
 
 
 @dataclass(frozen=True)

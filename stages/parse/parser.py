@@ -26,8 +26,8 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.pipeline.yield_point import YieldPoint
+from penstock.services.usage import Tallies, Tally, TurnTokens
 from penstock.stages.parse.text import StopStrings, TokenVocabulary
-from penstock.stages.services.usage import Tallies, Tally, TurnTokens
 
 MANY_TOKENS = 32
 """Tokens of a chunk from which on other tasks get turns while it is read: a few of them may be an item."""

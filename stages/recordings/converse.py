@@ -20,10 +20,10 @@ from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import CannotStart, EngineFailed
 from penstock.pipeline.protocol.tools import HOSTED, HostedKind
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
+from penstock.services.runs.turns import own_turn
+from penstock.services.tools import Toolbox
 from penstock.stages.recordings.recorded_request import ComparableRequest
 from penstock.stages.recordings.recordings import Recorded, Recordings
-from penstock.stages.services.runs.turns import own_turn
-from penstock.stages.services.tools import Toolbox
 
 Frame = TypeVar("Frame")
 

@@ -21,10 +21,10 @@ from penstock.api.runs.housekeeping import tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.protocol.events import ResponseCompleted, to_sse
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.services.engines.vllm import VllmEngine
+from penstock.services.runs.run import RunRegistry
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
-from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.run import RunRegistry
 from tests.bench.figures import Comparison, Figure
 from tests.bench.first_token import FIRST, SHORT, long_text, prompts
 from tests.bench.inprocess import Ready, engine_outputs, serving_of

@@ -27,10 +27,10 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import TokenChunk, replace, with_facts
 from penstock.pipeline.protocol.events import Event, OutputTextDelta, to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.services.engines.engine import Engine
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.vllm import VllmEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.engines.vllm import VllmEngine
 from tests.bench.core import MARK, SteppedCore
 from tests.support.engine_requests import prompt
 from tests.support.event_streams import harmony_pipeline

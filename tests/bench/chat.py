@@ -21,13 +21,13 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import ChatTurn, GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.responses import chat_stages, responses_pipeline
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.chat_families import family_model
 from tests.support.stored_responses import facts, response
 

@@ -31,15 +31,15 @@ from numpy.typing import NDArray
 
 from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.pipeline.tasks import in_thread
+from penstock.services.files.file_reader import FileReader
+from penstock.services.search.embedder import Embedder
+from penstock.services.search.ingestion import GROUP, Ingestion
+from penstock.services.search.ranking import unit
+from penstock.services.search.searcher import Searcher
+from penstock.services.search.terms import terms
+from penstock.services.store.store import Store
+from penstock.services.store.vector_stores import Chunk, Chunking, NewFile, StoredVectorStore
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.files.file_reader import FileReader
-from penstock.stages.services.search.embedder import Embedder
-from penstock.stages.services.search.ingestion import GROUP, Ingestion
-from penstock.stages.services.search.ranking import unit
-from penstock.stages.services.search.searcher import Searcher
-from penstock.stages.services.search.terms import terms
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.store.vector_stores import Chunk, Chunking, NewFile, StoredVectorStore
 from tests.support.stores import database_at, running_postgres
 from tests.support.vector_stores import uploaded
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import psutil
 from yarl import URL
 
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from tests.bench.core import SETTLING, recorded_text
 from tests.bench.engines import SERVE, Serving, serving
 from tests.bench.loopback import CORES

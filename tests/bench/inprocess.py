@@ -18,8 +18,8 @@ from typing import Any
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.events import to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.services.engines.vllm import VllmEngine
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
-from penstock.stages.services.engines.vllm import VllmEngine
 from tests.bench.core import FILL, recorded_text
 from tests.bench.figures import Comparison, Figure
 from tests.support.event_streams import harmony_pipeline

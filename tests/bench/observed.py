@@ -23,9 +23,9 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 from yarl import URL
 
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.tracing import exporting
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.tracing import exporting
 from tests.bench.figures import over
 from tests.bench.serving import STREAMS, TOKENS, talking
 from tests.bench.sockets import BODY, Figures, spent, without_first

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from penstock.services.sealing import SealedReasoning, Sealer
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.sealing import SealedReasoning, Sealer
 from tests.support.paths import ROOT
 
 LENGTHS = (1_000, 10_000, 100_000)
-PAGES = ("stages/README.md", "api/PARAMETERS.md", "api/SETTINGS.md", "stages/services/AFFINITY.md")
+PAGES = ("stages/README.md", "api/PARAMETERS.md", "api/SETTINGS.md", "services/AFFINITY.md")
 ROUNDS = 25
 OWNER = "owner"
 

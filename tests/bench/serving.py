@@ -24,10 +24,10 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.recorder import Recorder
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.runs.run import RunRegistry
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.persist import Persist
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
 from tests.bench.core import SETTLING
 from tests.bench.figures import over
 from tests.support.server import Server, running_server

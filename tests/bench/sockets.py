@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 from yarl import URL
 
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.bench.chain import RESENT, SOCKET, STORED
 from tests.bench.core import SETTLING
 from tests.bench.figures import over

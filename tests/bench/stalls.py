@@ -20,8 +20,8 @@ from typing import Any
 
 from penstock.pipeline.frames import TokenLogprob
 from penstock.pipeline.protocol.params.request import LOGPROBS
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.server import running_server
 
 ROUNDS = 1

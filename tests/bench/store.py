@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.store.store import Store
+from penstock.services.runs.event_log import Block
+from penstock.services.store.store import Store
 from tests.support.stored_responses import begun_response, store_response, stored_response
 from tests.support.stores import empty_schema, open_store, running_postgres
 

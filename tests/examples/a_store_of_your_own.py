@@ -2,7 +2,7 @@
 
 This one keeps them in an SQLite file, and logs what takes long. Another would speak to a database that penstock does
 not know. The SQL is common to PostgreSQL and SQLite; what differs between them are the constants of
-`penstock.stages.services.store.database`.
+`penstock.services.store.database`.
 
 ```sh
 penstock serve openai/gpt-oss-20b --store a_store_of_your_own.py:store
@@ -28,8 +28,8 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from penstock.stages.services.store.database import Database, Row, Unit, Value
-from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.services.store.database import Database, Row, Unit, Value
+from penstock.services.store.sqlite import SqliteDatabase
 
 SLOW_SECONDS = 0.1
 

@@ -69,7 +69,7 @@ import msgspec
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.stages.services.tools import HostSettings, ToolResult
+from penstock.services.tools import HostSettings, ToolResult
 
 PIECES = {"lamp": 12, "chair": 3}
 

@@ -13,8 +13,8 @@ from time import monotonic
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineFailed, ServerStopping
 from penstock.pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk
+from penstock.services.engines.engine import sampling_parameters
 from penstock.stages.models.harmony.vocabulary import END, VOCABULARY_SIZE, load_encoding
-from penstock.stages.services.engines.engine import sampling_parameters
 
 encode = load_encoding().encode_markup
 ASKED = tuple(encode("<|start|>user<|message|>"))

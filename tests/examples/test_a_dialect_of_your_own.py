@@ -14,7 +14,7 @@ import pytest
 from penstock.api.dialects.named import spoken
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.testing import check_dialect
 from tests.examples import a_dialect_of_your_own
 from tests.examples.a_dialect_of_your_own import TOY

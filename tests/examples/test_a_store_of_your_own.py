@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store.named import named_database
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.store.named import named_database
 from penstock.testing import check_database
 from tests.examples import a_store_of_your_own
 from tests.support.server import HELLO, running_server, script

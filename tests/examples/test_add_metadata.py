@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples.add_metadata import install
 from tests.support.event_streams import final, read_sse
 from tests.support.server import running_server, script

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.plugins import load
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
 from tests.support.server import ENDLESS, HELLO, running_server, script

@@ -21,7 +21,7 @@ from penstock.api.http.connections import bind, serving
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
 from penstock.server import application
-from penstock.stages.services.engines.custom import open_engine
+from penstock.services.engines.custom import open_engine
 from tests.support.api_clients import openai_client
 from tests.support.server import WEATHER
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenFrame
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples.count_tokens import TOKENS, count, install
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, response_with, unedited

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenChunk, TokenFrame
 from penstock.pipeline.plugins import Edit, WrongPlugin, load
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples.guard_words import Guard
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import FEW_EXAMPLES, any_case, item_texts, response_with, text_of, unedited

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.pipeline.plugins import load
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples import log_to_queue
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, HELLO, running_server, script

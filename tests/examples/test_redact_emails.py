@@ -13,9 +13,9 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenFrame
 from penstock.pipeline.protocol.events import OutputTextDelta
 from penstock.pipeline.protocol.items import Message, Reasoning
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.optional.rewrite import Rewrite
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.examples.redact_emails import ADDRESS, install, redacted
 from tests.support import fixture_cases
 from tests.support.event_streams import final, read_sse

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples.route_by_content import install
 from tests.support.server import running_server, script
 

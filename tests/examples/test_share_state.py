@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.plugins import load
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples.share_state import SHARED
 from tests.support.server import HELLO, running_server, script
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.pipeline.plugins import load
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.paths import ROOT
 from tests.support.server import running_server, script
 

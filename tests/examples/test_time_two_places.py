@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.plugins import load
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import read_sse
 from tests.support.server import ENDLESS, HELLO, running_server, script
 

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import OutputTextDelta
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples import translate_answers
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts

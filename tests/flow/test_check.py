@@ -27,8 +27,8 @@ from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart, StoreFailed
 from penstock.pipeline.recordings.format import UnreadableRecording
+from penstock.services.store.database import Database
 from penstock.stages.recordings.recordings import read_recordings
-from penstock.stages.services.store.database import Database
 from tests.support.mcp_servers import stdio_config
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port

@@ -24,16 +24,16 @@ from penstock.api import peers
 from penstock.api.peers import PeerLost, Peers, SseRelay
 from penstock.pipeline.errors import StageError
 from penstock.pipeline.protocol.tools import McpServer
+from penstock.services.browser.reader import Reader
+from penstock.services.browser.search_engines import ENGINES, search_backend
+from penstock.services.engines.http_generation import HttpGeneration
+from penstock.services.engines.replicas import Replica, Replicas, UnusableServer
+from penstock.services.engines.vllm_http import start_vllm_http
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.store.stored import Server
+from penstock.services.tools import CallFailed, ServerUnavailable
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.images import NoImage
-from penstock.stages.services.browser.reader import Reader
-from penstock.stages.services.browser.search_engines import ENGINES, search_backend
-from penstock.stages.services.engines.http_generation import HttpGeneration
-from penstock.stages.services.engines.replicas import Replica, Replicas, UnusableServer
-from penstock.stages.services.engines.vllm_http import start_vllm_http
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.store.stored import Server
-from penstock.stages.services.tools import CallFailed, ServerUnavailable
-from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.fake_vllm import prompt_for_fakes
 from tests.support.mcp_servers import LOCAL, PATIENT
 from tests.support.tool_servers import web_server

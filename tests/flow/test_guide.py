@@ -21,8 +21,8 @@ from penstock.pipeline.plugins import GROUP, Edit, load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import collect, pipeline
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.responses import recorded_responses
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
 from tests.support.paths import HARMONY, ROOT

@@ -23,11 +23,11 @@ from penstock.pipeline.protocol.items import InputText, Message
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.prompts import Prompts, Template
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.store.store import Store, StoredConversation
 from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.prompts import Prompts, Template
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.store import Store, StoredConversation
 from tests.support.event_streams import harmony_pipeline
 from tests.support.paths import ROOT
 from tests.support.request_bodies import WEATHER

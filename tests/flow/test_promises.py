@@ -11,8 +11,8 @@ import pytest
 
 from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall
 from penstock.pipeline.protocol.response import Response
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.event_streams import final, harmony_pipeline, run_request
 
 Json = dict[str, Any]

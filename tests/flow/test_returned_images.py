@@ -9,13 +9,13 @@ import pytest
 
 from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
+from penstock.services.mcp.client import outcome_of
+from penstock.services.mcp.config import SecretMask
+from penstock.services.tools import ToolResult
 from penstock.stages.converse.transcript import Transcript
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
-from penstock.stages.services.mcp.client import outcome_of
-from penstock.stages.services.mcp.config import SecretMask
-from penstock.stages.services.tools import ToolResult
 from tests.support.chat_templates import model_with_images, vocabulary
 from tests.support.mcp_tools import PIXEL
 from tests.support.scripted_tools import conversation

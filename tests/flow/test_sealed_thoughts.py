@@ -19,14 +19,14 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.sealing import Sealer
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import ModelStages, chat_stages, harmony_stages, responses_pipeline, sealing
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.chat_families import family_model
 from tests.support.event_streams import final, run_request
 from tests.support.examples import examples

@@ -30,18 +30,18 @@ from penstock.api.settings import Settings
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart, EngineDead
 from penstock.pipeline.logs import log_to_stderr, name_response
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.mcp.builtin_tools import McpHost
+from penstock.services.store.postgres import PostgresDatabase
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.tools import Toolbox
+from penstock.services.web.ssrf import AllowedNetworks
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.normalize.normalize import CacheSharing, Normalize
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.responses import harmony_stages
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.mcp.builtin_tools import McpHost
-from penstock.stages.services.store.postgres import PostgresDatabase
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.web.ssrf import AllowedNetworks
 from tests.support.chat_families import load_model
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import ROOT, TINY_QWEN

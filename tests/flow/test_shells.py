@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import done_items
 from tests.support.server import Server, running_server
 

@@ -14,9 +14,9 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.events import OutputItemAdded, ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, harmony_pipeline, run_request
 from tests.support.examples import examples
 from tests.support.harmony import encode_by_letters

@@ -22,9 +22,9 @@ from typing import Any
 import aiohttp
 from msgspec import convert
 
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.oracles.conversations import TURNS, Body, generated, recorded, traits
 from tests.oracles.sources import CACHE, RENDERER
 from tests.oracles.templates import shipped

@@ -15,8 +15,8 @@ from typing import Any
 
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 _IN_FILE = re.compile(r"<file [^>]*>\nCount to (\d+)\.")
 

@@ -12,13 +12,13 @@ from penstock.api.limits.allowance import OwnAllowances
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
-from penstock.stages.services.runs import run as runs
-from penstock.stages.services.runs.run import Run, RunRegistry
-from penstock.stages.services.store import files as stored_files
-from penstock.stages.services.store import postgres, statements
-from penstock.stages.services.store.key_limits import StoredAllowances, StoredReservations
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.webhooks import Webhooks
+from penstock.services.runs import run as runs
+from penstock.services.runs.run import Run, RunRegistry
+from penstock.services.store import files as stored_files
+from penstock.services.store import postgres, statements
+from penstock.services.store.key_limits import StoredAllowances, StoredReservations
+from penstock.services.store.store import Store
+from penstock.services.webhooks import Webhooks
 
 Fault = AbstractContextManager[Any]
 

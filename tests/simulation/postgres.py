@@ -25,7 +25,7 @@ from unittest.mock import patch
 import asyncpg
 from asyncpg import connect
 
-from penstock.stages.services.store.database import NOW
+from penstock.services.store.database import NOW
 from tests.simulation.determinism import real_seconds
 from tests.simulation.loop import Process, SimulatedLoop, WorkFault
 

@@ -25,9 +25,9 @@ from penstock.api.serving import drained
 from penstock.api.settings import Settings
 from penstock.pipeline import plugins
 from penstock.server import running
+from penstock.services.files import file_reader
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
-from penstock.stages.services.files import file_reader
 from tests.simulation.engine import CountingEngine
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.stores import SimulatedStore

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 DONE = "All of it is done."
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock.pipeline.frames import EngineFrame, Prompt, TokenLogprob
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.server import CALL, HELLO
 
 CONTEXT_LENGTH = 8192

@@ -17,15 +17,15 @@ from penstock.pipeline.protocol.items import Message, OutputItem, Reasoning
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import read_frames
+from penstock.services.engines.engine import Engine
+from penstock.services.engines.vllm import VllmEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import chat_stages, responses_pipeline
-from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.event_streams import final, harmony_pipeline, run_request
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE

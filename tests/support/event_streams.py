@@ -19,12 +19,12 @@ from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_s
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
+from penstock.services.engines.engine import Engine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
-from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 
 _sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)

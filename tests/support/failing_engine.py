@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 CONTEXT = 2048
 """The tokens of the context."""

@@ -22,9 +22,9 @@ from penstock.pipeline.frames import Prompt, RequestFacts, Sampling
 from penstock.pipeline.protocol.events import TerminalEvent
 from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.services.engines.affinity import Ranking
+from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.affinity import Ranking
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.event_streams import harmony_pipeline
 from tests.support.processes import free_port
 from tests.support.stored_responses import facts, pop_fields, response

@@ -26,6 +26,9 @@ from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import FORMAT, Header, read_frames, read_header, write_frames
 from penstock.pipeline.tap import Tap
+from penstock.services.engines.token_replay import TokenReplayEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.store import Store
 from penstock.stages.converse.converse import Converse
 from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
@@ -35,9 +38,6 @@ from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
-from penstock.stages.services.engines.token_replay import TokenReplayEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.store import Store
 from tests.support.event_streams import checked, final, run_pipeline, run_stage
 from tests.support.examples import examples
 from tests.support.paths import HARMONY

@@ -13,7 +13,7 @@ import msgspec
 from penstock.pipeline.errors import RunInterrupted
 from penstock.pipeline.protocol.events import DONE
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.services.runs.run import Run
+from penstock.services.runs.run import Run
 from tests.support import api_clients
 from tests.support.api_clients import ApiClient
 from tests.support.event_streams import final, read_sse, renumbered

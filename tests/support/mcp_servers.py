@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.error import URLError
 
-from penstock.stages.services.mcp.config import HttpServer, ServerConfig, StdioServer
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.web.ssrf import AllowedNetworks
+from penstock.services.mcp.config import HttpServer, ServerConfig, StdioServer
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.web.ssrf import AllowedNetworks
 from tests.support.paths import ROOT
 from tests.support.processes import free_port
 

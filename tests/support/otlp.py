@@ -12,7 +12,7 @@ from typing import Any
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from penstock.stages.services.tracing import exporting
+from penstock.services.tracing import exporting
 
 FAILED = 2
 """The status of a span that failed, in OTLP."""

@@ -13,12 +13,12 @@ from msgspec import structs
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Toolset
+from penstock.services.usage import TurnTokens
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony import vocabulary
 from penstock.stages.parse.chat.parse import ChatParser
 from penstock.stages.parse.harmony.parse import HarmonyParser
 from penstock.stages.parse.parser import TurnParser
-from penstock.stages.services.usage import TurnTokens
 from tests.support.chat_families import FAMILIES, family_model
 from tests.support.stored_responses import facts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("api", "extensions", "pipeline", "stages", "testing")
+PRODUCT = ("api", "extensions", "pipeline", "services", "stages", "testing")
 """The folders of the product's code."""
 
 FIXTURES = ROOT / "fixtures"

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import END, load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 LATENCY = 0.005
 """Seconds before each token."""

@@ -19,11 +19,11 @@ from penstock.pipeline.protocol.items import InputText, Message, OutputItem, Out
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ResponseStatus
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store, StoredResponse
+from penstock.services.tools import FULL_ACCESS, ToolAccess
 from penstock.stages.normalize.normalize import ModelTraits, Normalize
 from penstock.stages.normalize.tool_types import LEAVABLE, MISSING
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store, StoredResponse
-from penstock.stages.services.tools import FULL_ACCESS, ToolAccess
 from tests.support.clock import count_instructions
 
 MESSAGE = {"role": "user", "content": "x"}

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stages.services.sandbox.container import ContainerHost
-from penstock.stages.services.sandbox.live_containers import OpenContainers
-from penstock.stages.services.sandbox.plan import MODES, Kind, Mode, SandboxLimits
-from penstock.stages.services.sandbox.probe import Sandbox, probe
-from penstock.stages.services.sandbox.python import PythonHost
-from penstock.stages.services.slots import Slots
+from penstock.services.sandbox.container import ContainerHost
+from penstock.services.sandbox.live_containers import OpenContainers
+from penstock.services.sandbox.plan import MODES, Kind, Mode, SandboxLimits
+from penstock.services.sandbox.probe import Sandbox, probe
+from penstock.services.sandbox.python import PythonHost
+from penstock.services.slots import Slots
 
 LANDLOCK_CREATE_RULESET, ONLY_ITS_VERSION = 444, 1
 

@@ -17,9 +17,9 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
 from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
+from penstock.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
 from penstock.stages.converse.converse import Converse, Steering
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
 from tests.support.stored_responses import facts, pop_fields, response
 
 Turn = Sequence[frames.ParsedFrame]

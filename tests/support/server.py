@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -26,13 +26,20 @@ from penstock.api.peers import Membership, Peers
 from penstock.api.resources.resources import ServerParts, opened
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
-from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import EngineFrame, Prompt
-from penstock.pipeline.protocol.events import ResponseEvent
-from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import FILES, FORMAT, Header, Recording, read_recording
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.services.engines.engine import Engine
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.prompts import Prompts
+from penstock.services.runs.run import RunRegistry
+from penstock.services.sealing import Sealer
+from penstock.services.store.database import Database
+from penstock.services.store.heartbeats import STALE
+from penstock.services.store.store import Store
+from penstock.services.tools import Toolbox
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -46,16 +53,6 @@ from penstock.stages.responses import (
     responses_pipeline,
     sealing,
 )
-from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.prompts import Prompts
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.sealing import Sealer
-from penstock.stages.services.store.database import Database
-from penstock.stages.services.store.heartbeats import STALE
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import Toolbox
-from penstock.stages.services.web.image_cache import ImageCache
 from tests.support.api_clients import USER_MESSAGE, ApiClient, Json, wait_until
 from tests.support.stores import database_at
 
@@ -116,8 +113,8 @@ async def running_server(
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
 
     Only ``resources`` and the prompts know the ``settings``.  The model is gpt-oss unless a chat model is given.
-    ``edit`` may change the pipeline, the caller closes ``toolbox``, and ``options`` go to `Scheduler`.  An earlier
-    server with the same ``url`` is declared dead.
+    ``edit`` may change the pipeline, as plug-ins do, the caller closes ``toolbox``, and ``options`` go to `Scheduler`.
+    An earlier server with the same ``url`` is declared dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
@@ -128,12 +125,14 @@ async def running_server(
     prompts = Prompts((settings or DEFAULTS).prompts)
     responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
     responses = prompting(aliasing(responses, aliases or {}), prompts)
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
-    scheduler = Scheduler(pipeline, engine, runs, store, aliases=aliases or {}, **options)
     peers = peers or Peers()
-    parts = ServerParts(settings or DEFAULTS, scheduler, toolbox, peers, prompts)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
+        pipeline = edit(responses)
+        if isinstance(pipeline, AbstractAsyncContextManager):
+            pipeline = await closing.enter_async_context(pipeline)
+        scheduler = Scheduler(pipeline, engine, runs, store, aliases=aliases or {}, **options)
+        parts = ServerParts(settings or DEFAULTS, scheduler, toolbox, peers, prompts)
         api = Api(
             scheduler,
             keep_alive,

@@ -27,11 +27,11 @@ from penstock.api.cli.serve import serve
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.logs import log_to_stderr
+from penstock.services import webhooks
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.search import ingestion
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
-from penstock.stages.services import webhooks
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.search import ingestion
 from tests.support.api_clients import ApiClient
 from tests.support.processes import free_port
 from tests.support.server import COUNT, HELLO

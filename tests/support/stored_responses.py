@@ -11,8 +11,8 @@ from penstock.pipeline.frames import RequestFacts, ResolvedRequest, Sampling
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from penstock.stages.services.store.database import NOW, Statement
-from penstock.stages.services.store.store import Store, StoredConversation, StoredResponse
+from penstock.services.store.database import NOW, Statement
+from penstock.services.store.store import Store, StoredConversation, StoredResponse
 
 ITEMS: tuple[items.Item, ...] = (
     items.Message("msg_1", "completed", "user", (items.InputText("Grüße 🐍 \u0000 <|end|>"),)),

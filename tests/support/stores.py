@@ -27,10 +27,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.stages.services.store.database import Database, DatabaseUnavailable, Row, Unit, Value
-from penstock.stages.services.store.postgres import PostgresDatabase
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.store import Store
+from penstock.services.store.database import Database, DatabaseUnavailable, Row, Unit, Value
+from penstock.services.store.postgres import PostgresDatabase
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.store.store import Store
 
 DATABASES = ("sqlite", "postgres")
 

@@ -24,8 +24,8 @@ from penstock.pipeline.frames import (
     replace,
 )
 from penstock.pipeline.recordings.format import FORMAT, Header, write_frames
+from penstock.services.forced.turn import Turn
 from penstock.stages.models.harmony.vocabulary import RETURN
-from penstock.stages.services.forced.turn import Turn
 from tests.support.fake_vllm import prompt_for_fakes
 
 WORDS = tuple(range(1000, 1012))

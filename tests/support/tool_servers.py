@@ -19,20 +19,20 @@ from aiohttp import web
 from penstock.pipeline.frames import ResolvedRequest, Sampling
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
+from penstock.services.browser.search_engines import search_backend
+from penstock.services.browser.session import BrowserHost
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.mcp.config import ServerConfig
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.sandbox.container import ContainerHost
+from penstock.services.sandbox.live_containers import OpenContainers
+from penstock.services.sandbox.probe import Sandbox
+from penstock.services.sandbox.python import PythonHost
+from penstock.services.slots import Slots
+from penstock.services.tools import Host, Toolbox
+from penstock.services.web.ssrf import AllowedNetworks
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.browser.search_engines import search_backend
-from penstock.stages.services.browser.session import BrowserHost
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.mcp.config import ServerConfig
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.sandbox.container import ContainerHost
-from penstock.stages.services.sandbox.live_containers import OpenContainers
-from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.sandbox.python import PythonHost
-from penstock.stages.services.slots import Slots
-from penstock.stages.services.tools import Host, Toolbox
-from penstock.stages.services.web.ssrf import AllowedNetworks
 from tests.support.api_clients import StreamReader
 from tests.support.event_streams import read_sse
 from tests.support.mcp_servers import LOCAL

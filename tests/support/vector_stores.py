@@ -12,11 +12,11 @@ from typing import Any
 from aiohttp import web
 
 from penstock.api.cli.command_line import read_settings
-from penstock.stages.services.search.embedder import Embedder
-from penstock.stages.services.search.searcher import Searcher
-from penstock.stages.services.search.session import FileSearchHost
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import Toolbox
+from penstock.services.search.embedder import Embedder
+from penstock.services.search.searcher import Searcher
+from penstock.services.search.session import FileSearchHost
+from penstock.services.store.store import Store
+from penstock.services.tools import Toolbox
 from tests.support.server import ScriptedServer
 from tests.support.stores import open_store
 from tests.support.tool_servers import tool_server

@@ -11,6 +11,8 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.lifecycle.checker import check
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import RunRegistry
 from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
@@ -18,8 +20,6 @@ from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
 from penstock.testing import replayed
 
 

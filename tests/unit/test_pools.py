@@ -17,15 +17,15 @@ from penstock.api.runs.background import BackgroundQueue, InFlight
 from penstock.api.share import ALONE
 from penstock.pipeline.errors import EngineOverloaded, ServerBusy
 from penstock.pipeline.protocol.history import History
+from penstock.services.browser.reader import Reader
+from penstock.services.engines import image_decoding
+from penstock.services.files.file_reader import FileReader
+from penstock.services.runs.run import RunRegistry
+from penstock.services.slots import Slots, sandbox_slots
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
+from penstock.services.webhooks import Webhooks
 from penstock.stages.optional.admit import Admit
-from penstock.stages.services.browser.reader import Reader
-from penstock.stages.services.engines import image_decoding
-from penstock.stages.services.files.file_reader import FileReader
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.slots import Slots, sandbox_slots
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.webhooks import Webhooks
 from tests.support.paths import PRODUCT, ROOT
 
 MAKERS = {
@@ -150,11 +150,11 @@ HOLDS: dict[str, Callable[[], None]] = {
     "api.resources.files.Files": lambda: leaves_places(Files(Store(NullDatabase()), Admission(), 1).places),
     "api.runs.scheduler.Scheduler.__post_init__": leaves_places_in_the_queue,
     "api.share.Share.slots": lambda: leaves_places_in_the_engine(ALONE.slots(4, lambda _: 1.0)),
-    "stages.services.browser.reader.Reader.__init__": lambda: leaves_places(Reader().brief, Reader().long),
-    "stages.services.engines.image_decoding": lambda: leaves_places(image_decoding.places),
-    "stages.services.files.file_reader.FileReader.__init__": lambda: leaves_places(FileReader().places),
-    "stages.services.slots.sandbox_slots": lambda: leaves_places(sandbox_slots()),
-    "stages.services.webhooks.Webhooks": lambda: leaves_places(
+    "services.browser.reader.Reader.__init__": lambda: leaves_places(Reader().brief, Reader().long),
+    "services.engines.image_decoding": lambda: leaves_places(image_decoding.places),
+    "services.files.file_reader.FileReader.__init__": lambda: leaves_places(FileReader().places),
+    "services.slots.sandbox_slots": lambda: leaves_places(sandbox_slots()),
+    "services.webhooks.Webhooks": lambda: leaves_places(
         Webhooks(Store(NullDatabase()).webhooks, lambda _: None).places
     ),
 }

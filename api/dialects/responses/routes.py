@@ -42,9 +42,9 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.tasks import MANY, apart, in_thread
 from penstock.pipeline.urls import shown_url
-from penstock.stages.services import tracing
-from penstock.stages.services.runs.run import Run, RunReleased, read_stored_log
-from penstock.stages.services.store.store import Server, Store, StoredResponse
+from penstock.services import tracing
+from penstock.services.runs.run import Run, RunReleased, read_stored_log
+from penstock.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 

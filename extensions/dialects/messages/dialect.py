@@ -26,7 +26,7 @@ from penstock.pipeline.errors import ContextTooLong, InvalidRequest
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
-from penstock.stages.services.engines.engine import Budgeted
+from penstock.services.engines.engine import Budgeted
 
 Value = TypeVar("Value")
 

@@ -19,10 +19,10 @@ from penstock.extensions.workbench.forced.run_on import RunOn, Verdict, run_on
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.recordings.format import Header, UnreadableRecording
+from penstock.services.engines.engine import Engine
+from penstock.services.forced.scores import ForcedToken, ForcedTurn, alternatives, candidates, forced, judged
+from penstock.services.forced.turn import Turn
 from penstock.stages.parse.parser import ParseStage
-from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn, alternatives, candidates, forced, judged
-from penstock.stages.services.forced.turn import Turn
 
 AT_ONCE = 8
 """Answers that the engine reads at once."""

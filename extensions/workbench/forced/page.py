@@ -13,7 +13,7 @@ from penstock.extensions.workbench.forced.as_json import figures_of, run_on_of
 from penstock.extensions.workbench.forced.comparison import Compared, Figures, SkippedAnswer
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.extensions.workbench.page.tokens import Texts
-from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn
+from penstock.services.forced.scores import ForcedToken, ForcedTurn
 
 Json = dict[str, Any]
 

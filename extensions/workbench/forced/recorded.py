@@ -10,7 +10,7 @@ from typing import Any
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk
 from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header, read_recording
 from penstock.pipeline.recordings.wire import is_wire
-from penstock.stages.services.forced.turn import Turn
+from penstock.services.forced.turn import Turn
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from penstock.pipeline.frames import (
     replace,
 )
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.services.engines.engine import Engine
+from penstock.services.forced.scores import renamed
+from penstock.services.forced.turn import Turn
 from penstock.stages.parse.parser import ParseStage
-from penstock.stages.services.engines.engine import Engine
-from penstock.stages.services.forced.scores import renamed
-from penstock.stages.services.forced.turn import Turn
 
 Verdict: TypeAlias = Literal["same items", "thoughts differ", "text differs", "call differs"]
 """The change for a client, the least first."""

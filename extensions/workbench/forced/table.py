@@ -10,7 +10,7 @@ from penstock.extensions.workbench.forced.comparison import Compared, ComparedAn
 from penstock.extensions.workbench.forced.run_on import VERDICTS, RunOn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.logs import counted
-from penstock.stages.services.forced.scores import ForcedToken, ForcedTurn
+from penstock.services.forced.scores import ForcedToken, ForcedTurn
 
 COLUMNS = ("tokens", "compared", "changed", "share", "surprise", "worst", "shift")
 WIDTH, WIDEST = 9, 48

@@ -23,9 +23,9 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import FILES, Encoding, End, Failure, Header, line
 from penstock.pipeline.recordings.redaction import public
 from penstock.pipeline.recordings.response_folder import append
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.normalize.normalize import ModelTraits, Normalize
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 
 TOKENS = FILES["generate"][0]
 

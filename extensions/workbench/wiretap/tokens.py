@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.frames import FinishReason, GenerationFinished, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.recordings.wire import WireBody, WireEvent, WireFrame
-from penstock.stages.services.engines.http_endpoints import FLOOR
+from penstock.services.engines.http_endpoints import FLOOR
 
 WITH_TOKENS = frozenset({"chat", "completions"})
 """The dialects in which vLLM 0.32 sends the ids of tokens; it has no parameter for them in Responses and Messages."""

@@ -12,6 +12,7 @@ from penstock.pipeline.errors import ContextTooLong, InvalidPrompt
 from penstock.pipeline.frames import ChatTurn, Prompt, ResolvedRequest
 from penstock.pipeline.protocol.items import Item, images_of
 from penstock.pipeline.tasks import in_thread
+from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.images import NoImage
 from penstock.stages.render.blind import without_images
@@ -21,7 +22,6 @@ from penstock.stages.render.chat.rendering import Rendering
 from penstock.stages.render.constraint import placing_tools
 from penstock.stages.render.raw import raw_prompt
 from penstock.stages.render.truncation import room_for_answer, to_drop
-from penstock.stages.services.web.image_cache import ImageCache
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from unittest.mock import patch
 import uvloop
 
 from penstock.pipeline.frames import RequestFacts
-from penstock.stages.services.engines import affinity
-from penstock.stages.services.engines.kv_events import KvEvents
-from penstock.stages.services.engines.replicas import Replica, Replicas
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
+from penstock.services.engines import affinity
+from penstock.services.engines.kv_events import KvEvents
+from penstock.services.engines.replicas import Replica, Replicas
+from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.bench.affinity.load import HEADER, Load
 from tests.bench.engines import serving
 from tests.support.server import Server, running_server

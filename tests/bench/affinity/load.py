@@ -9,7 +9,7 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine
+from penstock.services.engines.vllm_http import VllmHttpEngine
 from tests.support.api_clients import Json
 from tests.support.server import Server
 

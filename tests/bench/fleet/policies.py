@@ -12,9 +12,9 @@ from random import Random
 from typing import Any
 
 from penstock.pipeline.frames import Origin, RequestFacts
-from penstock.stages.services.engines.affinity import Ranking
-from penstock.stages.services.engines.replicas import Replica, Replicas
-from penstock.stages.services.engines.vllm_http import POLL_INTERVAL
+from penstock.services.engines.affinity import Ranking
+from penstock.services.engines.replicas import Replica, Replicas
+from penstock.services.engines.vllm_http import POLL_INTERVAL
 from tests.bench.fleet.engine import BLOCK, Engine, Speed, blocks
 from tests.bench.fleet.traffic import HOT, Turn
 from tests.support.stored_responses import facts, response

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import Prompt
-from penstock.stages.services.engines import cached_blocks
-from penstock.stages.services.engines.cached_blocks import (
+from penstock.services.engines import cached_blocks
+from penstock.services.engines.cached_blocks import (
     LONGEST_HASH,
     MOST_GROUPS,
     MOST_SIZES,
@@ -26,7 +26,7 @@ from penstock.stages.services.engines.cached_blocks import (
     CachedBlocks,
     CacheEvent,
 )
-from penstock.stages.services.engines.kv_events import LARGEST_MESSAGE, KvEvents
+from penstock.services.engines.kv_events import LARGEST_MESSAGE, KvEvents
 from tests.bench.fuzz.fire import HANGS, Outcome
 from tests.bench.fuzz.hostile import drawn
 from tests.support.fake_vllm import prompt_for_fakes

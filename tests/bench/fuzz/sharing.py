@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from hypothesis import strategies as st
 
-from penstock.stages.services import webhooks
+from penstock.services import webhooks
 from tests.bench.fuzz.fire import HANGS, Outcome, complaints
 from tests.bench.fuzz.hostile import drawn
 from tests.bench.fuzz.limits import GREEDY, ORDINARY, keyed_client

@@ -18,9 +18,9 @@ from penstock.api.assembly import RunningEngine
 from penstock.api.cli.serve import serve
 from penstock.api.settings import Settings
 from penstock.pipeline.logs import log_to_stderr
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.bench.fuzz.fire import HANGS, Outcome, complaints
 from tests.bench.fuzz.floods import ordinary_client
 from tests.support.mcp_messages import TOOL, Handle, Json, result, speaking

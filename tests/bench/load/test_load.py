@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.bench.load.__main__ import main
 from tests.bench.load.client import Client, Events, Sample
 from tests.bench.load.plan import Plan, arrivals, drawn

@@ -20,21 +20,21 @@ FOLDERS = {
     "api": ["api/*.py", "api/http/*.py", "api/runs/*.py"],
     "converse": [
         "stages/converse/*.py",
-        "stages/services/browser/*.py",
-        "stages/services/mcp/*.py",
-        "stages/services/sandbox/*.py",
-        "stages/services/tools.py",
+        "services/browser/*.py",
+        "services/mcp/*.py",
+        "services/sandbox/*.py",
+        "services/tools.py",
     ],
     "emit": ["stages/emit/*.py"],
     "normalize": ["stages/normalize/*.py"],
     "parse": ["stages/parse/**/*.py"],
-    "persist": ["stages/persist.py", "stages/services/runs/*.py", "stages/services/store/*.py"],
+    "persist": ["stages/persist.py", "services/runs/*.py", "services/store/*.py"],
     "render": [
         "stages/models/harmony/hosted.py",
         "stages/models/harmony/s*.py",
         "stages/models/harmony/typescript.py",
         "stages/render/**/*.py",
-        "stages/services/web/image*.py",
+        "services/web/image*.py",
     ],
 }
 """The parts of the product that are mutated, each with the services and facts that its stage uses."""

@@ -19,6 +19,7 @@ import coverage
 import pytest
 
 from tests.bench.mutants.choose import Mutant
+from tests.support.paths import PRODUCT
 
 CACHE = Path(".cache/mutants")
 
@@ -65,14 +66,14 @@ def _measure(times: Path, lines: Path, jobs: int) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     command += ["-p", "tests.support.progress", "--suite", "coverage", "-p", "tests.bench.mutants.covering"]
     command += ["-n", str(jobs), "--dist", "worksteal"]
-    command += ["--cov=api", "--cov=extensions", "--cov=stages", "--cov-context=test", "--cov-report="]
+    command += [*(f"--cov={folder}" for folder in PRODUCT), "--cov-context=test", "--cov-report="]
     environment = {"MUTANTS_TIMES": str(times.resolve()), "COVERAGE_FILE": str(lines.resolve())}
     subprocess.run(command, env=os.environ | environment, check=False)
 
 
 def _fingerprint() -> str:
     paths = [Path("server.py"), Path("pyproject.toml")]
-    for folder in ("api", "extensions", "pipeline", "stages", "testing", "tests"):
+    for folder in (*PRODUCT, "tests"):
         paths += sorted(Path(folder).rglob("*.py"))
     digest = hashlib.sha256()
     for path in paths:

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 import uvloop
 
-from penstock.stages.services.store.database import Database
+from penstock.services.store.database import Database
 from tests.bench.soak.kinds import soak
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.stores import FAST, database_at, empty_schema, open_store, running_postgres

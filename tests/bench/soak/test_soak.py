@@ -9,9 +9,9 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.event_log import EventLog
-from penstock.stages.services.runs.run import Run
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.event_log import EventLog
+from penstock.services.runs.run import Run
 from tests.bench.soak.__main__ import Look, faults
 from tests.bench.soak.kinds import soak
 from tests.support.api_clients import ApiClient, wait_until

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.services.sandbox.probe import Sandbox
 from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import HttpServers, http_servers
 from tests.support.messages import anthropic_client

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.api.http.auth import Keys
 from penstock.pipeline.core import Pipeline
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.slots import Slots
 from penstock.stages.optional.admit import Admit
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.slots import Slots
 from tests.support.api_clients import wait_until
 from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
 

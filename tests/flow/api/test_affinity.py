@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.affinity import SESSION_HEADER, conversation_of, is_new
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.affinity import SESSION_HEADER, conversation_of, is_new
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.socket_client import connected
 

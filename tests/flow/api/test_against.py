@@ -17,7 +17,7 @@ from penstock.extensions.workbench.against import compared, table
 from penstock.extensions.workbench.wiretap.sending import place
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.recordings.format import UnreadableRecording
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.messages import anthropic_client
 from tests.support.server import ScriptedServer, running_server, script

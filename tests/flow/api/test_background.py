@@ -11,7 +11,7 @@ from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.protocol.events import ResponseCreated, ResponseInProgress, ResponseQueued
 from penstock.pipeline.protocol.items import Message, of_type
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, HELLO, PacedEngine, PacedServer, ScriptedServer, running_server, script

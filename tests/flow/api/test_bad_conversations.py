@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import JSON
 from tests.support.messages import PATH as MESSAGES
 from tests.support.server import HELLO, ScriptedServer, running_server, script

@@ -12,9 +12,9 @@ import pytest
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import RunReleased
-from penstock.stages.services.store.database import Row, Value
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import RunReleased
+from penstock.services.store.database import Row, Value
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script

@@ -15,9 +15,9 @@ import pytest
 from penstock.api.http.auth import Keys
 from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone
 from penstock.pipeline.protocol.items import Reasoning
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.sealing import MOST_CHARACTERS, PREFIX, Sealer
 from penstock.stages.responses import sealing
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.sealing import MOST_CHARACTERS, PREFIX, Sealer
 from tests.support.api_clients import JSON, openai_client
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, WEATHER, ScriptedServer, running_server, script

@@ -17,7 +17,7 @@ from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.pipeline.recordings.recorder import Recorder
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.chat_streams import chunks_of, heard_by_openai
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 

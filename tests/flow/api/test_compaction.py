@@ -14,7 +14,7 @@ from penstock.api.http.auth import Keys
 from penstock.extensions.workbench.diff import comparisons, recorded_lines, replayed_lines
 from penstock.pipeline.protocol import events
 from penstock.pipeline.recordings.comparison import first_difference
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.summarize import INSTRUCTION, LEFT_OUT
 from tests.support.api_clients import openai_client
 from tests.support.chat_families import load_model

@@ -19,16 +19,16 @@ from penstock.pipeline.errors import EngineFailed, EngineOverloaded
 from penstock.pipeline.frames import TokenLogprob
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.recordings.recorder import Recorder
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.vllm_http import start_vllm_http
+from penstock.services.runs.run import RunRegistry
+from penstock.services.slots import Slots
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import RETURN, encoding_on_demand, load_encoding
 from penstock.stages.optional.admit import Admit
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.responses import recorded_stages, responses_pipeline
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.engines.vllm_http import start_vllm_http
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.slots import Slots
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 from tests.support.chat_streams import chunks_of
 from tests.support.completion_streams import COMPLETIONS, heard
 from tests.support.fake_vllm import FakeVllm, own_logprob, running_fakes

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from tests.support.chat_families import load_model
 from tests.support.server import ScriptedServer, running_server, script
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from penstock.api.http import connections, held_bytes, request_body
 from penstock.api.http.connections import ConnectionBounds
 from penstock.api.http.proxies import client_of, parsed_address
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.clock import Clock
 from tests.support.server import PacedEngine, PacedServer, ScriptedServer, running_server, script

@@ -18,8 +18,8 @@ from openai.types.responses.response_output_text import AnnotationContainerFileC
 
 from penstock.api.http.auth import Keys
 from penstock.pipeline.protocol.items import CodeInterpreterCall
-from penstock.stages.services.engines.scripted import Script
-from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.services.engines.scripted import Script
+from penstock.services.sandbox.probe import Sandbox
 from tests.support.api_clients import openai_client
 from tests.support.chat_families import load_model
 from tests.support.sandboxes import available

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.paths import TINY_QWEN
 from tests.support.server import running_server, script
 

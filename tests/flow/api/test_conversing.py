@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store.database import Unit
-from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.store.database import Unit
+from penstock.services.store.sqlite import SqliteDatabase
 from tests.support import server
 from tests.support.api_clients import USER_MESSAGE, Json, conversation_id, openai_client, wait_until
 from tests.support.event_streams import final, read_sse

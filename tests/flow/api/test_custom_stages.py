@@ -15,7 +15,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta, ParsedFrame, TurnFinished
 from penstock.pipeline.plugins import guarded
 from penstock.pipeline.protocol.events import OutputTextDelta
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer, running_server, script

@@ -30,7 +30,7 @@ from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.events import DONE, ResponseEvent
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.server import application, running
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.examples.a_dialect_of_your_own import TOY, WIRE, Said, pieces
 from tests.support.api_clients import USER_MESSAGE
 from tests.support.paths import HARMONY

@@ -23,8 +23,8 @@ from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Reasoning
 from penstock.pipeline.protocol.response import Response
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import CHANNEL, END, MESSAGE, START, load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script

@@ -25,9 +25,9 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import ResponseCompleted, ResponseCreated
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import application, collect, pipeline
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.paths import FIXTURES, ROOT
 from tests.support.processes import free_port

@@ -22,7 +22,7 @@ from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.settings import Settings
 from penstock.server import running
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.paths import HARMONY
 from tests.support.server import ScriptedServer, running_server

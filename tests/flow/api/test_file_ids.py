@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from penstock.api.http.auth import Keys
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.documents import pdf
 from tests.support.server import HELLO, ScriptedServer, running_server, script

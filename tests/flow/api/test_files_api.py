@@ -23,11 +23,11 @@ from penstock.api.limits import admission as admissions
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.resources import files, upload_form
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store import writer
-from penstock.stages.services.store.files import CHUNK
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.store import Store
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.store import writer
+from penstock.services.store.files import CHUNK
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.store.store import Store
 from tests.support.api_clients import openai_client
 from tests.support.server import DEFAULTS, HELLO, ScriptedServer, running_server, script
 

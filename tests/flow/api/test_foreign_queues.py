@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.server import PacedEngine, running_server, script
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from penstock.api.http.auth import Keys
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.server import ScriptedServer, running_server, script
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8", "Sec-Fetch-Mode": "navigate"}

@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.api_clients import JSON, Json, StreamReader, wait_until
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.server import HELLO, Server, completed_response, running_server

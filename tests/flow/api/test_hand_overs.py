@@ -13,11 +13,11 @@ import pytest
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.protocol.events import ResponseCompleted
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.store import Store
 from tests.support.server import script
 from tests.support.stores import open_store
 

@@ -20,10 +20,10 @@ from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import collect, pipeline
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import JSON, wait_until
 from tests.support.live_server import bearer, live_server
 from tests.support.paths import ROOT

@@ -24,9 +24,9 @@ from penstock.api.resources.resources import SHIPPED
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, StoreFailed, Unauthorized
 from penstock.pipeline.protocol.tools import HostedKind
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.store import Store
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.store.store import Store
 from tests.support.api_clients import PATIENCE, openai_client, wait_until
 from tests.support.live_server import live_server
 from tests.support.server import ScriptedServer, running_server, script

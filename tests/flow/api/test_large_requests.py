@@ -17,8 +17,8 @@ from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.params.request import LOGPROBS
 from penstock.pipeline.protocol.pieces import in_pieces
 from penstock.pipeline.tasks import LARGE
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import FLUSH_EVENTS
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import FLUSH_EVENTS
 from tests.support.api_clients import Json
 from tests.support.clock import counting_turns
 from tests.support.server import HELLO, Server, running_server, script

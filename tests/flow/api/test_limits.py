@@ -18,7 +18,7 @@ from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.allowance import Allowance, OwnAllowances
 from penstock.api.limits.table import KeyLimits
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import JSON, PATIENCE, openai_client, wait_until
 from tests.support.openapi import Description
 from tests.support.server import ENDLESS, PacedServer, ScriptedServer, running_server, script

@@ -17,8 +17,8 @@ from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import Watch
 from penstock.pipeline.frames import GenerationFinished, TokenChunk
 from penstock.pipeline.recordings.format import FORMAT, Header, line
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.live_server import CLIENT, KEY, Events, bearer, live_server, of, read_events, tokens, watched
 from tests.support.server import (

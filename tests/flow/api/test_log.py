@@ -13,9 +13,9 @@ import pytest
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.logs import JsonLines, json_line, name_response
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.optional.log import LogOutputs, LogPrompts
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Json, wait_until
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 from tests.support.socket_client import connected

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from penstock.api.http.auth import Keys
 from penstock.api.peers import FORWARDED, Peers
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store.store import Store
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.store.store import Store
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import COUNT, ENDLESS, PacedEngine, running_server, script

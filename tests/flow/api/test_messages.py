@@ -16,7 +16,7 @@ import pytest
 from penstock.api.http.auth import Keys
 from penstock.extensions.dialects.messages.client_tools import client_tool
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import JSON
 from tests.support.messages import PATH, anthropic_client, events_of
 from tests.support.server import CALL, COUNT, HELLO, ScriptedServer, running_server, script

@@ -18,7 +18,7 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import serving_metrics
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import ApiClient, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script

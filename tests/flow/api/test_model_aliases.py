@@ -16,7 +16,7 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import ResponseCreated
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import pipeline, running
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.messages import anthropic_client
 from tests.support.paths import HARMONY

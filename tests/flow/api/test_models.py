@@ -7,11 +7,11 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.services.browser.search_engines import search_backend
+from penstock.services.browser.session import BrowserHost
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.normalize.normalize import ModelTraits
-from penstock.stages.services.browser.search_engines import search_backend
-from penstock.stages.services.browser.session import BrowserHost
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.tools import ToolAccess, Toolbox
 from tests.support.server import WEATHER, ScriptedServer, running_server
 
 NAMES = ("tiny", "folder/tiny-lora")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.api.assembly import database
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import JSON
 from tests.support.server import ScriptedServer, running_server, script
 

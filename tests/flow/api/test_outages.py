@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.event_log import Block
-from penstock.stages.services.store.database import Database
-from penstock.stages.services.store.postgres import PostgresDatabase
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.writer import LIMIT
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.event_log import Block
+from penstock.services.store.database import Database
+from penstock.services.store.postgres import PostgresDatabase
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.store.writer import LIMIT
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer, running_server, script

@@ -21,9 +21,9 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.events import DONE, to_sse
 from penstock.pipeline.protocol.items import ListedTool
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.tools import ToolAccess, Toolbox, ToolResult
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.tools import ToolAccess, Toolbox, ToolResult
 from penstock.testing import replayed
 from tests.support import tool_servers
 from tests.support.api_clients import ApiClient, wait_until
@@ -262,7 +262,7 @@ OWN = """
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import DONE, to_sse
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.stages.services.tools import ToolResult
+from penstock.services.tools import ToolResult
 
 class store:
     functions = [ListedTool("left", {"type": "object"})]

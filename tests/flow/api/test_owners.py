@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from penstock.api.http.auth import Keys
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import REQUEST_TIMEOUT, ApiClient
 from tests.support.server import BASES, ENDLESS, ScriptedServer, running_server, script
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from penstock.api.peers import FORWARDED, SseRelay
 from penstock.api.settings import Settings
 from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs import run
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs import run
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.frames import response_frames, written_events

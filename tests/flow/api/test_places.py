@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.sandbox.live_containers import OpenContainers
-from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.sandbox.python import PythonHost
-from penstock.stages.services.search.searcher import Searcher
-from penstock.stages.services.search.session import FileSearchHost
-from penstock.stages.services.slots import Slots
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import Host, Toolbox
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.sandbox.live_containers import OpenContainers
+from penstock.services.sandbox.probe import Sandbox
+from penstock.services.sandbox.python import PythonHost
+from penstock.services.search.searcher import Searcher
+from penstock.services.search.session import FileSearchHost
+from penstock.services.slots import Slots
+from penstock.services.store.store import Store
+from penstock.services.tools import Host, Toolbox
 from tests.support.mcp_servers import LOCAL
 from tests.support.server import ScriptedServer
 from tests.support.stores import open_store

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from penstock.api.cli.command_line import read_settings
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.server import HELLO, ScriptedServer, running_server, script
 from tests.support.server_process import running_process

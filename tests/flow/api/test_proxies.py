@@ -9,7 +9,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import JSON, openai_client, wait_until
 from tests.support.event_streams import read_sse
 from tests.support.server import PacedEngine, ScriptedServer, running_server, script

@@ -21,9 +21,9 @@ from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.server import DIALECTS, ENDLESS, ScriptedServer, running_server, script
 
 

@@ -19,7 +19,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ItemClosed, ItemDelta, ParsedFrame, TurnFinished
 from penstock.pipeline.recordings.format import CAUSES, Cause
 from penstock.pipeline.recordings.recorder import Recorder
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support import server
 from tests.support.api_clients import wait_until
 from tests.support.server import DIALECTS, Server

@@ -23,9 +23,9 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.protocol.events import DONE, Delta, to_sse
 from penstock.pipeline.recordings.format import source_of_recording
 from penstock.pipeline.recordings.sampling import Condition
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support import server
 from tests.support.api_clients import wait_until
 from tests.support.event_streams import harmony_pipeline, read_sse

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import EngineDead, EngineOverloaded, InvalidPrompt
-from penstock.stages.services.engines.scripted import Script
+from penstock.services.engines.scripted import Script
 from tests.support.server import ScriptedServer
 
 NO_TEXT = [{"role": "user", "content": [{"type": "input_text"}]}]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import additional_tools
 from tests.support.server import running_server

@@ -11,9 +11,9 @@ import pytest
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.tools import Toolbox, ToolResult
 from penstock.stages.converse.converse import Converse
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.tools import Toolbox, ToolResult
 from tests.support.api_clients import wait_until
 from tests.support.scripted_tools import ScriptedTool
 from tests.support.server import CALL, WEATHER, ScriptedServer, running_server, script

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, ScriptedServer, running_server, script

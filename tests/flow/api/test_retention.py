@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.runs.housekeeping import keep_sweeping
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.server import running_server, script
 from tests.support.stores import FaultyDatabase, database_at

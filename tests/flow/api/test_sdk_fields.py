@@ -18,10 +18,10 @@ from openai.types.responses import ResponseIncludable, ResponseInputItemParam, T
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HostedKind
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.tools import Toolbox
 from penstock.stages.normalize.normalize import ModelTraits
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.tools import Toolbox
 from tests.support.paths import ROOT
 from tests.support.sdk_types import IMAGE, choices, fields_of, minimal, objects, probes
 from tests.support.server import ScriptedServer, running_server, script

@@ -19,8 +19,8 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.recordings.format import read_frames, write_frames
 from penstock.pipeline.secret import Secret
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import Run
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import Run
 from tests.support.api_clients import wait_until
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.stored_responses import queued_response, request_of

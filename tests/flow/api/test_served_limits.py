@@ -16,9 +16,9 @@ from penstock.api.assembly import toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineOverloaded
+from penstock.services.sandbox.probe import Sandbox
+from penstock.services.web.ssrf import NOTHING_ALLOWED
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.mcp_servers import HttpServers
 from tests.support.server import WEATHER, ScriptedServer
 from tests.support.stores import stored_text

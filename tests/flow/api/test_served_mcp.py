@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.protocol.tools import HostedKind
+from penstock.services.mcp.builtin_tools import McpHost
+from penstock.services.mcp.config import HttpServer, ServerConfig
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.sandbox.probe import Sandbox
+from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.mcp.builtin_tools import McpHost
-from penstock.stages.services.mcp.config import HttpServer, ServerConfig
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.sandbox.probe import Sandbox
-from penstock.stages.services.tools import ToolAccess, Toolbox
 from tests.support import tool_servers
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import LOCAL, HttpServers, stdio_server

@@ -21,7 +21,7 @@ import pytest
 from penstock.api.http.held_bytes import SMALL
 from penstock.api.socket import incoming as incoming_module
 from penstock.api.socket.connection import MOST_WAITING
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.event_streams import final
 from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, PacedServer, ScriptedServer, running_server, script

@@ -21,8 +21,8 @@ from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent, to_json
 from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.lru_cache import LruCache
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.lru_cache import LruCache
 from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import (

@@ -24,7 +24,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, Recording, Timed, line, read_frames
 from penstock.pipeline.recordings.wire import AnswerBegun, WireBody, WireEvent, WireFrame
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.messages import anthropic_client
 from tests.support.server import running_server, script

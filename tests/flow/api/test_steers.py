@@ -17,7 +17,7 @@ from openai.types.responses import (
 from penstock.api.socket.steers import MOST_PENDING
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.protocol.response import IncompleteDetails, Response
-from penstock.stages.services.engines.scripted import Script
+from penstock.services.engines.scripted import Script
 from tests.support.event_streams import event_of_json, final, read_sse
 from tests.support.server import CALL, WEATHER, PacedServer, script
 from tests.support.socket_client import Lane, SocketClient, connected

@@ -15,8 +15,8 @@ from penstock.api.runs import scheduler
 from penstock.pipeline.errors import ServerStopping
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store.database import DatabaseUnavailable, Row, Unit, Value
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.store.database import DatabaseUnavailable, Row, Unit, Value
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
 from tests.support.server import COUNT, ENDLESS, PacedEngine, PacedServer, ScriptedServer, running_server, script

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.stages.services.runs.event_log import Block
+from penstock.services.runs.event_log import Block
 from tests.support.server import ScriptedServer
 
 

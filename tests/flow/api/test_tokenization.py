@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.api.http.auth import Keys
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, ResolvedRequest
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.chat.standalone import OwnParsers
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.chat_templates import model_with_template, vocabulary
 from tests.support.server import ScriptedServer, running_server, script
 

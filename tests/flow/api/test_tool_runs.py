@@ -13,10 +13,10 @@ from penstock.api.runs import scheduler
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.protocol.tools import HOSTED, Toolset
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.tools import Toolbox
 from penstock.stages.converse.converse import Converse
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.tools import Toolbox
 from tests.support.api_clients import PATIENCE, StreamReader, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.scripted_tools import ScriptedTool

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import pytest
 from openai.types.responses import ResponseToolSearchCall, ResponseToolSearchOutputItem
 
-from penstock.stages.services.mcp.mcp_servers import McpServers
-from penstock.stages.services.tools import Toolbox
+from penstock.services.mcp.mcp_servers import McpServers
+from penstock.services.tools import Toolbox
 from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import LOCAL, HttpServers
 from tests.support.tool_servers import (

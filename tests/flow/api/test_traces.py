@@ -17,9 +17,9 @@ from penstock.api.settings import Settings
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol.items import McpCall, of_type
 from penstock.server import application
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.mcp.config import HttpServer
-from penstock.stages.services.tracing import Attribute, exporting
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.mcp.config import HttpServer
+from penstock.services.tracing import Attribute, exporting
 from tests.support import tool_servers
 from tests.support.api_clients import StreamReader, wait_until
 from tests.support.event_streams import final, read_sse

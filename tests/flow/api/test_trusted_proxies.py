@@ -15,7 +15,7 @@ from penstock.api.http.auth import Keys
 from penstock.api.http.connections import ConnectionBounds
 from penstock.api.http.origins import Origins
 from penstock.api.http.proxies import Proxies
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.server import ENDLESS, PacedEngine, ScriptedServer, running_server, script
 from tests.support.socket_client import connected

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.image_decoding import decoded
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.services.engines.image_decoding import decoded
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.chat_templates import model_with_images, vocabulary
 from tests.support.documents import as_base64

@@ -14,7 +14,7 @@ from penstock.api.api_key import digest_of
 from penstock.api.cli.command_line import read_settings
 from penstock.api.key_sources import UnusableKeys
 from penstock.server import running
-from penstock.stages.services.standard_webhooks import Signer
+from penstock.services.standard_webhooks import Signer
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.server_process import WEBHOOK_SECRET, ServerProcess, serve_with_webhooks, serving_process
 from tests.support.stores import wait_until_stored

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from penstock.pipeline.recordings.wire import WireBody, WireEvent
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.messages import anthropic_client
 from tests.support.server import ScriptedServer, running_server, script

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.server import running_server, script
 from tests.support.socket_client import connected
 

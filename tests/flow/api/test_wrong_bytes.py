@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given
 
 from penstock.api.http.auth import Keys
 from penstock.api.http.origins import Origins
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import PATIENCE
 from tests.support.examples import examples
 from tests.support.openapi import Description

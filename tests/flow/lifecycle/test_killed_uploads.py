@@ -9,8 +9,8 @@ from pathlib import Path
 
 import aiohttp
 
-from penstock.stages.services.store.files import CHUNK
-from penstock.stages.services.store.store import Store
+from penstock.services.store.files import CHUNK
+from penstock.services.store.store import Store
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.stores import open_store
 

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.api.runs import scheduler
 from penstock.pipeline.errors import EngineDead, EngineFailed
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Client, Mode, wait_until
 from tests.support.lifecycle import FinishedResponse
 from tests.support.server import COUNT, ENDLESS, ScriptedServer, running_server, script

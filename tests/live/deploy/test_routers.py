@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.engines.affinity import SESSION_HEADER
+from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.affinity import SESSION_HEADER
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.api_clients import wait_until
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.routers import running_router

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
+from penstock.services.engines.vllm import VllmEngine, plan_vllm
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model
 from penstock.stages.models.harmony.vocabulary import THOUGHT
 from penstock.stages.render.harmony.grammar import WARM_UP
-from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
 from tests.support.engine_requests import ChatEngine, EngineStats
 from tests.support.paths import TINY_QWEN
 from tests.support.serve_command import Command, running

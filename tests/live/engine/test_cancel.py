@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import pytest
 
 from penstock.pipeline.frames import EngineFrame, Prompt
-from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import ON_SHARED_ENGINE, EngineStats, prompt, rename, sampled, stoppable, until_idle
 from tests.support.event_streams import generate, last, token_ids
 from tests.support.server import running_server

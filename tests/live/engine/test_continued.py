@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.tap import Tap
-from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import ON_SHARED_ENGINE
 from tests.support.event_streams import final, harmony_pipeline, run_request, token_ids
 from tests.support.stores import open_store

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.frames import Prompt
-from penstock.stages.services.engines.vllm_http import start_vllm_http
+from penstock.services.engines.vllm_http import start_vllm_http
 from tests.support.event_streams import generate, last, token_ids
 from tests.support.fake_vllm import prompt_for_fakes
 from tests.support.paths import TINY_QWEN

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import ON_SHARED_ENGINE, ChatEngine, stoppable
 from tests.support.live_server import Events, bearer, live_server, of, read_events, tokens, watched
 from tests.support.server import Server

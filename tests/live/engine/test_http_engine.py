@@ -17,11 +17,11 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidPrompt
 from penstock.pipeline.frames import GenerationFinished, Prompt, TokenFrame
 from penstock.pipeline.recordings.format import read_frames
+from penstock.services.engines.http_endpoints import ENDPOINTS
+from penstock.services.engines.vllm import VllmEngine
+from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.http_endpoints import ENDPOINTS
-from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.engine_requests import ON_SHARED_ENGINE, prompt, rename, sampled, scheduled
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fixture_cases import HARMONY_CASES

@@ -18,15 +18,15 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
+from penstock.services.engines.vllm import VllmEngine, plan_vllm
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
+from penstock.services.web.image_cache import ImageCache
+from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.responses import chat_stages, responses_pipeline
-from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.web.image_cache import ImageCache
-from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.engine_requests import ON_SHARED_ENGINE, prompt
 from tests.support.event_streams import final, generate, run_request
 from tests.support.paths import ROOT

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from penstock.pipeline.frames import Prompt, with_facts
-from penstock.stages.services.engines.kv_events import KvEvents
-from penstock.stages.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
+from penstock.services.engines.kv_events import KvEvents
+from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.api_clients import wait_until
 from tests.support.engine_requests import ON_SHARED_ENGINE, prompt, scheduled
 from tests.support.event_streams import last

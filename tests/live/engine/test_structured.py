@@ -9,7 +9,7 @@ import pytest
 
 from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
 from penstock.pipeline.protocol.response import Response
-from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import ON_SHARED_ENGINE, answer, respond, spoken
 
 pytestmark = ON_SHARED_ENGINE

@@ -19,12 +19,12 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Message, OutputText
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.tap import Tap
+from penstock.services.engines.vllm import VllmEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.store import Store
+from penstock.services.tools import Toolbox
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
-from penstock.stages.services.engines.vllm import VllmEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import Toolbox
 from tests.support.engine_requests import ON_SHARED_ENGINE, answer
 from tests.support.event_streams import final, run_request
 from tests.support.mcp_servers import HttpServers, http_servers, stdio_config

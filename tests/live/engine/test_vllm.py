@@ -17,10 +17,10 @@ import pytest
 from penstock.pipeline import errors, frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.items import Message, OutputText, Reasoning
+from penstock.services.engines.vllm import UnknownModel, VllmEngine
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.render.harmony.grammar import WARM_UP
-from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
 from tests.support.engine_requests import (
     ON_SHARED_ENGINE,
     EngineStats,

@@ -16,8 +16,8 @@ from aiohttp.web_protocol import RequestHandler
 from playwright.sync_api import Browser, Page, expect
 
 from penstock.api.http.auth import Keys
+from penstock.services.engines.scripted import Script
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script
 from tests.support.live_server import KEY, live_server
 from tests.support.paths import BROWSER
 from tests.support.processes import PATIENCE, wait_for

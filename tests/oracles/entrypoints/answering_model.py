@@ -16,10 +16,10 @@ from typing import Any
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt, TokenLogprob
 from penstock.pipeline.protocol.tools import FunctionTool, HostedTool
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.standalone import ModelFiles
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 THOUGHT = "I think about it."
 STORY = "Once upon a time there was a cat. "

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 _QUESTION = re.compile(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 _FOUND = re.compile(r"<\|start\|>file_search\S* to=assistant.*?<\|message\|>(.*?)<\|end\|>", re.DOTALL)

@@ -17,9 +17,9 @@ from penstock.api.limits.admission import Admission, _duration
 from penstock.api.limits.allowance import Allowance, OwnAllowances
 from penstock.api.limits.table import KeyLimits, UnusableLimits, read_limits
 from penstock.pipeline.errors import LimitReached, StoreFailed, TokenLimitReached
-from penstock.stages.services.store.database import Statement
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.store.writer import Writer
+from penstock.services.store.database import Statement
+from penstock.services.store.store import Store
+from penstock.services.store.writer import Writer
 from tests.support.stores import open_store
 
 

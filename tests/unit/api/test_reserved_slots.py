@@ -14,7 +14,7 @@ from penstock.api.limits.admission import Admission
 from penstock.api.limits.reserved_slots import LocalReservations, ReservedSlots
 from penstock.api.limits.table import KeyLimits
 from penstock.pipeline.errors import LimitReached, StoreFailed
-from penstock.stages.services.store.store import Store
+from penstock.services.store.store import Store
 from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.stores import open_store
 

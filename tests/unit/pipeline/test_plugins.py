@@ -27,12 +27,12 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.services.engines.custom import open_engine
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.store.named import named_database
 from penstock.stages.models.chat.registry import operator_parser
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
-from penstock.stages.services.engines.custom import open_engine
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.store.named import named_database
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
 from tests.support.plugins import edit_of

@@ -11,10 +11,10 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineDead, EngineFailed, InvalidPrompt, ServerStopping, StageError
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.pipeline.recordings.format import write_frames
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.token_replay import TokenReplayEngine
 from penstock.stages.generate import LONG, Generate
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.engines.token_replay import TokenReplayEngine
 from tests.support.stored_responses import facts, pop_fields
 
 TOKENS = (11, 12, 13, 14, 15)

@@ -13,13 +13,13 @@ from penstock.pipeline.core import Pipeline, Stage
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent
+from penstock.services.runs.event_log import read_blocks
+from penstock.services.runs.run import COMMIT_WAIT, RunRegistry
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.store.store import Store, StoredResponse
+from penstock.services.store.writer import PAUSES
 from penstock.stages.emit.emit import Emit
 from penstock.stages.persist import Persist
-from penstock.stages.services.runs.event_log import read_blocks
-from penstock.stages.services.runs.run import COMMIT_WAIT, RunRegistry
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.store import Store, StoredResponse
-from penstock.stages.services.store.writer import PAUSES
 from tests.support.clock import Clock
 from tests.support.event_streams import checked, final
 from tests.support.frames import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.store.database import (
+from penstock.services.store.database import (
     NOW,
     DatabaseRefused,
     DatabaseUnavailable,
@@ -17,7 +17,7 @@ from penstock.stages.services.store.database import (
     Value,
     is_search,
 )
-from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.services.store.sqlite import SqliteDatabase
 from penstock.testing import BrokenRule, check_database
 from tests.support.stores import database_at
 

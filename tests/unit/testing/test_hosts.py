@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.services.tools import ToolResult
+from penstock.services.tools import ToolResult
 from penstock.testing import BrokenRule, ExampleCalls, check_host
 
 CALLS = ExampleCalls(quick=("count", "3"), wrong=("count", "three"), slow=("wait", ""))

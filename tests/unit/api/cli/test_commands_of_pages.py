@@ -17,7 +17,7 @@ import pytest
 
 from penstock.api.cli.command_line import read_settings
 from penstock.extensions.workbench.compare import read_arguments
-from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import RunCommand
 from tests.support.server import running_server, script
@@ -25,7 +25,7 @@ from tests.support.stores import open_store
 
 pytestmark = pytest.mark.io
 
-TOP = ("api", "deploy", "docs", "extensions", "fixtures", "pipeline", "stages", "testing", "tests")
+TOP = ("api", "deploy", "docs", "extensions", "fixtures", "pipeline", "services", "stages", "testing", "tests")
 PAGES = [*ROOT.glob("*.md"), *(path for folder in TOP for path in (ROOT / folder).rglob("*.md"))]
 
 REASONS = {

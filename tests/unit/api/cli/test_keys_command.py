@@ -15,7 +15,7 @@ from penstock.api.api_key import digest_of
 from penstock.api.cli.keys import main
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import CannotRun, Unauthorized
-from penstock.stages.services.standard_webhooks import Signer
+from penstock.services.standard_webhooks import Signer
 from tests.support.stores import open_store
 
 pytestmark = pytest.mark.io

@@ -12,7 +12,7 @@ from penstock.api.cli.mistakes import explained, placed
 from penstock.api.cli.serve import main
 from penstock.api.values import listed
 from penstock.pipeline.errors import CannotRun
-from penstock.stages.services.engines.vllm import WrongOption
+from penstock.services.engines.vllm import WrongOption
 
 ELSEWHERE = ("--engine", "http://a:8001")
 ELSE = "; options of vLLM's engine belong to the engine's own server, as --engine names another one"

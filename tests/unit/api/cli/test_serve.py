@@ -19,8 +19,8 @@ from penstock.api.from_vllm import INSTEAD, VARIABLES
 from penstock.api.settings import Settings
 from penstock.api.sources import flags, unknown_option
 from penstock.pipeline.errors import CannotRun
-from penstock.stages.services.engines import vllm
-from penstock.stages.services.engines.vllm import NoVllm, WrongOption, check_memory, option_names, plan_vllm
+from penstock.services.engines import vllm
+from penstock.services.engines.vllm import NoVllm, WrongOption, check_memory, option_names, plan_vllm
 from tests.support.paths import TINY_QWEN
 from tests.support.vllm_source import SOURCES, VllmSource
 

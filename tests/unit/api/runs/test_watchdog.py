@@ -23,8 +23,8 @@ from penstock.pipeline.logs import current_response, name_response
 from penstock.pipeline.plugins import guarded, guarded_at
 from penstock.pipeline.recordings.format import read_frames
 from penstock.pipeline.stage_guard import StageGuard
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.generate import Generate
-from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.clock import Clock
 from tests.support.paths import HARMONY
 

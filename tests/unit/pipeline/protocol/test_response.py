@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock.pipeline.lifecycle.order import OUTCOME
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import ECHOED, Response
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from tests.support.requests import normalize
 
 OF_THE_RUN = {

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.pipeline.protocol.response import ECHOED
 from penstock.pipeline.recordings.failing_case import request_of
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from tests.support.requests import MODEL, normalize
 
 SENT: dict[str, Any] = {

@@ -40,14 +40,14 @@ from penstock.pipeline.recordings import writer as module
 from penstock.pipeline.recordings.format import End, Failure
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
+from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages, responses_pipeline
-from penstock.stages.services.engines.scripted import Script, ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 from tests.support.server import COUNT, only_recording, read_stage, recorded_files, script
 
 LOST = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'

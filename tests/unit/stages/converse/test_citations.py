@@ -21,8 +21,8 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.protocol.events import OutputTextDone
 from penstock.pipeline.protocol.items import Logprob
+from penstock.services.tools import Listed, Source
 from penstock.stages.converse.citations import Citations
-from penstock.stages.services.tools import Listed, Source
 from tests.support.frames import finished, started, written_events
 
 PAGES: dict[int, Source] = {

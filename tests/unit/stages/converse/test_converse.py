@@ -12,8 +12,8 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.params.request import SOURCES
+from penstock.services.tools import Source, ToolResult
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.tools import Source, ToolResult
 from tests.support.scripted_tools import (
     DOCS,
     ScriptedConverse,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline import frames
+from penstock.services.containers import file_id
+from penstock.services.tools import ContainerFiles
 from penstock.stages.converse.file_citations import MOST_CITED, FileCitations, citations
-from penstock.stages.services.containers import file_id
-from penstock.stages.services.tools import ContainerFiles
 from tests.support.examples import examples
 
 HOME = "/tmp/penstock-sandbox-x"

@@ -13,8 +13,8 @@ from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, Mes
 from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.protocol.events import OutputTextDone
 from penstock.pipeline.protocol.items import Logprob
+from penstock.services.tools import FileSource, Source
 from penstock.stages.converse.citations import Citations
-from penstock.stages.services.tools import FileSource, Source
 from tests.support.frames import finished, started, written_events
 
 SOURCES: dict[int, Source | FileSource] = {

@@ -30,8 +30,8 @@ from penstock.pipeline.protocol.items import (
     WebSearchCall,
 )
 from penstock.pipeline.protocol.tools import Toolset
+from penstock.services.tools import Toolbox, ToolResult
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.tools import Toolbox, ToolResult
 from tests.support.scripted_tools import (
     DOCS,
     ScriptedConverse,

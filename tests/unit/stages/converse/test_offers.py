@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
 from penstock.pipeline.protocol.tools import HostedTool, McpServer, McpTool, ToolFilter, Toolset
+from penstock.services.tools import Declaration
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.services.tools import Declaration
 from tests.support import scripted_tools
 
 

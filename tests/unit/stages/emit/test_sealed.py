@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone, ResponseEvent
 from penstock.pipeline.protocol.items import Reasoning
+from penstock.services.sealing import SealedItem, SealedReasoning, Sealer
 from penstock.stages.emit.emit import Emit
-from penstock.stages.services.sealing import SealedItem, SealedReasoning, Sealer
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     SUMMARY_OPTIONS,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.stages.services.store.sqlite import SqliteDatabase
-from penstock.stages.services.store.store import Store
+from penstock.services.store.sqlite import SqliteDatabase
+from penstock.services.store.store import Store
 
 
 @pytest.fixture

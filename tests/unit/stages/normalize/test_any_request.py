@@ -12,9 +12,9 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 from tests.support.examples import examples
 from tests.support.request_bodies import CLIENTS, EVERYTHING
 from tests.support.requests import ALL_HOSTED

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.protocol import items as wire
-from penstock.stages.services.store.store import Store
+from penstock.services.store.store import Store
 from tests.support.request_bodies import CLIENT_SHELLS, SERVER_TOOLS, WEATHER
 from tests.support.requests import normalize, output_of, store_answer
 

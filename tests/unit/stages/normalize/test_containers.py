@@ -10,8 +10,8 @@ import pytest
 from penstock.pipeline.errors import ContainerElsewhere, ContainerNotFound, InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCall
 from penstock.pipeline.protocol.tools import ContainerUse
+from penstock.services.containers import Described, MemoryLimit, Recorded
 from penstock.stages.normalize.containers import MOST_EARLIER, ContainerFinder, ContainerWish, earlier_containers
-from penstock.stages.services.containers import Described, MemoryLimit, Recorded
 from tests.support.requests import normalize
 
 

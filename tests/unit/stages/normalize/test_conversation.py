@@ -11,8 +11,8 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item
 from penstock.pipeline.protocol.response import ConversationReference, ResponseStatus
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.store.stored import StoredConversation
+from penstock.services.store.store import Store
+from penstock.services.store.stored import StoredConversation
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import answer, normalize, store_answer, user_message
 

@@ -11,8 +11,8 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.superseded import KEPT_CHARACTERS
+from penstock.services.store.store import Store
 from penstock.stages.normalize import input_items
-from penstock.stages.services.store.store import Store
 from tests.support.documents import as_base64
 from tests.support.requests import normalize, store_answer
 from tests.support.stored_responses import facts

@@ -9,8 +9,8 @@ from penstock.pipeline.errors import InvalidRequest, PreviousResponseNotFound, P
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.response import ResponseStatus
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import answer, normalize, store_answer, user_message
 

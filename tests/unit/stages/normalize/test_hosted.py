@@ -19,10 +19,10 @@ from penstock.pipeline.protocol.tools import (
     WebSearchOptions,
     tool_key,
 )
+from penstock.services.store.store import Store
+from penstock.services.tools import ToolAccess
 from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, named, unversioned
 from penstock.stages.render.item_texts import split
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import ToolAccess
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import (
     ALL_HOSTED,

@@ -7,9 +7,9 @@ import pytest
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
+from penstock.services.store.store import Store
 from penstock.stages.normalize import input_items
 from penstock.stages.render.blind import without_images
-from penstock.stages.services.store.store import Store
 from tests.support.requests import normalize, store_answer
 from tests.support.tool_servers import BLUE, data_url, png
 

@@ -11,8 +11,8 @@ from openai.types.responses import ResponseInputItemParam
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
+from penstock.services.store.store import Store
 from penstock.stages.render.harmony.messages import harmony_conversation
-from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS
 from tests.support.requests import ALL_HOSTED, ALL_LEFT_OUT, normalize, output_of
 

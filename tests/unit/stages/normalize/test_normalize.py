@@ -15,9 +15,9 @@ from penstock.pipeline.logs import current_response
 from penstock.pipeline.protocol.params.request import LOGPROBS, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.normalize.normalize import INCLUDABLE, CacheSharing, ModelTraits, Normalize, draw_suffix
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import MODEL, NOW, normalize
 

@@ -7,11 +7,11 @@ from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
+from penstock.services.browser.page_stack import PageStack, Visit
+from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.harmony.messages import harmony_conversation
 from penstock.stages.render.harmony.render import RenderHarmony
-from penstock.stages.services.browser.page_stack import PageStack, Visit
-from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS, WEATHER
 from tests.support.requests import ALL_HOSTED, ALL_LEFT_OUT, normalize, normalize_cost
 

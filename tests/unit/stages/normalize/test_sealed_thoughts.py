@@ -17,9 +17,9 @@ from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import Item, Reasoning, ReasoningText, SummaryText
 from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, SealedSummary, Sealer
+from penstock.services.store.store import Store, StoredResponse
 from penstock.stages.normalize.normalize import Normalize
-from penstock.stages.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, SealedSummary, Sealer
-from penstock.stages.services.store.store import Store, StoredResponse
 
 OWNER = "owner"
 SEALER = Sealer()

@@ -16,8 +16,8 @@ from penstock.pipeline.protocol.params.tools import McpToolParam
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
 from penstock.pipeline.secret import unwritten
+from penstock.services.store.store import Store
 from penstock.stages.normalize.toolset import ToolsetBuilder
-from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import (
     ALL_HOSTED,

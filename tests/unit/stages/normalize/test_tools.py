@@ -8,9 +8,9 @@ from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
+from penstock.services.store.store import Store
+from penstock.services.tools import ToolAccess
 from penstock.stages.normalize.tool_types import MISSING, TYPE_OF_LABEL, unversioned
-from penstock.stages.services.store.store import Store
-from penstock.stages.services.tools import ToolAccess
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
 from tests.support.requests import (
     ALL_HOSTED,

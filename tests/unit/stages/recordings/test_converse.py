@@ -14,14 +14,14 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotStart, EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, ResolvedRequest
 from penstock.pipeline.recordings.format import UnreadableRecording, read_frames
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import RunRegistry
+from penstock.services.store.database import NullDatabase
+from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.responses import recorded_stages, responses_pipeline
-from penstock.stages.services.engines.scripted import ScriptedEngine
-from penstock.stages.services.runs.run import RunRegistry
-from penstock.stages.services.store.database import NullDatabase
-from penstock.stages.services.store.store import Store
 from tests.support.paths import HARMONY
 
 GREETING = HARMONY / "greeting"

@@ -20,11 +20,11 @@ from penstock.pipeline.errors import EngineFailed, InvalidPrompt
 from penstock.pipeline.frames import TokenLogprob
 from penstock.pipeline.recordings.comparison import common_prefix
 from penstock.pipeline.recordings.format import FORMAT, Header, UnreadableRecording
+from penstock.services.forced.scores import ForcedTurn, judged
+from penstock.services.forced.turn import Turn
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import RETURN, VOCABULARY_SIZE, load_encoding
-from penstock.stages.services.forced.scores import ForcedTurn, judged
-from penstock.stages.services.forced.turn import Turn
 from tests.support.paths import HARMONY, TINY_QWEN
 from tests.support.table_engine import WORDS, TableEngine, recorded_turn, write_turns
 

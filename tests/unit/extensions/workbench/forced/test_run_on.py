@@ -17,9 +17,9 @@ from penstock.extensions.workbench.forced.run_on import LEAST, ReadItem, compare
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import read_frames
+from penstock.services.forced.turn import Turn
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.parse.harmony.parse import ParseHarmony
-from penstock.stages.services.forced.turn import Turn
 from tests.support.paths import HARMONY
 from tests.support.processes import RunCommand
 from tests.support.table_engine import ENGINES, WORDS, TableEngine, recorded_turn, write_turns

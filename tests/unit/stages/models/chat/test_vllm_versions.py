@@ -14,7 +14,7 @@ from penstock.api.settings import Settings
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart
-from tests.support.paths import ROOT
+from tests.support.paths import PRODUCT, ROOT
 from tests.support.vllm_source import SINCE, SOURCES, VllmSource
 
 pytestmark = [
@@ -50,7 +50,7 @@ def used(folder: Path) -> Iterator[tuple[str, str, str]]:
 def test_names_that_the_product_imports_exist(source: VllmSource) -> None:
     """A name may be imported from several modules, as it stands in one per version of vLLM."""
     places: dict[tuple[str, str], list[str]] = {}
-    for path, module, name in chain(used(ROOT / "stages"), used(ROOT / "api")):
+    for path, module, name in chain.from_iterable(used(ROOT / top) for top in PRODUCT):
         places.setdefault((path, name), []).append(module)
     assert len(places) > 20
     assert [

@@ -1,0 +1,434 @@
+"""The vLLM servers of an HTTP engine: their capabilities, their health, and the choice of a server for a prompt.
+
+A server that fails its health check gets no prompts until it is healthy again.  It is probed anew each time it comes
+back, because a different server may be running at its address by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import nlargest
+from itertools import chain, cycle, islice
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+import msgspec
+
+from penstock.pipeline import metrics
+from penstock.pipeline.frames import Prompt, RequestFacts
+from penstock.pipeline.urls import host_of
+from penstock.services.engines.affinity import (
+    FARTHEST,
+    NEAREST,
+    STRANGERS,
+    Ranking,
+    is_new,
+    read_elsewhere,
+    work,
+)
+from penstock.services.engines.http_endpoints import (
+    COMPLETIONS,
+    ENDPOINTS,
+    Endpoint,
+    RequestRefused,
+    constrained_to,
+    read_refusal,
+)
+from penstock.services.foreign import Unreadable, decoded, read_start, read_whole
+from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 5.0
+"""Timeout in seconds for connecting to a server, and for its health check."""
+
+LONGEST_REFUSAL = 2**16
+"""Bytes of a refusal that are read."""
+
+LARGEST_METRICS = 2**22
+"""Bytes of a server's metrics that are read."""
+
+_LOAD = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} (\d{1,9})", re.MULTILINE)
+"""The gauges of a server's generations, of all its engine cores."""
+
+PROBE_TIMEOUT = 120.0
+"""Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
+
+LONG_PROMPT = 16_000
+"""Tokens above which a thread looks a prompt up in `PrefixCaches`."""
+
+MISSED_CHECKS = 3
+"""Consecutive health checks without an answer after which the generations on a server count as lost."""
+
+_MARKERS, _MARKER_IDS = "<|start|><|channel|><|message|>", [START, CHANNEL, MESSAGE]
+"""Harmony markers and their token ids.  The tokenizer of a model without harmony splits them differently."""
+
+_PROBE = (5, 6, 7)
+"""Token ids that no model generates in this order unless a grammar forces it to."""
+
+
+Answered = TypeVar("Answered")
+
+
+class _Card(msgspec.Struct, frozen=True):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+    owned_by: str = ""
+
+
+class _Cards(msgspec.Struct, frozen=True):
+    data: tuple[_Card, ...]
+
+
+class _GeneratedToken(msgspec.Struct, frozen=True):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class _Completion(msgspec.Struct, frozen=True):
+    choices: tuple[_GeneratedToken, ...]
+
+
+class _Tokenized(msgspec.Struct, frozen=True):
+    tokens: list[int]
+
+
+class UnusableServer(ConnectionError):
+    """The server does not answer, or lacks a required capability."""
+
+
+class ForeignServer(UnusableServer):
+    """A server is of another make, such as Ollama, llama.cpp or penstock; ``sign`` says how that was seen."""
+
+    def __init__(self, sign: str) -> None:
+        super().__init__(
+            f"{sign} A server of another make is used through its chat completions: copy"
+            " tests/examples/chat_endpoint.py, and start with --engine chat_endpoint.py:engine"
+            ' (stages/ENGINES.md, "Texts").'
+        )
+        self.sign = sign
+
+
+class PrefixCaches(Protocol):
+    """The known contents of the servers' prefix caches."""
+
+    def cached(self, prompt: Prompt, adapter: str | None) -> Mapping[str, int] | None:
+        """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the number of blocks that each server is known to hold, by URL; silent servers are left out."""
+        ...
+
+    def forget(self, url: str) -> None:
+        """Forget the cache of a server, which may have started again."""
+        ...
+
+
+class Broken(Protocol):
+    """A generation that is running on a server."""
+
+    def lose(self) -> None:
+        """Give the generation up: its server no longer answers."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The properties that all servers of an engine share."""
+
+    models: tuple[str, ...]
+    context_length: int
+    speaks_harmony: bool | None
+    """None if the server tokenizes no text, as one without a tokenizer."""
+
+
+@dataclass(eq=False)
+class Replica:
+    """One server, with the results of its last probe."""
+
+    url: str
+    session: aiohttp.ClientSession
+    endpoints: tuple[Endpoint[Any], ...] = ENDPOINTS
+    """The endpoints to try, best first."""
+    endpoint: Endpoint[Any] = ENDPOINTS[-1]
+    grammar_fault: str | None = None
+    """Why the server cannot constrain output to a grammar; None if it can."""
+    root: str = ""
+    """The model as given on the server's command line: a Hugging Face id, or a folder on the server's machine."""
+    adapters: tuple[str, ...] = ()
+    """The served names of its LoRA adapters."""
+    is_healthy: bool = False
+    running: set[Broken] = field(default_factory=set)
+    others: int = 0
+    """Generations of other clients, when the server last reported its load."""
+    _missed: int = 0
+    _complaint: str = ""
+
+    @property
+    def address(self) -> str:
+        """The host and port of the server."""
+        return host_of(self.url) or self.url
+
+    @property
+    def load(self) -> int:
+        """The generations on the server, as far as they are known."""
+        return len(self.running) + self.others
+
+    async def post(self, body: dict[str, Any], headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """Send a generation request; raise `RequestRefused` if the answer is not a stream of tokens."""
+        response = await self.session.post(
+            self.url + self.endpoint.path,
+            data=msgspec.json.encode(body),
+            headers=headers,
+            allow_redirects=False,  # clients' prompts must not reach another server
+        )
+        if response.status == 200:
+            return response
+        async with response:
+            raise await _refusal(response)
+
+    async def probe(self, model: str | None) -> ServedModel:
+        """Probe the server: its models, endpoint, grammars and tokenizer.
+
+        Raises `UnusableServer` if the server lacks something required, and `RequestRefused` or `aiohttp.ClientError` if
+        a probe fails.
+        """
+        cards = (await self._ask("/v1/models", _Cards)).data
+        base = next((card for card in cards if (card.id == model if model else not card.parent)), None)
+        if base is None:
+            raise UnusableServer(f"The server at {self.url} does not serve {model or 'any model'}.")
+        if base.max_model_len is None:
+            raise self._foreign("/v1/models does not report the context length of its model")
+        names = [card.id for card in cards if card.root == base.root and not card.parent]
+        self.adapters = tuple(card.id for card in cards if card.parent in names)
+        self.root = base.root or base.id
+        self.endpoint = await self._find_endpoint(base)
+        self.grammar_fault = await self._find_grammar_fault(base.id)
+        models = tuple(dict.fromkeys((base.id, *names, *self.adapters)))
+        return ServedModel(models, base.max_model_len, await self._speaks_harmony(base.id))
+
+    async def check(self) -> bool:
+        """Return True if the server reports that it is healthy.
+
+        After `MISSED_CHECKS` checks in a row without an answer, the generations on the server are given up.
+        """
+        with suppress(aiohttp.ClientError, TimeoutError):
+            timeout = aiohttp.ClientTimeout(CONNECT_TIMEOUT)
+            async with self.session.get(f"{self.url}/health", timeout=timeout, allow_redirects=False) as answer:
+                self._missed = 0
+                return answer.status == 200
+        self._missed += 1
+        if self._missed >= MISSED_CHECKS:
+            for generation in tuple(self.running):
+                generation.lose()
+        return False
+
+    async def poll_load(self) -> None:
+        """Read the generations of other clients from the server's metrics; without an answer there are none."""
+        others = 0
+        with suppress(aiohttp.ClientError, TimeoutError):
+            timeout = aiohttp.ClientTimeout(CONNECT_TIMEOUT)
+            async with self.session.get(f"{self.url}/metrics", timeout=timeout, allow_redirects=False) as answer:
+                if answer.status == 200:
+                    text = await read_start(answer.content.iter_any(), LARGEST_METRICS)
+                    others = max(0, sum(map(int, _LOAD.findall(text))) - len(self.running))
+        self.others = others
+
+    def exclude(self, reason: str) -> None:
+        """Send the server no prompts until `include`.  A repeated reason is logged once."""
+        self.is_healthy = False
+        if reason != self._complaint:
+            self._complaint = reason
+            logger.warning("%s It gets no prompts.", reason)
+
+    def include(self) -> None:
+        if self._complaint:
+            logger.info("The engine at %s is back", self.url)
+        if self.grammar_fault:
+            logger.warning("At %s structured output is refused: %s", self.url, self.grammar_fault)
+        self.is_healthy, self._complaint = True, ""
+
+    async def _find_endpoint(self, card: _Card) -> Endpoint[Any]:
+        for endpoint in self.endpoints:
+            with suppress(RequestRefused):
+                if await self._generate(endpoint, card.id, [0], max_tokens=1):
+                    return endpoint
+        if card.owned_by != "vllm":
+            raise self._foreign("it returns no token ids")
+        raise UnusableServer(
+            f"The server at {self.url} returns no token ids: it needs --enable-scale-out, or vLLM 0.10.2 or later."
+        )
+
+    async def _find_grammar_fault(self, name: str) -> str | None:
+        grammar = "start: " + " ".join(f"<[{token}]>" for token in _PROBE)
+        try:
+            token_ids = await self._generate(self.endpoint, name, [0], max_tokens=len(_PROBE), grammar=grammar)
+        except RequestRefused as error:
+            return f"The engine refuses grammars ({error}): it needs --structured-outputs-config.backend guidance."
+        if tuple(token_ids[: len(_PROBE)]) == _PROBE:
+            return None
+        return (
+            "The engine applies a grammar only to a part of the answer: with --reasoning-parser it needs"
+            " --enable-scale-out, or --structured-outputs-config.enable_in_reasoning true."
+        )
+
+    async def _generate(
+        self, endpoint: Endpoint[Any], name: str, token_ids: list[int], *, max_tokens: int, grammar: str | None = None
+    ) -> list[int]:
+        """Return a few generated tokens for a probe; raise `RequestRefused` if the server refuses."""
+        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens}
+        if grammar:
+            sampling |= constrained_to(grammar)
+        answer = await self._ask(endpoint.path, _Completion, endpoint.probe_body(name, token_ids, sampling))
+        return answer.choices[0].token_ids or [] if answer.choices else []
+
+    async def _speaks_harmony(self, name: str) -> bool | None:
+        """Compare the token ids of Harmony's markers.
+
+        A gateway may refuse ``/tokenize``, as it picks servers by prompts; ``/v1/completions`` then returns the ids.
+        """
+        body: dict[str, Any] = {"model": name, "prompt": _MARKERS, "add_special_tokens": False}
+        with suppress(RequestRefused):
+            return (await self._ask("/tokenize", _Tokenized, body)).tokens == _MARKER_IDS
+        with suppress(RequestRefused):
+            body |= {"return_token_ids": True, "max_tokens": 1}
+            choices = (await self._ask(COMPLETIONS.path, _Completion, body)).choices
+            if choices and choices[0].prompt_token_ids:
+                return choices[0].prompt_token_ids == _MARKER_IDS
+        return None
+
+    async def _ask(self, path: str, kind: type[Answered], request_body: dict[str, Any] | None = None) -> Answered:
+        """Return the decoded JSON; raise `RequestRefused` or, for unexpected JSON, `UnusableServer`."""
+        async with self.session.request(
+            "GET" if request_body is None else "POST",
+            self.url + path,
+            data=None if request_body is None else msgspec.json.encode(request_body),
+            timeout=aiohttp.ClientTimeout(PROBE_TIMEOUT, sock_connect=CONNECT_TIMEOUT),
+            allow_redirects=False,
+        ) as answer:
+            if answer.status != 200:
+                raise await _refusal(answer)
+            try:
+                return await decoded(await read_whole(answer.content.iter_any()), msgspec.json.Decoder(kind).decode)
+            except Unreadable as error:
+                raise self._foreign(f"its answer to {path} is {error}") from error
+
+    def _foreign(self, sign: str) -> ForeignServer:
+        return ForeignServer(f"The server at {self.url} is not `vllm serve`: {sign}.")
+
+
+async def _refusal(answer: aiohttp.ClientResponse) -> RequestRefused:
+    return read_refusal(answer.status, await read_start(answer.content.iter_any(), LONGEST_REFUSAL))
+
+
+@dataclass(eq=False)
+class Replicas:
+    """All servers of an engine."""
+
+    all: tuple[Replica, ...]
+    caches: PrefixCaches | None = None
+    """The known contents of their prefix caches; None if nothing is known."""
+
+    @property
+    def healthy(self) -> Iterable[Replica]:
+        """The servers that passed their last health check and probe."""
+        return (replica for replica in self.all if replica.is_healthy)
+
+    def name(self, replica: Replica) -> str:
+        """Return the name of a server for clients, which need not know its address."""
+        return "The engine" if len(self.all) == 1 else f"Engine {self.all.index(replica) + 1} of {len(self.all)}"
+
+    async def cached(self, prompt: Prompt) -> Mapping[str, int] | None:
+        """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
+        if self.caches is None or len(self.all) == 1:
+            return None
+        reported = self.caches.sizes()
+        if any(replica.url not in reported for replica in self.healthy):
+            return None
+        model = prompt.facts.model
+        adapter = model if any(model in replica.adapters for replica in self.healthy) else None
+        if len(prompt.token_ids) > LONG_PROMPT:
+            return await asyncio.to_thread(self.caches.cached, prompt, adapter)
+        return self.caches.cached(prompt, adapter)
+
+    def choose(
+        self,
+        facts: RequestFacts,
+        prompt_tokens: int,
+        without: Collection[Replica],
+        rather_not: Collection[Replica],
+        cached: Mapping[str, int] | None = None,
+    ) -> Replica | None:
+        """Return the server for a turn, or None if there is none outside ``without``.
+
+        Of the first in the ranking of its conversation, and of those that hold most of the prompt, it is the one with
+        the least work (see `affinity`).  ``cached`` are the tokens of the prompt that each server holds; if that is not
+        known, the home is taken to hold them.  Servers in ``rather_not`` are a last resort.
+        """
+        ranks = islice(self._ranking.of(facts), FARTHEST)
+        nearest = chain((self._by_url[url] for url in ranks), self.all)
+        able = list(islice((one for one in nearest if one.is_healthy and one not in without), NEAREST))
+        if len(self.all) > NEAREST:
+            others = chain(islice(self._by_turns, STRANGERS), self._holders(cached or {}))
+            able += [one for one in others if one.is_healthy and one not in without]
+        if len(self.all) == 1 or not able:
+            return able[0] if able else None
+        read = read_elsewhere(facts, prompt_tokens)
+
+        def drawbacks(replica: Replica) -> tuple[bool, float]:
+            if cached is not None:
+                return replica in rather_not, work(replica.load, prompt_tokens - cached.get(replica.url, 0))
+            return replica in rather_not, work(replica.load, 0 if replica is able[0] else read)
+
+        chosen = min(able, key=drawbacks)
+        home = next(self._ranking.of(facts))
+        choice = "new" if is_new(facts) else "affine" if chosen.url == home else "moved"
+        metrics.ENGINE_CHOICES.labels(chosen.address, choice).inc()
+        return chosen
+
+    def _holders(self, cached: Mapping[str, int]) -> Iterable[Replica]:
+        """Return the servers that hold most of a prompt."""
+        able = (url for url in cached if self._by_url[url].is_healthy)
+        return (self._by_url[url] for url in nlargest(NEAREST, able, cached.__getitem__))
+
+    @cached_property
+    def _ranking(self) -> Ranking:
+        return Ranking([replica.url for replica in self.all])
+
+    @cached_property
+    def _by_turns(self) -> Iterator[Replica]:
+        return cycle(self.all)
+
+    @cached_property
+    def _by_url(self) -> dict[str, Replica]:
+        return {replica.url: replica for replica in self.all}
+
+
+def connector() -> aiohttp.TCPConnector:
+    """Return a connector that opens a new connection for each request.
+
+    An address may be a load balancer, which sends all requests of a reused connection to the same server.
+    """
+    return aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_lively_socket)
+
+
+def _lively_socket(address: tuple[Any, ...]) -> socket.socket:
+    """Return a socket with TCP keepalive, which detects a lost peer in 30 seconds even while a stream is silent."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if option := getattr(socket, name, None):
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

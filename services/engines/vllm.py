@@ -1,0 +1,599 @@
+"""vLLM in this process: `AsyncLLM`, with token ids in and out.
+
+vLLM's interface changes between releases, and importing it takes seconds and gigabytes.  So few modules import it, and
+only inside functions; the import contract in ``pyproject.toml`` lists them.  The parts of it that are not public are
+in ``stages.models.vllm_private``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from math import inf
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from penstock.pipeline import errors
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.readings import TEXT_ONLY
+from penstock.pipeline.tasks import MANY, apart
+from penstock.services.engines.engine import PARAMETERS, sampling_parameters
+from penstock.services.engines.vllm_cores import (
+    CoreClient,
+    Cores,
+    StartProcess,
+    launched,
+    reached,
+)
+from penstock.services.engines.workers import mark_workers, take_steps_whole
+from penstock.stages.models.vllm_private import (
+    abort_everywhere,
+    check_engine_parts,
+    copying_tokenizers_late,
+    lose,
+    pass_tokens_on,
+    set_process,
+)
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from vllm.config import CacheConfig, VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.logprobs import FlatLogprobs
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+ANYTHING = r"start: /(.|\n)*/"
+"""A grammar that matches any text."""
+
+_TOO_LONG = re.compile(r"prompt \(length (\d+)\)")
+"""vLLM's message about a prompt longer than the context.  Nothing else identifies this error."""
+
+
+class UnknownModel(errors.CannotStart):
+    """This server cannot run the model or LoRA adapter."""
+
+
+class NoVllm(errors.CannotStart):
+    """vLLM is not installed."""
+
+
+class WrongOption(errors.CannotStart):
+    """Options are wrong for vLLM; ``unknown`` are those that it does not have, and ``known`` those that it has."""
+
+    def __init__(self, message: str, known: Iterable[str]) -> None:
+        super().__init__(message)
+        _, is_unknown, arguments = message.partition("unrecognized arguments: ")
+        words = arguments.split() if is_unknown else []
+        self.unknown = [word.partition("=")[0] for word in words if word.startswith("-")] or words[:1]
+        self.known = known
+
+
+Watch: TypeAlias = Callable[[str, bool], None]
+"""Called with vLLM's id of a request, and True when it begins or False when it has ended."""
+
+
+def _unwatched(_: str, __: bool) -> None:
+    """Watch nothing."""
+
+
+@dataclass(frozen=True)
+class VllmEngine:
+    """An engine over `AsyncLLM`, with vLLM's workers in child processes."""
+
+    llm: AsyncLLM
+    models: tuple[str, ...]
+    context_length: int
+    vocabulary_size: int
+    _adapters: Mapping[str, LoRARequest] = field(default_factory=dict)
+    """The LoRA adapters, by the names under which they are served."""
+
+    scores_prompts: Literal[True] = True
+    places: int = 0
+    """Prompts that vLLM runs at once."""
+    most_prompts: int | None = None
+    """vLLM's option ``--max-num-queued-reqs``."""
+
+    watch: Watch = _unwatched
+    _unread: dict[str, list[int]] = field(default_factory=dict)
+    """Token ids by vLLM's id of a request, if vLLM's output processor passes them on."""
+
+    _running: set[_Generation] = field(default_factory=set)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.llm.errored
+
+    @property
+    def root(self) -> str:
+        """The model as given on the command line: a Hugging Face id, or a folder."""
+        model: str = self.llm.model_config.model
+        return model
+
+    @property
+    def bounds_thoughts(self) -> bool:
+        bounding = self.llm.vllm_config.reasoning_config
+        return bounding is not None and bounding.enabled
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        generation = await self._begin(prompt)
+        del prompt  # free it, as it may be large and the generation long
+        self._running.add(generation)
+        self.watch(generation.collector.request_id, True)
+        try:
+            if self._stopping.is_set():  # checked after `_begin`, which awaits: `stop` may have been called
+                raise errors.ServerStopping
+            async with aclosing(generation.frames()) as frames:
+                yield frames
+        finally:
+            self._running.discard(generation)
+            self._unread.pop(generation.collector.request_id, None)
+            if not generation.is_finished:
+                await self._abort(generation)
+            self.watch(generation.collector.request_id, False)
+
+    async def cancel(self, response_id: str) -> bool:
+        """Abort the request; vLLM then queues a final output after those not yet read."""
+        generations = [generation for generation in self._running if generation.is_for(response_id)]
+        for generation in generations:
+            generation.is_cancelled = True
+            await self._abort(generation)
+        return bool(generations)
+
+    async def _abort(self, generation: _Generation) -> None:
+        if self.is_alive:
+            await self.llm.abort(generation.collector.request_id, internal=True)
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        for generation in self._running:
+            generation.collector.put(errors.EngineFailed("The server is stopping."))
+
+    async def close(self) -> None:
+        self.llm.shutdown()
+
+    async def come_back(self) -> None:
+        """Wait for the cores, which connect again to a process that follows one that has died."""
+        await reached(self.llm)
+
+    def lose(self) -> None:
+        """End all generations, as the supervisor says that the cores have died."""
+        lose(self.llm)
+
+    async def abort_lost(self, request_ids: Sequence[str]) -> None:
+        """Abort requests of another process that has died, by vLLM's ids."""
+        await abort_everywhere(self.llm, request_ids)
+
+    async def warm_up(self, grammar: str = ANYTHING) -> None:
+        """Load the adapters, and run a request with grammar and logprobs: the first such request takes seconds longer.
+
+        Raises `UnknownModel` for an adapter that vLLM cannot load.
+        """
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+        for adapter in self._adapters.values():
+            try:
+                await self.llm.add_lora(adapter)
+            except Exception as error:  # vLLM raises errors of any type here
+                raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
+        constraint = StructuredOutputsParams(grammar=grammar)
+        params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=constraint)
+        with _refusals(self.context_length):
+            async with aclosing(self.llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
+                async for _ in outputs:
+                    pass
+
+    async def _begin(self, prompt: Prompt) -> _Generation:
+        started = time.monotonic()
+        collector = await self._add(prompt)
+        sampling, unread = prompt.facts.sampling, list[int]()
+        prompt_top = None if sampling.prompt_logprobs is UNSET else sampling.prompt_logprobs
+        if sampling.logprobs is None and prompt_top is None:  # only the token ids are read
+            self._unread[collector.request_id] = unread
+        response_id, has_images = prompt.facts.response_id, bool(prompt.images)
+        return _Generation(response_id, collector, started, has_images, sampling.logprobs, prompt_top, unread)
+
+    async def _add(self, prompt: Prompt) -> RequestOutputCollector:
+        with _refusals(self.context_length), _placing(prompt):
+            self._check_budget(prompt)
+            params = sampling_params(prompt)
+            read = await self._read(prompt)
+            try:
+                return await self.llm.add_request(
+                    prompt.facts.engine_id,
+                    read,
+                    params,
+                    lora_request=self._adapters.get(prompt.facts.model),
+                    trace_headers=prompt.facts.scheduling.trace_headers or None,
+                    priority=self._priority(prompt),
+                )
+            except asyncio.CancelledError:  # vLLM may have queued the request already
+                await self.llm.abort(prompt.facts.engine_id)
+                raise
+
+    async def _read(self, prompt: Prompt) -> dict[str, Any]:
+        """Build vLLM's prompt: token ids with placeholders for images, and the images."""
+        read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
+        if prompt.images:
+            read["multi_modal_data"] = {"image": await self._images(prompt.images, prompt.facts.origin.owner)}
+        if (salt := prompt.facts.scheduling.cache_salt) is not None:
+            read["cache_salt"] = salt
+        return read
+
+    async def _images(self, urls: Sequence[str], owner: str) -> list[Any]:
+        from vllm.multimodal.media.image import ImageMediaIO
+
+        from penstock.services.engines.image_decoding import decoded
+
+        if (multimodal := self.llm.model_config.multimodal_config) is None:
+            raise errors.ImagesRefused("This model reads text only, no input_image.", dict.fromkeys(urls, TEXT_ONLY))
+        decode = ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes
+        return await decoded(urls, decode, owner)
+
+    def _check_budget(self, prompt: Prompt) -> None:
+        if prompt.facts.sampling.thinking_token_budget is not UNSET and not self.bounds_thoughts:
+            raise errors.InvalidPrompt(
+                "This server cannot bound the thoughts of this model: it knows no marks of them.",
+                param="thinking_token_budget",
+            )
+
+    def _priority(self, prompt: Prompt) -> int:
+        """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
+        priority = prompt.facts.scheduling.priority
+        if priority and self.llm.vllm_config.scheduler_config.policy != "priority":
+            raise errors.InvalidPrompt(
+                "This server does not schedule by priority: its engine runs without --scheduling-policy priority.",
+                param="priority",
+            )
+        return priority
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    """One running generation.  It does not hold the prompt, which may be large."""
+
+    response_id: str
+    collector: RequestOutputCollector
+    started: float
+    has_images: bool
+    top_logprobs: int | None
+    prompt_top: int | None
+    """The number of alternatives to report for each token of the prompt."""
+    unread: list[int]
+    """Token ids that precede the output in the collector."""
+
+    is_finished: bool = False
+    is_cancelled: bool = False
+
+    def is_for(self, response_id: str) -> bool:
+        return self.response_id == response_id and not self.is_finished
+
+    async def frames(self) -> AsyncGenerator[EngineFrame, None]:
+        """Yield all tokens, then the end.  Those that were not read in time come in one chunk."""
+        cached_tokens, prompt_tokens, unread, has_begun = 0, None, self.unread, False
+        of_prompt: tuple[TokenLogprob, ...] = ()
+        with _faults():
+            while not self.is_finished:
+                token_ids: TokenIds = tuple(unread)
+                logprobs: tuple[TokenLogprob, ...] = ()
+                unread.clear()
+                output: Any = self.collector.get_nowait()
+                if output:
+                    self.is_finished = output.finished
+                    cached_tokens = output.num_cached_tokens or cached_tokens
+                    if self.has_images and output.prompt_token_ids:
+                        prompt_tokens = len(output.prompt_token_ids)
+                    if output.prompt_logprobs:
+                        flat = output.prompt_logprobs  # without those of the first token
+                        of_prompt = await apart(len(flat) > MANY, _prompt_logprobs, flat, self.prompt_top)
+                    completion = output.outputs[0]
+                    token_ids += tuple(completion.token_ids)
+                    logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
+                if token_ids and has_begun:
+                    yield TokenChunk(token_ids, logprobs)
+                elif token_ids:
+                    yield TokenChunk(token_ids, logprobs, cached_tokens, prompt_tokens, of_prompt)
+                    has_begun = True
+                elif not output:
+                    self.collector.ready.clear()
+                    await self.collector.ready.wait()
+        reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
+        if reason not in ("stop", "length", "cancelled"):
+            raise errors.EngineFailed(f"The engine ended the generation with the reason {reason!r}.")
+        yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
+
+
+def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
+    """Convert vLLM's log probabilities; ``top`` is the number of alternatives to report for each token."""
+    ranges = zip(flat.start_indices, flat.end_indices, strict=True)
+    return tuple(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top) for start, end in ranges)
+
+
+def _prompt_logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
+    """Convert those of a prompt, which has none of its first token."""
+    return tuple(
+        replace(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top), rank=flat.ranks[start] or UNSET)
+        for start, end in zip(flat.start_indices[1:], flat.end_indices[1:], strict=True)
+    )
+
+
+def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> TokenLogprob:
+    """Convert one token's log probabilities.
+
+    vLLM lists the generated token first, then the likeliest tokens, which may or may not repeat it.  Tokens that a
+    grammar forbids are left out.
+    """
+    possible = {token: value for token, value in zip(token_ids, logprobs, strict=True) if value > -inf}
+    likeliest = sorted(possible.items(), key=itemgetter(1), reverse=True)
+    return TokenLogprob(logprobs[0], tuple(likeliest[:top]))
+
+
+def sampling_params(prompt: Prompt) -> SamplingParams:
+    """Return vLLM's sampling parameters for a prompt."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    return SamplingParams(
+        **sampling_parameters(prompt),
+        flat_logprobs=True,  # saves an object for each alternative of each token
+        # A new object for each request, as vLLM modifies it.
+        structured_outputs=prompt.grammar and StructuredOutputsParams(grammar=prompt.grammar),
+        output_kind=RequestOutputKind.DELTA,
+        detokenize=False,
+        skip_special_tokens=False,
+    )
+
+
+@contextmanager
+def _placing(prompt: Prompt) -> Iterator[None]:
+    """Turn vLLM's errors about the images of a prompt into `ImagesRefused`."""
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        if not prompt.images:
+            raise
+        if isinstance(error, AssertionError):
+            reason = "The model's chat template has no place for an image of this conversation."
+        else:
+            reason = shortened(str(error.__cause__ or error))
+        raise errors.ImagesRefused(reason, dict.fromkeys(prompt.images, reason)) from error
+
+
+@contextmanager
+def _refusals(context_length: int) -> Iterator[None]:
+    from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+
+    try:
+        with _faults():
+            yield
+    except GracefulHTTPError as error:
+        raise errors.EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.") from error
+    except VLLMValidationError as error:
+        if too_long := _TOO_LONG.search(error.args[0]):  # only vLLM knows the length with all image tokens
+            raise errors.ContextTooLong(int(too_long[1]), context_length) from error
+        param = error.parameter and PARAMETERS.get(error.parameter, error.parameter)
+        raise errors.InvalidPrompt(error.args[0], param=param) from error
+    except (VLLMClientError, ValueError) as error:
+        raise errors.InvalidPrompt(str(error)) from error
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise errors.EngineDead("The engine has died.") from error
+    except EngineGenerateError as error:
+        cause = error.__cause__ or error
+        raise errors.EngineFailed(
+            f"The engine gave up on this request ({type(cause).__name__}).", str(cause)
+        ) from error
+
+
+@dataclass(frozen=True)
+class VllmPlan:
+    """A parsed vLLM command line.  Of the model, only the config is loaded yet."""
+
+    config: VllmConfig
+    _arguments: AsyncEngineArgs
+    _modules: Sequence[Any]
+    """The LoRA adapters."""
+
+    @property
+    def speaks_harmony(self) -> bool:
+        """True if the model is a gpt-oss, which uses the harmony format."""
+        return speaks_harmony(self.config)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the model and its adapters."""
+        served = self._arguments.served_model_name or self._arguments.model
+        names = [served] if isinstance(served, str) else served
+        return (*names, *(module.name for module in self._modules))
+
+    def bound_thoughts(self, marks: tuple[str, str] | None) -> None:
+        """Let requests bound the thoughts of the model, which stand between two marks.
+
+        The operator's ``--reasoning-config`` comes first, as it may end a thought with a sentence.
+        """
+        from vllm.config import ReasoningConfig
+
+        if marks and self.config.reasoning_config is None:
+            begin, end = marks
+            bounding = ReasoningConfig(reasoning_start_str=begin, reasoning_end_str=end)
+            bounding.initialize_token_ids(self.config.model_config)
+            self.config.reasoning_config = bounding
+
+    def launch(self, count: int, start: StartProcess) -> AbstractContextManager[Cores]:
+        """Load the model for ``count`` processes, which ``start`` starts, for the length of a block.
+
+        Raises `WrongOption` if there is too little memory.
+        """
+        check_memory(self.config.cache_config)
+        return launched(self.config, count, start, counts_statistics=not self._arguments.disable_log_stats)
+
+    def start(self, client: CoreClient | None = None, watch: Watch = _unwatched) -> VllmEngine:
+        """Load the model, which takes ten seconds to minutes.  Call it in a running event loop, which it blocks.
+
+        A ``client`` uses cores that have the model already.  ``watch`` learns of vLLM's requests.  Raises `WrongOption`
+        if there is too little memory.
+        """
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        mark_workers()
+        take_steps_whole()
+        quiet = self._arguments.disable_log_stats
+        reached = {}
+        if client is None:
+            check_memory(self.config.cache_config)
+        else:
+            reached = {
+                "client_addresses": dict(client.addresses),
+                "client_count": client.count,
+                "client_index": client.index,
+            }
+        with copying_tokenizers_late():
+            llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=quiet, **reached)
+        adapters = {
+            module.name: LoRARequest(module.name, number, module.path, is_3d_lora_weight=module.is_3d_lora_weight)
+            for number, module in enumerate(self._modules, start=1)
+        }
+        model = llm.model_config
+        unread = dict[str, list[int]]()
+        scheduling = self.config.scheduler_config
+        if scheduling.stream_interval == 1:
+            pass_tokens_on(llm.output_processor, unread)
+        return VllmEngine(
+            llm,
+            self.models,
+            model.max_model_len,
+            model.get_vocab_size(),
+            adapters,
+            places=scheduling.max_num_seqs * self.config.parallel_config.data_parallel_size,
+            most_prompts=scheduling.max_num_queued_reqs,
+            watch=watch,
+            _unread=unread,
+        )
+
+
+def speaks_harmony(config: VllmConfig) -> bool:
+    """Return True if the model is a gpt-oss.  All other models use a chat template."""
+    return bool(config.model_config.hf_config.model_type == "gpt_oss")
+
+
+def default_sampling(config: VllmConfig) -> Mapping[str, float]:
+    """Return the sampling defaults of the model, by vLLM's names, from its generation config or the operator's."""
+    defaults: dict[str, float] = config.model_config.get_diff_sampling_param()
+    return defaults
+
+
+def option_names() -> frozenset[str]:
+    """Return the options of vLLM's engine, or none without vLLM.
+
+    They are read from its source, as an import takes seconds.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    source = Path(spec.origin).parent / "engine" / "arg_utils.py"
+    return frozenset({"--lora-modules", *re.findall(r'"(--[a-z][a-z0-9-]+)"', source.read_text("utf-8"))})
+
+
+def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, process: int = 0) -> VllmPlan:
+    """Parse ``arguments`` with vLLM's own parser, and load the config of ``model``.
+
+    ``process`` is the number of this one among the ``processes`` that share the engine, or -1 if it only starts them.
+
+    Raises `WrongOption` for arguments that vLLM does not take, `NoVllm` if vLLM is not installed, and `UnknownVllm` if
+    it is not a release that penstock knows.
+    """
+    if find_spec("vllm") is None:
+        raise no_vllm()
+    from vllm.usage.usage_lib import UsageContext
+
+    check_engine_parts()
+    engine_args, modules = _read_arguments(["--model", model, *arguments])
+    set_process(engine_args, processes, process)
+    return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules)
+
+
+def no_vllm() -> NoVllm:
+    """Return the error of a server that needs vLLM, which is not installed."""
+    return NoVllm(
+        "vLLM is not installed here: install penstock[gpu], or name an engine elsewhere with --engine URL. "
+        "Without an engine, `penstock demo` shows recorded answers."
+    )
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise `WrongOption` for arguments that vLLM's parser does not take."""
+    _read_arguments([*arguments])
+
+
+def memory_nodes() -> int:
+    """Return the number of NUMA nodes of this machine."""
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+
+
+def check_memory(cache: CacheConfig) -> None:
+    """Raise `WrongOption` if vLLM would not start on this CPU, minutes later, because too little memory is free."""
+    import psutil
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu() or cache.kv_cache_memory_bytes is not None:
+        return
+    memory = psutil.virtual_memory()
+    wanted = memory.total * cache.gpu_memory_utilization
+    if memory_nodes() == 1 and memory.available < wanted:  # with more, vLLM looks at one of them
+        sizes = [f"{size / 2**30:.1f} GiB" for size in (wanted, memory.total, memory.available)]
+        raise WrongOption(
+            "vLLM takes {} of the {} of this machine, and {} are free: give it less with --kv-cache-memory-bytes, for "
+            "example 4294967296 for a cache of 4 GiB".format(*sizes),
+            (),
+        )
+
+
+def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:
+    """Parse the engine arguments and the LoRA modules, which vLLM reads in its server rather than its engine."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.common.cli_args import LoRAParserAction
+    except ModuleNotFoundError:  # vLLM 0.32
+        from vllm.entrypoints.launchers.cli_args import LoRAParserAction
+
+    def refuse(message: str) -> NoReturn:
+        names = vars(parser.parse_known_args([])[0])
+        raise WrongOption(message, [f"--{name.replace('_', '-')}" for name in names])
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
+    parser.error = refuse  # its own prints all of vLLM's options
+    parser.add_argument("--lora-modules", nargs="+", action=LoRAParserAction, default=[], metavar="NAME=PATH")
+    namespace: Namespace = parser.parse_args(arguments)
+    if namespace.lora_modules and not namespace.enable_lora:
+        raise WrongOption("--lora-modules needs --enable-lora", ())
+    engine_args = AsyncEngineArgs.from_cli_args(namespace)
+    structured = engine_args.structured_outputs_config
+    if structured.backend not in {"auto", "guidance"}:
+        reason = f"structured output needs the backend guidance, not {structured.backend}"
+        raise WrongOption(f"--structured-outputs-config: {reason}", ())
+    structured.backend = "guidance"  # our grammars use its dialect
+    return engine_args, namespace.lora_modules
