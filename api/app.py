@@ -145,7 +145,14 @@ class Api:
         return {dialect: _expecting(dialect.routes(self._edge(dialect))) for dialect in self.dialects}
 
     def _edge(self, dialect: Dialect) -> Edge:
-        return Edge(dialect, self.scheduler, self.peers, self.sockets, self.keep_alive, self.recorded_if)
+        return Edge(
+            dialect,
+            scheduler=self.scheduler,
+            peers=self.peers,
+            sockets=self.sockets,
+            keep_alive=self.keep_alive,
+            recorded_if=self.recorded_if,
+        )
 
     @property
     def _chat(self) -> Iterator[Edge]:

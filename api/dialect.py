@@ -245,13 +245,13 @@ class Edge:
         headers = request.headers
         envelope = Envelope(
             request[OWNER],
-            tracing.current_headers(trace_headers(headers)),
-            reading.as_sent,
-            self.recorded_if.is_met_by(headers),
-            client_request_id(request, reading.request.request_id),
-            headers.get(SESSION_HEADER, ""),
-            title_of(request),
-            reading.generates,
+            trace_headers=tracing.current_headers(trace_headers(headers)),
+            body=reading.as_sent,
+            is_recorded=self.recorded_if.is_met_by(headers),
+            request_id=client_request_id(request, reading.request.request_id),
+            session=headers.get(SESSION_HEADER, ""),
+            key_name=title_of(request),
+            generates=reading.generates,
             moves=request.method == "POST" and FORWARDED not in headers and not stays,
             forgives=reading.forgives,
         )

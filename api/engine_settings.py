@@ -261,13 +261,13 @@ class ChatSettings(BaseSettings):
         """The options of a model with a chat template."""
         return ChatOptions(
             self.reasoning_parser,
-            self.tool_call_parser,
-            self.chat_template,
-            self.chat_template_content_format,
-            self.default_chat_template_kwargs,
-            self.trust_request_chat_template,
-            self.reasoning_parser_plugin,
-            self.tool_parser_plugin,
+            tool_call_parser=self.tool_call_parser,
+            chat_template=self.chat_template,
+            chat_template_content_format=self.chat_template_content_format,
+            default_chat_template_kwargs=self.default_chat_template_kwargs,
+            trust_request_chat_template=self.trust_request_chat_template,
+            reasoning_parser_plugin=self.reasoning_parser_plugin,
+            tool_parser_plugin=self.tool_parser_plugin,
         )
 
 

@@ -11,9 +11,9 @@ def file_reader(settings: Settings) -> FileReader:
     """Return a new reader; each has a cache and processes of its own."""
     limits = FileLimits(
         settings.max_file_bytes,
-        settings.file_timeout,
-        settings.max_file_memory,
-        settings.max_file_pages,
-        settings.max_file_inflated,
+        seconds=settings.file_timeout,
+        memory=settings.max_file_memory,
+        pages=settings.max_file_pages,
+        inflated=settings.max_file_inflated,
     )
     return FileReader(limits, AllowedNetworks.parse(settings.allow_address))

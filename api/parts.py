@@ -130,7 +130,12 @@ async def joined(settings: Settings, scheduler: Scheduler, url: str) -> AsyncGen
     """Be one of the servers of the store, which reach this one at ``url``, for the length of a block."""
     recovery, store = scheduler.recovery, scheduler.store
     async with Membership(
-        store.servers, url, recovery.recover, scheduler.release_lost, settings.heartbeat, settings.stale
+        store.servers,
+        url=url,
+        recover=recovery.recover,
+        release_lost=scheduler.release_lost,
+        heartbeat=settings.heartbeat,
+        stale=settings.stale,
     ):
         housekeeping = (
             asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl)),

@@ -32,10 +32,19 @@ def recorder(settings: Settings, folder: Path, source: str | None, encoding: Enc
         logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
     answered_from = str(settings.recordings) if settings.recordings else None
     chat, masked = options(settings.chat), not settings.record_texts
-    described = Header(FORMAT, "", encoding, source, chat, versions(), answered_from, masked=masked)
+    described = Header(
+        FORMAT,
+        model="",
+        encoding=encoding,
+        source=source,
+        options=chat,
+        versions=versions(),
+        answered_from=answered_from,
+        masked=masked,
+    )
     words = harmony_words if encoding == "harmony" else None
     redact = Redaction if settings.record_texts else partial(WithoutTexts, words)
-    return Recorder(folder, described, settings.record_after, condition, redact)
+    return Recorder(folder, described=described, after=settings.record_after, condition=condition, redact=redact)
 
 
 def options(chat: ChatOptions) -> Mapping[str, Any]:

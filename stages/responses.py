@@ -65,15 +65,15 @@ def responses_pipeline(
     toolbox = replace(toolbox, approvals=runs.store.approvals)
     normalize = Normalize(
         runs.store,
-        engine.models,
-        toolbox.kinds,
-        toolbox.labels,
-        model.traits,
-        caches,
-        toolbox.access,
-        toolbox.left_out,
-        frozenset(toolbox.own),
-        toolbox.of_unknown,
+        models=engine.models,
+        hosted=toolbox.kinds,
+        labels=toolbox.labels,
+        traits=model.traits,
+        caches=caches,
+        access=toolbox.access,
+        left_out=toolbox.left_out,
+        own=frozenset(toolbox.own),
+        of_unknown=toolbox.of_unknown,
         containers=toolbox.containers,
         check=toolbox.check,
     )
@@ -159,7 +159,14 @@ def harmony_stages(
     """
     traits = ModelTraits(sampling=sampling)
     render = partial(RenderHarmony, encoding, system_instructions=system_instructions)
-    return ModelStages("harmony", "speaks Harmony", traits, render, ParseHarmony(encoding), encoding.decode)
+    return ModelStages(
+        "harmony",
+        description="speaks Harmony",
+        traits=traits,
+        render=render,
+        parse=ParseHarmony(encoding),
+        decode=encoding.decode,
+    )
 
 
 def chat_stages(chat: ChatModel, images: ImageCache, sampling: Mapping[str, float] = NO_DEFAULTS) -> ModelStages:
@@ -167,11 +174,11 @@ def chat_stages(chat: ChatModel, images: ImageCache, sampling: Mapping[str, floa
     parsers = f"the parsers {' and '.join(chat.parser_names)}" if chat.parser_names else "no parser"
     return ModelStages(
         "chat",
-        f"has a chat template, is read by {parsers}",
-        ModelTraits(chat.sees_images, has_template=True, sampling=sampling),
-        partial(RenderChat, chat, images=images),
-        ParseChat(chat),
-        chat.vocabulary.decode,
+        description=f"has a chat template, is read by {parsers}",
+        traits=ModelTraits(chat.sees_images, has_template=True, sampling=sampling),
+        render=partial(RenderChat, chat, images=images),
+        parse=ParseChat(chat),
+        decode=chat.vocabulary.decode,
     )
 
 
@@ -186,12 +193,12 @@ def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: fl
     harmony = harmony_stages(encoding)
     return ModelStages(
         "harmony" if "harmony" in recordings.encodings else "chat",
-        f"is answered from {counted(len(recordings.all), 'recording')}",
-        ModelTraits(sees_images=True, has_template="chat" in recordings.encodings),
-        lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),
-        harmony.parse,
-        harmony.decode,
-        lambda turn, *_: ConverseAsRecorded(turn, recordings, speed),
+        description=f"is answered from {counted(len(recordings.all), 'recording')}",
+        traits=ModelTraits(sees_images=True, has_template="chat" in recordings.encodings),
+        render=lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),
+        parse=harmony.parse,
+        decode=harmony.decode,
+        converse=lambda turn, *_: ConverseAsRecorded(turn, recordings, speed),
     )
 
 

@@ -81,7 +81,16 @@ async def replay_of(
         with watching(pipeline, SLOW, SILENCE, logging.WARNING, only_inserted=True):
             trace = await traced(ran, source_of_recording(recording), source)
         left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
-        return Replay(files, model, pipeline, ran, recording, trace, turns, tuple(filter(None, (note, left_out))))
+        return Replay(
+            files,
+            model=model,
+            pipeline=pipeline,
+            ran=ran,
+            recording=recording,
+            trace=trace,
+            turns=turns,
+            notes=tuple(filter(None, (note, left_out))),
+        )
 
 
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, Tap]) -> Pipeline[Any, Any]:

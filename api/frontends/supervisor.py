@@ -149,7 +149,18 @@ class Supervisor:
         for index, (own, url) in enumerate(zip(listening, urls, strict=True)):
             share = Share(index, self._count, self._states, counts)
             siblings = [each for each in urls if each != url]
-            self._configs.append(FrontendConfig(settings, share, own, own, siblings, url, output, metrics))
+            self._configs.append(
+                FrontendConfig(
+                    settings,
+                    share=share,
+                    link=own,
+                    listening=own,
+                    siblings=siblings,
+                    url=url,
+                    output=output,
+                    metrics=metrics,
+                )
+            )
 
     def start(self, client: CoreClient) -> BaseProcess:
         """Start a frontend, by a process that has imported what frontends import: the first start waits for that."""

@@ -141,8 +141,8 @@ class HeldBytes:
 
     def body(self, limit: int, on_drop: Callable[[], None], owner: str = "") -> HeldBody:
         """Begin to hold the body of a request of an owner."""
-        return HeldBody(self.bodies, self.large, limit, on_drop, owner)
+        return HeldBody(self.bodies, large=self.large, limit=limit, on_drop=on_drop, owner=owner)
 
     def message(self, limit: int, on_drop: Callable[[], None], owner: str = "") -> HeldBody:
         """Begin to hold a message of a WebSocket of an owner."""
-        return HeldBody(self.messages, self.large, limit, on_drop, owner)
+        return HeldBody(self.messages, large=self.large, limit=limit, on_drop=on_drop, owner=owner)

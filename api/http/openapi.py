@@ -115,7 +115,13 @@ def describe(routes: Iterable[web.RouteDef], spoken: Spoken) -> OpenApi:
     }
     headers = [name for _, conventions in spoken.values() for name in conventions.key_headers]
     keys = {_key_name(name): _key_scheme(name) for name in (*OPENAI.key_headers, *headers)}
-    return OpenApi("3.1.0", info, ({"url": "/"},), paths, {"schemas": schemas.components, "securitySchemes": keys})
+    return OpenApi(
+        "3.1.0",
+        info=info,
+        servers=({"url": "/"},),
+        paths=paths,
+        components={"schemas": schemas.components, "securitySchemes": keys},
+    )
 
 
 def _key_name(header: str) -> str:

@@ -193,7 +193,9 @@ class Admission:
             if (most := per_minute[kind]) is None:
                 continue
             if known is None or known.most != most:
-                known = self._known[owner, kind] = Allowance(self.allowances, owner, kind, most, self.clock)
+                known = self._known[owner, kind] = Allowance(
+                    self.allowances, owner=owner, kind=kind, most=most, clock=self.clock
+                )
             yield known
 
     @asynccontextmanager

@@ -75,13 +75,13 @@ class ContainerObject(msgspec.Struct, frozen=True):
         one = described
         return cls(
             one.id,
-            int(one.created_at),
-            one.name,
-            "running" if one.is_live else "expired",
-            int(one.last_active_at),
-            {"anchor": "last_active_at", "minutes": max(1, round(one.ttl / 60))},
-            one.memory_limit,
-            {"type": "disabled"},
+            created_at=int(one.created_at),
+            name=one.name,
+            status="running" if one.is_live else "expired",
+            last_active_at=int(one.last_active_at),
+            expires_after={"anchor": "last_active_at", "minutes": max(1, round(one.ttl / 60))},
+            memory_limit=one.memory_limit,
+            network_policy={"type": "disabled"},
         )
 
 
@@ -114,11 +114,11 @@ class ContainerFile(msgspec.Struct, frozen=True):
         name = container.described.id
         return cls(
             file_id(name, file.path),
-            file.size,
-            name,
-            file.changed_at // 10**9,
-            f"{HOME}/{file.path}",
-            "user" if file.path in container.uploaded else "assistant",
+            bytes=file.size,
+            container_id=name,
+            created_at=file.changed_at // 10**9,
+            path=f"{HOME}/{file.path}",
+            source="user" if file.path in container.uploaded else "assistant",
         )
 
 

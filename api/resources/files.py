@@ -78,7 +78,14 @@ class FileObject(msgspec.Struct, frozen=True):
     def of(cls, file: StoredFile) -> FileObject:
         """Return a file in OpenAI's form."""
         expires_at = None if file.expires_at is None else int(file.expires_at)
-        return cls(file.id, file.bytes, int(file.created_at), file.filename, file.purpose, expires_at)
+        return cls(
+            file.id,
+            bytes=file.bytes,
+            created_at=int(file.created_at),
+            filename=file.filename,
+            purpose=file.purpose,
+            expires_at=expires_at,
+        )
 
 
 class FileList(Page[FileObject], frozen=True):
@@ -110,7 +117,14 @@ class FileMetadata(msgspec.Struct, frozen=True):
         """Return a file in Anthropic's form."""
         media_type = file.media_type.partition(";")[0]
         expires_at = None if file.expires_at is None else _iso(file.expires_at)
-        return cls(file.id, _iso(file.created_at), file.filename, media_type, file.bytes, expires_at)
+        return cls(
+            file.id,
+            created_at=_iso(file.created_at),
+            filename=file.filename,
+            mime_type=media_type,
+            size_bytes=file.bytes,
+            expires_at=expires_at,
+        )
 
 
 class FileMetadataList(msgspec.Struct, frozen=True):

@@ -70,7 +70,14 @@ class PromptRoutes:
     def _shown(self, template: Template) -> Prompt:
         versions = tuple(map(str, sorted(self.prompts.templates[template.id])))
         given, variables = template.given, tuple(sorted(template.variables))
-        return Prompt(template.id, str(template.version), versions, variables, given.model, given.instructions)
+        return Prompt(
+            template.id,
+            version=str(template.version),
+            versions=versions,
+            variables=variables,
+            model=given.model,
+            instructions=given.instructions,
+        )
 
 
 @asynccontextmanager

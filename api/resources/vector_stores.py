@@ -479,26 +479,26 @@ def _options(body: SearchVectorStore, store_id: str) -> FileSearchOptions:
     weights = ranking.hybrid_search or HybridWeights(embedding_weight=1.0, text_weight=1.0)
     return FileSearchOptions(
         (store_id,),
-        body.max_num_results or MOST_RESULTS,
-        None if body.filters is None else body.filters.form,
-        ranking.score_threshold or 0.0,
-        weights.embedding_weight,
-        weights.text_weight,
+        most=body.max_num_results or MOST_RESULTS,
+        filters=None if body.filters is None else body.filters.form,
+        score_threshold=ranking.score_threshold or 0.0,
+        embedding_weight=weights.embedding_weight,
+        text_weight=weights.text_weight,
     )
 
 
 def _shown(store: stored.StoredVectorStore) -> VectorStore:
     return VectorStore(
         store.id,
-        int(store.created_at),
-        store.name,
-        store.counts.bytes,
-        FileCounts.of(store.counts),
-        store.status(time.time()),
-        None if store.expires_days is None else Expiration(store.expires_days),
-        None if store.expires_at is None else int(store.expires_at),
-        int(store.active_at),
-        store.metadata,
+        created_at=int(store.created_at),
+        name=store.name,
+        usage_bytes=store.counts.bytes,
+        file_counts=FileCounts.of(store.counts),
+        status=store.status(time.time()),
+        expires_after=None if store.expires_days is None else Expiration(store.expires_days),
+        expires_at=None if store.expires_at is None else int(store.expires_at),
+        last_active_at=int(store.active_at),
+        metadata=store.metadata,
     )
 
 
@@ -513,24 +513,36 @@ def _polled(shown: VectorStoreFile | FileBatch) -> web.Response:
 def _shown_file(file: stored.VectorStoreFile) -> VectorStoreFile:
     return VectorStoreFile(
         file.id,
-        int(file.created_at),
-        file.bytes,
-        file.vector_store_id,
-        file.status,
-        file.error,
-        file.attributes,
-        UsedChunking(StaticChunkingStrategy(*file.chunking)),
+        created_at=int(file.created_at),
+        usage_bytes=file.bytes,
+        vector_store_id=file.vector_store_id,
+        status=file.status,
+        last_error=file.error,
+        attributes=file.attributes,
+        chunking_strategy=UsedChunking(StaticChunkingStrategy(*file.chunking)),
     )
 
 
 def _batch(batch: stored.Batch) -> FileBatch:
     counts = FileCounts.of(batch.counts)
-    return FileBatch(batch.id, int(batch.created_at), batch.vector_store_id, batch.status, counts)
+    return FileBatch(
+        batch.id,
+        created_at=int(batch.created_at),
+        vector_store_id=batch.vector_store_id,
+        status=batch.status,
+        file_counts=counts,
+    )
 
 
 def _result(hit: Hit) -> SearchResult:
     file = hit.file
-    return SearchResult(file.id, file.filename, round(hit.score, 4), file.attributes, (TextContent(hit.text),))
+    return SearchResult(
+        file.id,
+        filename=file.filename,
+        score=round(hit.score, 4),
+        attributes=file.attributes,
+        content=(TextContent(hit.text),),
+    )
 
 
 def _no_file(file_id: str) -> VectorStoreNotFound:

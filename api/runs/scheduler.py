@@ -151,10 +151,20 @@ class Scheduler:
         self._interrupts: dict[str, Callable[[], Any]] = {}
         """Functions that interrupt the runs outside of the background, by response id."""
         self.background = BackgroundQueue(
-            self._run_queued, self._run_opened, self.runs, self.store, self.in_flight, Slots(self.limit)
+            self._run_queued,
+            run_opened=self._run_opened,
+            runs=self.runs,
+            store=self.store,
+            in_flight=self.in_flight,
+            slots=Slots(self.limit),
         )
         self.recovery = OrphanRecovery(
-            self.store, self.runs, self.background, self.restarts, self._served, self.unserved_after
+            self.store,
+            runs=self.runs,
+            background=self.background,
+            restarts=self.restarts,
+            served=self._served,
+            unserved_after=self.unserved_after,
         )
 
     # Starting

@@ -86,7 +86,13 @@ def read_event(frame: bytes) -> ClientEvent:
     if kind not in (CREATE, STEER, PROCESSED):
         given = shortened(str(kind)) if kind is not None else "none"
         raise InvalidRequest(f"An event has the type '{CREATE}', not {given!r}.", param="type", code="invalid_value")
-    return ClientEvent(kind, stream_id, previous, generate, fields.input if kind == STEER else _NULL)
+    return ClientEvent(
+        kind,
+        stream_id=stream_id,
+        previous_response_id=previous,
+        generate=generate,
+        input=fields.input if kind == STEER else _NULL,
+    )
 
 
 def _value(given: msgspec.Raw) -> Any:

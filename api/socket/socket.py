@@ -55,7 +55,11 @@ class Sockets:
         request[STREAMING] = True
         opened = self.edge.sockets
         connection = Connection(
-            socket, request, self.edge, LaneMemory(opened.remembered, request[OWNER]), socket.incoming
+            socket,
+            request=request,
+            edge=self.edge,
+            memory=LaneMemory(opened.remembered, request[OWNER]),
+            incoming=socket.incoming,
         )
         opened.connections.add(connection)
         try:

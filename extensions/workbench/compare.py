@@ -227,7 +227,7 @@ async def _comparison(chosen: argparse.Namespace, settings: Settings) -> AsyncGe
         model = running.model
         vocabulary = Vocabulary.of(model.parse.vocabulary, engine.vocabulary_size, model.encoding, source)
         parse = model.parse if chosen.run_on else None
-        yield Comparison(engine, vocabulary, chosen.tie, chosen.at_once, parse)
+        yield Comparison(engine, vocabulary=vocabulary, tie=chosen.tie, at_once=chosen.at_once, parse=parse)
 
 
 def limits_exceeded(figures: Figures, limits: argparse.Namespace) -> Iterator[str]:

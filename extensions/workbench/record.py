@@ -74,7 +74,13 @@ def _condition(text: str) -> Condition:
 
 
 async def _recording(chosen: argparse.Namespace, upstream: str) -> None:
-    tap = Tap(chosen.folder, upstream, generations(spoken(chosen.dialect)), chosen.condition, chosen.texts)
+    tap = Tap(
+        chosen.folder,
+        upstream=upstream,
+        generations=generations(spoken(chosen.dialect)),
+        condition=chosen.condition,
+        keeps_texts=chosen.texts,
+    )
     async with proxying(Proxy(upstream, tap, chosen.ask_for_tokens), chosen.host, chosen.port) as url:
         if not _is_loopback(chosen.host):
             logger.warning(

@@ -212,7 +212,7 @@ class Drawing:
         times = [self._timeline.tokens[token.frame].at for token in tokens]
         times += [self._timeline.items[index].at for index in group]
         known = [at for at in times if at is not None]
-        return TextLine(glyph, text, group, min(known, default=None), max(known, default=None))
+        return TextLine(glyph, text=text, frames=group, at=min(known, default=None), until=max(known, default=None))
 
     def _other(self, index: int, row: Row) -> TextLine:
         frame = self._timeline.items[index].frame

@@ -167,10 +167,10 @@ class Recorder:
         recorded_at = datetime.now(UTC).isoformat(timespec="microseconds")
         return ResponseFolder(
             self.folder / response_id,
-            replace(self.described, model=facts.model, recorded_at=recorded_at),
-            self.clock(),
-            self.redact(),
-            body if request_id == response_id and "normalize" in self.after else b"",
+            header=replace(self.described, model=facts.model, recorded_at=recorded_at),
+            started=self.clock(),
+            redaction=self.redact(),
+            request=body if request_id == response_id and "normalize" in self.after else b"",
         )
 
 

@@ -69,7 +69,7 @@ class Page:
 def opened(url: str, title: str, text: str, links: Iterable[str]) -> Page:
     """Make the page of a URL from its converted text."""
     lines = wrapped(f"\nURL: {url}\n{text[:LONGEST_TEXT]}")
-    return Page("page", _title(title) or host_of(url) or url, url, lines, tuple(links))
+    return Page("page", title=_title(title) or host_of(url) or url, url=url, lines=lines, links=tuple(links))
 
 
 def results(query: str, hits: Iterable[Hit]) -> Page:
@@ -81,7 +81,9 @@ def results(query: str, hits: Iterable[Hit]) -> Page:
             mark = link_mark(len(places), _title(hit.title) or hit.url, host_of(hit.url) or "")
             places[hit.url] = len(lines)
             lines += wrapped(f"  * {mark} {_one_line(hit.snippet[:_SNIPPET])}".rstrip())
-    return Page("results", _title(query), "", tuple(lines), tuple(places), tuple(places.values()))
+    return Page(
+        "results", title=_title(query), url="", lines=tuple(lines), links=tuple(places), places=tuple(places.values())
+    )
 
 
 def matches(page: Page, pattern: str) -> Page:
@@ -100,13 +102,13 @@ def matches(page: Page, pattern: str) -> Page:
     text = "\n\n".join(chunks) or f"No `find` results for pattern: `{clean(pattern)}`"
     return Page(
         "matches",
-        f"Find results for text: `{_title(pattern)}` in `{page.title}`",
-        page.url,
-        wrapped(text),
-        (page.url,) * len(places),
-        tuple(places),
-        f"{page.url}{FIND_SUFFIX}{quote(pattern, safe='')}",
-        page.title,
+        title=f"Find results for text: `{_title(pattern)}` in `{page.title}`",
+        url=page.url,
+        lines=wrapped(text),
+        links=(page.url,) * len(places),
+        places=tuple(places),
+        address=f"{page.url}{FIND_SUFFIX}{quote(pattern, safe='')}",
+        cited_as=page.title,
     )
 
 

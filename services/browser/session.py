@@ -40,7 +40,9 @@ class BrowserHost:
     def session(self, request: ResolvedRequest) -> BrowserSession:
         """Return a session whose cursors include the pages that the model still has in its context."""
         owner = request.facts.origin.owner
-        return BrowserSession(self._backend, self._reader, PageStack(request), request.facts.web, owner)
+        return BrowserSession(
+            self._backend, reader=self._reader, stack=PageStack(request), options=request.facts.web, owner=owner
+        )
 
     async def close(self) -> None:
         await self._reader.close()

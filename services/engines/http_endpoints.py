@@ -282,18 +282,18 @@ def _logprob(value: float, others: dict[int, float], top: int | None) -> TokenLo
 
 GENERATE = Endpoint(
     "/inference/v1/generate",
-    _generate_body,
-    _generate_question,
-    msgspec.json.Decoder(_Line[_Generated]),
-    _generated_logprobs,
+    body=_generate_body,
+    probe_body=_generate_question,
+    decoder=msgspec.json.Decoder(_Line[_Generated]),
+    logprobs=_generated_logprobs,
     takes_images=True,
 )
 COMPLETIONS = Endpoint(
     "/v1/completions",
-    _completions_body,
-    _completions_question,
-    msgspec.json.Decoder(_Line[_Completed]),
-    _completed_logprobs,
+    body=_completions_body,
+    probe_body=_completions_question,
+    decoder=msgspec.json.Decoder(_Line[_Completed]),
+    logprobs=_completed_logprobs,
     takes_images=False,
 )
 ENDPOINTS: tuple[Endpoint[Any], ...] = (GENERATE, COMPLETIONS)

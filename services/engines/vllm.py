@@ -206,7 +206,15 @@ class VllmEngine:
         if sampling.logprobs is None and prompt_top is None:  # only the token ids are read
             self._unread[collector.request_id] = unread
         response_id, has_images = prompt.facts.response_id, bool(prompt.images)
-        return _Generation(response_id, collector, started, has_images, sampling.logprobs, prompt_top, unread)
+        return _Generation(
+            response_id,
+            collector=collector,
+            started=started,
+            has_images=has_images,
+            top_logprobs=sampling.logprobs,
+            prompt_top=prompt_top,
+            unread=unread,
+        )
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
@@ -307,7 +315,13 @@ class _Generation:
                 if token_ids and has_begun:
                     yield TokenChunk(token_ids, logprobs)
                 elif token_ids:
-                    yield TokenChunk(token_ids, logprobs, cached_tokens, prompt_tokens, of_prompt)
+                    yield TokenChunk(
+                        token_ids,
+                        logprobs,
+                        cached_tokens=cached_tokens,
+                        prompt_tokens=prompt_tokens,
+                        prompt_logprobs=of_prompt,
+                    )
                     has_begun = True
                 elif not output:
                     self.collector.ready.clear()
@@ -482,10 +496,10 @@ class VllmPlan:
             pass_tokens_on(llm.output_processor, unread)
         return VllmEngine(
             llm,
-            self.models,
-            model.max_model_len,
-            model.get_vocab_size(),
-            adapters,
+            models=self.models,
+            context_length=model.max_model_len,
+            vocabulary_size=model.get_vocab_size(),
+            _adapters=adapters,
             places=scheduling.max_num_seqs * self.config.parallel_config.data_parallel_size,
             most_prompts=scheduling.max_num_queued_reqs,
             watch=watch,

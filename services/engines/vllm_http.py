@@ -143,7 +143,14 @@ async def start_vllm_http(
     size = VOCABULARY_SIZE if served.speaks_harmony else _ANY_ID
     checking = asyncio.create_task(_keep_checking(replicas, model, served, interval))
     return VllmHttpEngine(
-        served.models, served.context_length, size, root, served.speaks_harmony, replicas, session, checking
+        served.models,
+        context_length=served.context_length,
+        vocabulary_size=size,
+        root=root,
+        speaks_harmony=served.speaks_harmony,
+        replicas=replicas,
+        _session=session,
+        _checking=checking,
     )
 
 

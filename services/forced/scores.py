@@ -203,12 +203,12 @@ def _judged(
         has_changed = None  # all likelier tokens that are known are forbidden: an allowed one may be among the others
     return ForcedToken(
         token,
-        logprob,
-        _rank(score, logprob),
-        first,
-        tuple(candidates),
-        recorded.logprob if recorded else None,
-        has_changed,
+        logprob=logprob,
+        rank=_rank(score, logprob),
+        first=first,
+        top=tuple(candidates),
+        recorded=recorded.logprob if recorded else None,
+        has_changed=has_changed,
     )
 
 
@@ -227,4 +227,12 @@ def _rank(score: TokenLogprob, logprob: float) -> int | None:
 
 
 def _uncounted(token: ForcedToken) -> ForcedToken:
-    return ForcedToken(token.id, token.logprob, token.rank, token.first, token.top, token.recorded, None)
+    return ForcedToken(
+        token.id,
+        logprob=token.logprob,
+        rank=token.rank,
+        first=token.first,
+        top=token.top,
+        recorded=token.recorded,
+        has_changed=None,
+    )

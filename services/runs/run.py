@@ -341,7 +341,10 @@ class RunRegistry:
         if not run.response.store:
             self.discard(run)
             return None
-        saved = self.store.end(StoredResponse(run.response, run.input, run.origin, run.tokens, run.results), block)
+        saved = self.store.end(
+            StoredResponse(run.response, input=run.input, origin=run.origin, tokens=run.tokens, results=run.results),
+            block,
+        )
         saved.add_done_callback(lambda _: self.discard(run))
         return saved
 

@@ -219,7 +219,9 @@ class OpenContainers:
     ) -> OpenContainer:
         """Make a container at once; raises `TooManyContainers`."""
         now = self.clock()
-        described = Described(container_id, owner, name, now, now, ttl, memory_limit)
+        described = Described(
+            container_id, owner=owner, name=name, created_at=now, last_active_at=now, ttl=ttl, memory_limit=memory_limit
+        )
         container = await self.enter(described, waits=False)
         await self.leave(container)
         return container
@@ -487,7 +489,15 @@ class Lease:
                 raise SandboxDied("the container has ended")
             now = self._containers.clock()
             ttl = self._containers.ttl
-            wanted = Described(self._use.id, self._owner, "", now, now, ttl, self._use.memory_limit)
+            wanted = Described(
+                self._use.id,
+                owner=self._owner,
+                name="",
+                created_at=now,
+                last_active_at=now,
+                ttl=ttl,
+                memory_limit=self._use.memory_limit,
+            )
             entered = await self._containers.enter(wanted)
             if self._is_closed:
                 await self._containers.leave(entered)
@@ -523,10 +533,10 @@ async def containers(settings: HostSettings) -> OpenContainers | None:
     await sweep()
     return OpenContainers(
         settings.slots,
-        settings.limit,
-        settings.container_ttl,
-        settings.container_memory,
-        settings.container_limits,
-        settings.store,
-        settings.call_seconds,
+        limit=settings.limit,
+        ttl=settings.container_ttl,
+        memory=settings.container_memory,
+        limits_of=settings.container_limits,
+        store=settings.store,
+        call_seconds=settings.call_seconds,
     )

@@ -102,7 +102,15 @@ async def probe(
     counts = kind == "python" or drops_user
     uncounted = [] if counts else ["landlock: processes can only be counted if the server starts as root"]
     plans = [
-        Plan(kind, mode, python, limits or SandboxLimits(), packages, drops_user, uses_link)
+        Plan(
+            kind,
+            mode=mode,
+            interpreter=python,
+            limits=limits or SandboxLimits(),
+            packages=packages,
+            drops_user=drops_user,
+            uses_link=uses_link,
+        )
         for mode in modes
         if mode == "bubblewrap" or counts
         for uses_link in ((False,) if mode == "bubblewrap" else (True, False))

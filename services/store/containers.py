@@ -107,5 +107,14 @@ class StoredContainers:
         container_id, owner, name, created, active, ttl, memory, ended_at, server_id, url, is_alive = row
         is_live = ended_at is None and (bool(is_alive) or server_id == self.context.server_id)
         limit = cast("MemoryLimit | None", memory)
-        described = Described(container_id, owner, rows.from_json(name, _TEXT), created, active, ttl, limit, is_live)
+        described = Described(
+            container_id,
+            owner=owner,
+            name=rows.from_json(name, _TEXT),
+            created_at=created,
+            last_active_at=active,
+            ttl=ttl,
+            memory_limit=limit,
+            is_live=is_live,
+        )
         return Recorded(described, server_id, url or "")

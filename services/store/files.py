@@ -121,7 +121,16 @@ class Upload:
         end = (self.id, filename, purpose, media_type, expires_at, digest, self._context.server_id)
         await self._write(Statement(_FINISH, end))
         self.is_finished = True
-        return StoredFile(self.id, filename, purpose, media_type, self.received, self.created_at, expires_at, digest)
+        return StoredFile(
+            self.id,
+            filename=filename,
+            purpose=purpose,
+            media_type=media_type,
+            bytes=self.received,
+            created_at=self.created_at,
+            expires_at=expires_at,
+            sha256=digest,
+        )
 
     async def _append(self, chunk: bytes, start: int) -> None:
         await asyncio.to_thread(self._digest.update, chunk)

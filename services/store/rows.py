@@ -70,10 +70,10 @@ def stored_response(row: Row) -> StoredResponse:
     response, input_text, owner, position, tokens, results = row
     return StoredResponse(
         from_json(response, _decode_response),
-        from_json(input_text, _decode_input),
-        Origin(owner, position),
-        _unpacked(tokens, _decode_tokens),
-        results_in(results),
+        input=from_json(input_text, _decode_input),
+        origin=Origin(owner, position),
+        tokens=_unpacked(tokens, _decode_tokens),
+        results=results_in(results),
     )
 
 

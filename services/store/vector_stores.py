@@ -603,7 +603,13 @@ class StoredVectorStores:
             return None
         for created_at, is_cancelled in await self.context.read(_BATCH, batch_id, store_id, owner):
             counts = await self._counts("batch_id", [batch_id])
-            return Batch(batch_id, store_id, created_at, bool(is_cancelled), counts.get(batch_id, FileCounts()))
+            return Batch(
+                batch_id,
+                vector_store_id=store_id,
+                created_at=created_at,
+                is_cancelled=bool(is_cancelled),
+                counts=counts.get(batch_id, FileCounts()),
+            )
         return None
 
     async def cancel(self, batch: Batch) -> None:
@@ -706,13 +712,13 @@ class StoredVectorStores:
         return [
             StoredVectorStore(
                 number,
-                name,
-                rows.from_json(title, _TEXT),
-                rows.from_json(metadata, _METADATA),
-                created_at,
-                active_at,
-                days,
-                counts.get(name, FileCounts()),
+                id=name,
+                name=rows.from_json(title, _TEXT),
+                metadata=rows.from_json(metadata, _METADATA),
+                created_at=created_at,
+                active_at=active_at,
+                expires_days=days,
+                counts=counts.get(name, FileCounts()),
             )
             for number, name, title, metadata, created_at, active_at, days in read
         ]
@@ -797,14 +803,14 @@ def _file(row: Row) -> VectorStoreFile:
     number, store_id, name, filename, created_at, attributes, tokens, overlap, status, error, size, chunks = row
     return VectorStoreFile(
         int(number),
-        store_id or "",
-        name,
-        filename,
-        created_at,
-        rows.from_json(attributes, _ATTRIBUTES),
-        Chunking(int(tokens), int(overlap)),
-        status,
-        rows.from_json(error, _ERROR) if error else None,
-        int(size),
-        int(chunks),
+        vector_store_id=store_id or "",
+        id=name,
+        filename=filename,
+        created_at=created_at,
+        attributes=rows.from_json(attributes, _ATTRIBUTES),
+        chunking=Chunking(int(tokens), int(overlap)),
+        status=status,
+        error=rows.from_json(error, _ERROR) if error else None,
+        bytes=int(size),
+        chunks=int(chunks),
     )

@@ -132,7 +132,11 @@ def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]
     for tool in callable_tools(listed):
         if server.allowed is None or _matches(server.allowed, tool):
             yield McpTool(
-                server.label, tool.name, tool.description or None, tool.input_schema, _needs_approval(server, tool)
+                server.label,
+                name=tool.name,
+                description=tool.description or None,
+                parameters=tool.input_schema,
+                needs_approval=_needs_approval(server, tool),
             )
 
 

@@ -96,6 +96,13 @@ class Transcript:
         namespace, _, name = recipient.rpartition(".")
         item_id, output_id = FunctionCall.new_id(draft.key), FunctionCallOutput.new_id(draft.key)
         self.items += (
-            FunctionCall(item_id, draft.call_id, name, draft.text, "completed", namespace or UNSET),
+            FunctionCall(
+                item_id,
+                call_id=draft.call_id,
+                name=name,
+                arguments=draft.text,
+                status="completed",
+                namespace=namespace or UNSET,
+            ),
             FunctionCallOutput(output_id, draft.call_id, error, "completed"),
         )

@@ -126,7 +126,7 @@ class OpenItem:
             write(text)
             if frame.logprobs:
                 logprobs.extend(frame.logprobs)
-            return OutputTextDelta(next(numbers), item_id, index, 0, text, frame.logprobs)
+            return OutputTextDelta(next(numbers), item_id, index, 0, delta=text, logprobs=frame.logprobs)
 
         def part_delta(frame: ItemDelta) -> ResponseEvent:
             text = frame.text

@@ -74,10 +74,10 @@ def _open(arguments: dict[str, Any]) -> Open:
         chosen = number if number >= 0 else None
     return Open(
         chosen,
-        _number(arguments, "cursor"),
-        _number(arguments, "loc"),
-        _number(arguments, "num_lines"),
-        arguments.get("view_source") is True,
+        cursor=_number(arguments, "cursor"),
+        loc=_number(arguments, "loc"),
+        num_lines=_number(arguments, "num_lines"),
+        view_source=arguments.get("view_source") is True,
     )
 
 

@@ -144,7 +144,14 @@ class Drafts:
         container_id = ""
         if isinstance(opening, frames.CodeCallOpened | frames.ShellCallOpened):
             container_id = self._facts.container(opening.tool[0]).id
-        draft = Draft(opening, key, container_id, self._answered_id, self._is_shown, self._is_summarised)
+        draft = Draft(
+            opening,
+            key=key,
+            container_id=container_id,
+            answered_id=self._answered_id,
+            is_shown=self._is_shown,
+            is_summarised=self._is_summarised,
+        )
         self._count += 1
         is_shell = isinstance(opening, frames.FunctionCallOpened) and opening.form == "shell"
         if is_shell or isinstance(opening, frames.ShellCallOpened | frames.ToolSearchOpened):
@@ -163,7 +170,9 @@ def _reasoning(opening: frames.ReasoningOpened, draft: Draft, status: ItemStatus
 def _message(opening: frames.MessageOpened | frames.RefusalOpened, draft: Draft, status: ItemStatus) -> items.Message:
     parts: Any = () if status == "in_progress" else (draft.part,)
     phase = opening.phase if isinstance(opening, frames.MessageOpened) else "final_answer"  # a refusal ends the answer
-    return items.Message(items.Message.new_id(draft.key), status, "assistant", parts, phase or UNSET)
+    return items.Message(
+        items.Message.new_id(draft.key), status=status, role="assistant", content=parts, phase=phase or UNSET
+    )
 
 
 def _computer_call(item_id: str, call_id: str, action: dict[str, Any], status: ItemStatus) -> items.ComputerCall:
@@ -184,7 +193,15 @@ def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: Ite
     if opening.form == "function":
         namespace = UNSET if opening.namespace is None else opening.namespace
         item_id, is_async = items.FunctionCall.new_id(draft.key), True if opening.is_async else UNSET
-        return items.FunctionCall(item_id, draft.call_id, opening.name, draft.text, status, namespace, is_async)
+        return items.FunctionCall(
+            item_id,
+            call_id=draft.call_id,
+            name=opening.name,
+            arguments=draft.text,
+            status=status,
+            namespace=namespace,
+            is_async=is_async,
+        )
     build = _CLIENT_CALLS[opening.form]
     call: items.FormCall = build("", draft.call_id, _action(opening.form, draft), status)
     return replace(call, id=call.new_id(draft.key))
@@ -200,7 +217,9 @@ def _action(form: ClientForm, draft: Draft) -> dict[str, Any]:
 
 def _tool_search(opening: frames.ToolSearchOpened, draft: Draft, status: ItemStatus) -> items.ToolSearchCall:
     item_id = items.ToolSearchCall.new_id(draft.key)
-    return items.ToolSearchCall(item_id, draft.call_id, _action("tool_search", draft), status, "server")
+    return items.ToolSearchCall(
+        item_id, call_id=draft.call_id, arguments=_action("tool_search", draft), status=status, execution="server"
+    )
 
 
 def _tool_search_output(
@@ -208,7 +227,13 @@ def _tool_search_output(
 ) -> items.ToolSearchOutput:
     data = draft.finished.data if draft.finished else None
     tools = data.tools if isinstance(data, frames.LoadedTools) else ()
-    return items.ToolSearchOutput(items.ToolSearchOutput.new_id(draft.key), _answered(draft), tools, status, "server")
+    return items.ToolSearchOutput(
+        items.ToolSearchOutput.new_id(draft.key),
+        call_id=_answered(draft),
+        tools=tools,
+        status=status,
+        execution="server",
+    )
 
 
 def _answered(draft: Draft) -> str:
@@ -221,7 +246,9 @@ def _answered(draft: Draft) -> str:
 def _custom_call(opening: frames.CustomToolCallOpened, draft: Draft, status: ItemStatus) -> items.CustomToolCall:
     namespace = UNSET if opening.namespace is None else opening.namespace
     item_id = items.CustomToolCall.new_id(draft.key)
-    return items.CustomToolCall(item_id, draft.call_id, opening.name, draft.text, status, namespace)
+    return items.CustomToolCall(
+        item_id, call_id=draft.call_id, name=opening.name, input=draft.text, status=status, namespace=namespace
+    )
 
 
 def _mcp_list_tools(opening: frames.McpListToolsOpened, draft: Draft, status: CallStatus) -> items.McpListTools:
@@ -239,13 +266,13 @@ def _mcp_call(opening: frames.McpCallOpened, draft: Draft, status: CallStatus) -
     finished = draft.finished
     return items.McpCall(
         items.McpCall.new_id(draft.key),
-        opening.server_label,
-        opening.name,
-        draft.text,
-        status,
-        finished.result if finished and finished.ran and finished.error is None else None,
-        frames.mcp_error(finished) if finished and finished.error is not None else None,
-        opening.approval_request_id,
+        server_label=opening.server_label,
+        name=opening.name,
+        arguments=draft.text,
+        status=status,
+        output=finished.result if finished and finished.ran and finished.error is None else None,
+        error=frames.mcp_error(finished) if finished and finished.error is not None else None,
+        approval_request_id=opening.approval_request_id,
     )
 
 
@@ -260,7 +287,9 @@ def _code_call(opening: frames.CodeCallOpened, draft: Draft, status: CallStatus)
         return items.CodeInterpreterCall(item_id, draft.text, "", status)
     data = draft.finished.data if draft.finished else None
     outputs = data.outputs if isinstance(data, frames.CodeOutputs) else ()
-    return items.CodeInterpreterCall(item_id, draft.text, draft.container_id, status, outputs or None)
+    return items.CodeInterpreterCall(
+        item_id, code=draft.text, container_id=draft.container_id, status=status, outputs=outputs or None
+    )
 
 
 def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -> items.WebSearchCall:
@@ -284,7 +313,9 @@ def _file_search(opening: frames.FileSearchOpened, draft: Draft, status: CallSta
 def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatus) -> items.ShellCall:
     environment = {"type": "container_reference"} | ({"container_id": draft.container_id} if draft.is_shown else {})
     item_id = items.ShellCall.new_id(draft.key)
-    return items.ShellCall(item_id, draft.call_id, shell_action(draft.text), status, environment)
+    return items.ShellCall(
+        item_id, call_id=draft.call_id, action=shell_action(draft.text), status=status, environment=environment
+    )
 
 
 def _shell_output(opening: frames.ShellOutputOpened, draft: Draft, status: ItemStatus) -> items.ShellCallOutput:

@@ -143,7 +143,9 @@ class InputReader:
         match item:
             case params.MessageItem(status=status):
                 content = self._message_parts(item, f"{path}.content", is_said)
-                return wire.Message(item_id, status or "completed", item.role, content, _unset(item.phase))
+                return wire.Message(
+                    item_id, status=status or "completed", role=item.role, content=content, phase=_unset(item.phase)
+                )
             case params.FunctionCallOutputItem():
                 output = self._output(item.output, path)
                 return wire.FunctionCallOutput(item_id, item.call_id, output, item.status or "completed")
@@ -153,7 +155,13 @@ class InputReader:
             case params.ComputerCallOutputItem():
                 checks = tuple(check.fields for check in item.acknowledged_safety_checks or ())
                 screen = self._screenshot(item.output, f"{path}.output")
-                return wire.ComputerCallOutput(item_id, item.call_id, screen, item.call_status, checks)
+                return wire.ComputerCallOutput(
+                    item_id,
+                    call_id=item.call_id,
+                    output=screen,
+                    status=item.call_status,
+                    acknowledged_safety_checks=checks,
+                )
             case params.ItemReference() | params.CompactionTriggerItem():
                 raise AssertionError("these are read by now")
             case params.ConfigurationUpdateItem(reasoning=None, text=None):
@@ -292,7 +300,11 @@ def _file(part: params.FilePart, path: str) -> wire.InputFile:
         message = f"A file_url begins with https:// or http://, and {shortened(part.file_url)!r} does not."
         raise InvalidRequest(message, param=f"{path}.file_url")
     return wire.InputFile(
-        _unset(part.filename), _unset(part.file_data), _unset(part.file_url), _unset(part.detail), _unset(part.file_id)
+        _unset(part.filename),
+        file_data=_unset(part.file_data),
+        file_url=_unset(part.file_url),
+        detail=_unset(part.detail),
+        file_id=_unset(part.file_id),
     )
 
 

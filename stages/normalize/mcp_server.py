@@ -32,15 +32,15 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_u
     always, never, approves_rest = _approval(tool)
     return McpServer(
         tool.server_label,
-        tool.server_url,
-        Secret(tool.sent_headers),
-        tool.server_description,
-        _allowed(tool),
-        always,
-        never,
-        approves_rest,
-        tool.connector_id,
-        True if tool.defer_loading else UNSET,
+        url=tool.server_url,
+        headers=Secret(tool.sent_headers),
+        description=tool.server_description,
+        allowed=_allowed(tool),
+        always=always,
+        never=never,
+        approves_rest=approves_rest,
+        connector=tool.connector_id,
+        is_deferred=True if tool.defer_loading else UNSET,
     )
 
 

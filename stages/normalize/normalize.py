@@ -250,12 +250,12 @@ class Normalize:
             scheduling=self._scheduling(request),
             origin=Origin(
                 envelope.owner,
-                past.end,
-                envelope.is_recorded,
-                envelope.request_id,
-                past.opening,
-                "" if served == model else served,
-                envelope.key_name,
+                position=past.end,
+                recorded=envelope.is_recorded,
+                request_id=envelope.request_id,
+                opening=past.opening,
+                model="" if served == model else served,
+                key_name=envelope.key_name,
             ),
             wants_raw_messages=request.enable_response_messages is True,
             include=tuple(request.include or ()),
@@ -274,7 +274,9 @@ class Normalize:
         )
         results = {**thoughts.results, **past.results, **await self._results(read.run_here, request), **facts.results}
         tokens = {**past.tokens, **thoughts.tokens, **read.raw.tokens}
-        resolved = ResolvedRequest(facts, read.history, tokens, results, files, read.said, read.unseen)
+        resolved = ResolvedRequest(
+            facts, history=read.history, tokens=tokens, results=results, files=files, said=read.said, unseen=read.unseen
+        )
         await self.check(resolved)
         return resolved
 
@@ -338,19 +340,21 @@ class Normalize:
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(
             self.hosted - denied,
-            self.labels - denied,
-            self.left_out,
-            self.hosted & denied,
-            self.access.of_denied(request.envelope.owner),
-            self.own,
-            self.traits.sees_images,
-            self.of_unknown,
+            labels=self.labels - denied,
+            left_out=self.left_out,
+            denied=self.hosted & denied,
+            of_denied=self.access.of_denied(request.envelope.owner),
+            own=self.own,
+            sees_images=self.traits.sees_images,
+            of_unknown=self.of_unknown,
             takes_agents=request.envelope.body is not None,
         )
         builder.add_all(request.tools or ())
         builder.inherit(history)
         given = request.input_items[:-1] if _ends_with_trigger(request) else request.input_items
-        reader = InputReader("input", suffix, referenced, builder, self.traits.sees_images)
+        reader = InputReader(
+            "input", suffix=suffix, referenced=referenced, toolset=builder, sees_images=self.traits.sees_images
+        )
         sent = thoughts.sent(reader.read(given, history), "input", referenced)
         said = said_now(given, sent, "input")
         messages = MessageReader(suffix, request.instructions, builder.tools)
@@ -367,11 +371,11 @@ class Normalize:
         read = unsuperseded(history, items)
         return _Read(
             items,
-            history,
-            builder.toolset(request),
-            builder,
-            messages,
-            _sampling(request, self.traits.sampling),
+            history=history,
+            toolset=builder.toolset(request),
+            offered=builder,
+            raw=messages,
+            sampling=_sampling(request, self.traits.sampling),
             granted=_granted(items),
             run_here=[item.id for item in items if type(item) in _RUN_HERE],
             files=files_of(read, said),

@@ -140,7 +140,9 @@ class MessageReader:
             header = f" to={recipient}<|channel|>analysis code<|message|>"
             self.tokens[call.id] = (*load_encoding().encode_markup(header), *load_encoding().encode(text), CALL)
         elif message.channel == "analysis" and not is_clients and self._is_built_in(head):
-            call = wire.McpCall(wire.McpCall.new_id(suffix), head, name, text, "incomplete")
+            call = wire.McpCall(
+                wire.McpCall.new_id(suffix), server_label=head, name=name, arguments=text, status="incomplete"
+            )
         else:
             namespace = tool.namespace if tool else None if head in ("", FUNCTIONS) else head
             is_custom = message.content_type == "code" or isinstance(tool, CustomTool)
@@ -165,7 +167,9 @@ class MessageReader:
             case "exec":
                 ran_in = {"type": "container_reference"}
                 item_id, action = wire.ShellCall.new_id(suffix), shell_action(text)
-                return wire.ShellCall(item_id, f"call_{suffix}", action, "incomplete", ran_in)
+                return wire.ShellCall(
+                    item_id, call_id=f"call_{suffix}", action=action, status="incomplete", environment=ran_in
+                )
             case _:
                 return wire.WebSearchCall(wire.WebSearchCall.new_id(suffix), "incomplete", _action(name, text))
 
@@ -239,7 +243,9 @@ def _reasoning(text: str, suffix: str) -> wire.Reasoning:
 
 
 def _answer(text: str, phase: wire.Phase, suffix: str) -> wire.Message:
-    return wire.Message(wire.Message.new_id(suffix), "completed", "assistant", (wire.OutputText(text),), phase)
+    return wire.Message(
+        wire.Message.new_id(suffix), status="completed", role="assistant", content=(wire.OutputText(text),), phase=phase
+    )
 
 
 def _author(message: RawMessage, path: str) -> tuple[str, str | None]:

@@ -348,13 +348,13 @@ class ToolsetBuilder:
             mode, allowed = "none", None
         return wire.Toolset(
             tuple(self.tools.values()),
-            mode,
-            allowed,
-            request.parallel_tool_calls is not False,
-            self.descriptions,
-            tuple(self.servers.values()),
-            tuple(self.deferred.values()) or UNSET,
-            tuple(self.loaded) or UNSET,
+            choice=mode,
+            allowed=allowed,
+            parallel=request.parallel_tool_calls is not False,
+            descriptions=self.descriptions,
+            servers=tuple(self.servers.values()),
+            deferred=tuple(self.deferred.values()) or UNSET,
+            loaded=tuple(self.loaded) or UNSET,
         )
 
     def _settle_search(self) -> None:
@@ -488,12 +488,12 @@ def _file_options(tool: params.FileSearchToolParam, path: str) -> FileSearchOpti
     hybrid = ranking.hybrid_search or HybridWeights(embedding_weight=1.0, text_weight=1.0)
     return FileSearchOptions(
         tuple(tool.vector_store_ids),
-        tool.max_num_results or NO_FILE_SEARCH.most,
-        None if tool.filters is None else tool.filters.form,
-        ranking.score_threshold or 0.0,
-        hybrid.embedding_weight,
-        hybrid.text_weight,
-        path,
+        most=tool.max_num_results or NO_FILE_SEARCH.most,
+        filters=None if tool.filters is None else tool.filters.form,
+        score_threshold=ranking.score_threshold or 0.0,
+        embedding_weight=hybrid.embedding_weight,
+        text_weight=hybrid.text_weight,
+        path=path,
     )
 
 
@@ -539,7 +539,12 @@ def _tool(tool: params.FunctionToolParam | params.CustomToolParam, namespace: st
         case params.FunctionToolParam():
             is_async = True if tool.is_async else UNSET
             return wire.FunctionTool(
-                tool.name, tool.description, tool.parameters, tool.strict, namespace, is_async=is_async
+                tool.name,
+                description=tool.description,
+                parameters=tool.parameters,
+                strict=tool.strict,
+                namespace=namespace,
+                is_async=is_async,
             )
         case params.CustomToolParam(format=params.GrammarFormat() as grammar):
             return wire.CustomTool(

@@ -42,11 +42,13 @@ async def open_responses(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator
 
 
 def _delta(event: ReasoningTextDelta) -> ReasoningDelta:
-    return ReasoningDelta(event.sequence_number, event.item_id, event.output_index, event.content_index, event.delta)
+    return ReasoningDelta(
+        event.sequence_number, event.item_id, event.output_index, event.content_index, delta=event.delta
+    )
 
 
 def _done(event: ReasoningTextDone) -> ReasoningDone:
-    return ReasoningDone(event.sequence_number, event.item_id, event.output_index, event.content_index, event.text)
+    return ReasoningDone(event.sequence_number, event.item_id, event.output_index, event.content_index, text=event.text)
 
 
 _REWRITTEN: dict[type, Callable[[Any], OpenResponsesEvent]] = {ReasoningTextDelta: _delta, ReasoningTextDone: _done}

@@ -53,4 +53,11 @@ async def _kept(source: AsyncIterator[Prompt], prompts: list[Prompt]) -> AsyncGe
 def _turn(prompt: Prompt, started: GenerationStarted, chunks: list[TokenChunk], finished: GenerationFinished) -> Turn:
     tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
     logprobs = tuple(each for chunk in chunks for each in chunk.logprobs)
-    return Turn(1, prompt, started, tokens, logprobs if len(logprobs) == len(tokens) else (), finished)
+    return Turn(
+        1,
+        prompt=prompt,
+        started=started,
+        tokens=tokens,
+        logprobs=logprobs if len(logprobs) == len(tokens) else (),
+        finished=finished,
+    )

@@ -55,7 +55,7 @@ class ComparableRequest:
             history = first.history
         elif response.previous_response_id is not None or response.conversation is not UNSET:
             history = None  # unknown
-        return cls(response, facts.input, history, facts.sampling.stop, facts.raw)
+        return cls(response, input=facts.input, history=history, stop=facts.sampling.stop, raw=facts.raw)
 
     @cached_property
     def items(self) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ def _recorded(folder: Path, name: str) -> Recorded:
     request_frames = _read(folder, "normalize").frames if (folder / FILES["normalize"][0]).is_file() else frames
     if not request_frames:
         raise UnreadableRecording(folder / FILES[stage][0], 2, "it has no frames, so its request is unknown")
-    return Recorded(name, folder, header, ComparableRequest.of(request_frames[0]), stage)
+    return Recorded(name, folder=folder, header=header, request=ComparableRequest.of(request_frames[0]), stage=stage)
 
 
 def _best_stage(folder: Path, header: Header) -> str:

@@ -12,6 +12,8 @@ from tests.support.paths import PRODUCT, ROOT
 from tests.support.statements import statements
 
 TESTS = ROOT / "tests"
+MOST_POSITIONAL = 4
+"""Positional arguments in a call of a class."""
 SUPPORT = sorted((TESTS / "support").glob("*.py"))
 WITHOUT_PENSTOCK = ("claude_session", "client_server", "launched_agents", "paths", "processes", "progress")
 """Helpers of the client suites, which run where penstock is not installed."""
@@ -38,6 +40,20 @@ def test_shared_helpers_are_imported_from_support() -> None:
             if module.startswith("tests.") and not (is_for_all or is_own):
                 wrong.add((str(path.relative_to(ROOT)), module))
     assert not wrong
+
+
+def test_long_calls_of_classes_name_their_arguments() -> None:
+    """No type checker sees that two arguments of one type have changed places."""
+    trees = {path: ast.parse(path.read_text()) for top in PRODUCT for path in (ROOT / top).rglob("*.py")}
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    classes = {node.name for _, node in nodes if isinstance(node, ast.ClassDef)} | {"cls"}
+    calls = [(path, node) for path, node in nodes if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL]
+    wrong = [f"{path.relative_to(ROOT)}:{call.lineno}" for path, call in calls if _last_name(call.func) in classes]
+    assert not wrong
+
+
+def _last_name(called: ast.expr) -> str:
+    return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
 
 
 @pytest.mark.parametrize("path", SUPPORT, ids=lambda path: path.stem)

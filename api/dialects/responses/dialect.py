@@ -17,7 +17,7 @@ from penstock.api.socket.socket import Sockets
 
 def like_responses(name: str, base: str, wire: Wire) -> Dialect:
     """Return a dialect with all routes and bodies of the Responses API, whose answers have another form."""
-    return Dialect(name, base, reader(wire), wire, _routes)
+    return Dialect(name, base=base, read=reader(wire), wire=wire, routes=_routes)
 
 
 def _routes(edge: Edge) -> Sequence[web.RouteDef]:

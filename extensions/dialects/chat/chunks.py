@@ -127,10 +127,10 @@ class ChatUsage(msgspec.Struct, frozen=True):
         """Return the usage of a response as that of a completion."""
         return cls(
             usage.input_tokens,
-            usage.output_tokens,
-            usage.total_tokens,
-            PromptTokensDetails(usage.input_tokens_details.cached_tokens),
-            CompletionTokensDetails(usage.output_tokens_details.reasoning_tokens),
+            completion_tokens=usage.output_tokens,
+            total_tokens=usage.total_tokens,
+            prompt_tokens_details=PromptTokensDetails(usage.input_tokens_details.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(usage.output_tokens_details.reasoning_tokens),
         )
 
 
@@ -287,16 +287,16 @@ class ChunkWriter:
         if response.status in ("failed", "cancelled"):
             yield Broken.by(failure(response))
             return
-        choice = ChoiceDelta(0, Delta(), None, finish_reason(response), response.stop_reason)
-        yield Chunk(self._id, self._created, self._model, (choice,), self._usage)
+        choice = ChoiceDelta(0, Delta(), finish_reason=finish_reason(response), stop_reason=response.stop_reason)
+        yield Chunk(self._id, self._created, self._model, (choice,), usage=self._usage)
         if self._adds_usage and response.usage:
-            yield Chunk(self._id, self._created, self._model, (), ChatUsage.of(response.usage))
+            yield Chunk(self._id, self._created, self._model, (), usage=ChatUsage.of(response.usage))
 
     def _call(self, delta: CallDelta) -> Chunk:
         return self._chunk(Delta(tool_calls=(delta,)))
 
     def _chunk(self, delta: Delta, logprobs: Logprobs | None = None) -> Chunk:
-        return Chunk(self._id, self._created, self._model, (ChoiceDelta(0, delta, logprobs),), self._usage)
+        return Chunk(self._id, self._created, self._model, (ChoiceDelta(0, delta, logprobs),), usage=self._usage)
 
     @property
     def _usage(self) -> ChatUsage | UnsetType | None:
@@ -360,8 +360,8 @@ def _total(usages: Sequence[ChatUsage]) -> ChatUsage:
     reasoning_tokens = sum(usage.completion_tokens_details.reasoning_tokens for usage in usages)
     return ChatUsage(
         first.prompt_tokens,
-        completion_tokens,
-        first.prompt_tokens + completion_tokens,
-        first.prompt_tokens_details,
-        CompletionTokensDetails(reasoning_tokens),
+        completion_tokens=completion_tokens,
+        total_tokens=first.prompt_tokens + completion_tokens,
+        prompt_tokens_details=first.prompt_tokens_details,
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens),
     )

@@ -124,14 +124,16 @@ class _Growing:
         thought = text["reasoning"] or UNSET
         message = ChatAnswer(
             text["content"] or (None if has_more else ""),
-            text["refusal"] or None,
-            tuple(self.annotations),
-            thought,
-            thought,
-            tuple(map(_whole_call, self.calls)) or UNSET,
+            refusal=text["refusal"] or None,
+            annotations=tuple(self.annotations),
+            reasoning=thought,
+            reasoning_content=thought,
+            tool_calls=tuple(map(_whole_call, self.calls)) or UNSET,
         )
         logprobs = Logprobs(tuple(self.logprobs)) if self.logprobs else None
-        return Choice(index, message, logprobs, self.finish_reason, self.stop_reason)
+        return Choice(
+            index, message=message, logprobs=logprobs, finish_reason=self.finish_reason, stop_reason=self.stop_reason
+        )
 
 
 def _whole_call(deltas: Sequence[CallDelta]) -> Call:
@@ -164,4 +166,4 @@ async def completion(source: AsyncIterator[ChatEvent]) -> ChatCompletion:
     if chunk is None:
         raise RuntimeError("a response ended without an event")
     whole = tuple(growing.whole(index) for index, growing in sorted(choices.items()))
-    return ChatCompletion(chunk.id, chunk.created, chunk.model, whole, usage)
+    return ChatCompletion(chunk.id, created=chunk.created, model=chunk.model, choices=whole, usage=usage)

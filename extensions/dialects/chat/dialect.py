@@ -66,4 +66,4 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
     return [web.post(f"{edge.base}/chat/completions", create)]
 
 
-CHAT = Dialect("chat", "/v1", read, wire(), routes)
+CHAT = Dialect("chat", base="/v1", read=read, wire=wire(), routes=routes)

@@ -134,7 +134,7 @@ class ChunkWriter:
         self._no_usage = no_usage
         self._so_far = so_far
         self._spelling = spelling
-        self._first = Chunk("", 0, "", (), no_usage)
+        self._first = Chunk("", 0, "", (), usage=no_usage)
         self._around: tuple[bytes, ...] = ()
 
     def feed_text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
@@ -151,7 +151,7 @@ class ChunkWriter:
                 yield self.feed_text(event)
             case events.ResponseCreated(response=response):
                 created, model = response.created_at, response.model
-                self._first = Chunk(completion_id(response.id), created, model, (), self._no_usage)
+                self._first = Chunk(completion_id(response.id), created, model, (), usage=self._no_usage)
                 self._around = _around(self._first, 0)
             case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
                 yield from self._end(event.response)
@@ -162,7 +162,7 @@ class ChunkWriter:
         if response.status in ("failed", "cancelled"):
             yield Broken.by(failure(response))
             return
-        yield self._with(Choice(0, "", None, finish_reason(response), response.stop_reason))
+        yield self._with(Choice(0, "", finish_reason=finish_reason(response), stop_reason=response.stop_reason))
         if self._adds_usage and response.usage:
             yield replace(self._first, usage=CompletionUsage.of(response.usage))
 
@@ -272,7 +272,9 @@ class _Growing:
 
     def whole(self, index: int) -> Choice:
         ended = self.last or Choice(index, "")
-        return Choice(index, "".join(self.texts), self.logprobs, ended.finish_reason, ended.stop_reason)
+        return Choice(
+            index, "".join(self.texts), self.logprobs, finish_reason=ended.finish_reason, stop_reason=ended.stop_reason
+        )
 
 
 async def completion(source: AsyncIterator[CompletionEvent]) -> Chunk:

@@ -74,4 +74,4 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
     return [web.post(f"{edge.base}/completions", create)]
 
 
-COMPLETIONS = Dialect("completions", "/v1", read, wire(Chunks()), routes)
+COMPLETIONS = Dialect("completions", base="/v1", read=read, wire=wire(Chunks()), routes=routes)

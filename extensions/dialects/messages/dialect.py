@@ -157,10 +157,16 @@ def _routes(edge: Edge) -> Sequence[web.RouteDef]:
 
 MESSAGES = Dialect(
     "messages",
-    "/v1",
-    read,
-    FORMS["shown"],
-    _routes,
-    Conventions(("x-api-key", "Authorization"), "request-id", error, MessageError, "anthropic-version"),
+    base="/v1",
+    read=read,
+    wire=FORMS["shown"],
+    routes=_routes,
+    conventions=Conventions(
+        ("x-api-key", "Authorization"),
+        request_id_header="request-id",
+        error=error,
+        error_body=MessageError,
+        mark="anthropic-version",
+    ),
 )
 """The dialect of the Messages API."""

@@ -75,7 +75,7 @@ def check(*speeches: Speech, area: Area, source: str, core: bool = False) -> Cal
         for speech in speeches:
             name = f"{speech}.{function.__name__.removeprefix(f'{speech}_')}"
             assert name not in CHECKS, name
-            CHECKS[name] = Check(name, speech, area, rule, source, core, function)
+            CHECKS[name] = Check(name, speech=speech, area=area, rule=rule, source=source, is_core=core, run=function)
         return function
 
     return register

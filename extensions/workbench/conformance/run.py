@@ -121,7 +121,7 @@ async def outcome(server: Server, check: Check) -> Outcome:
     verdict, reason = await _verdict(check, talk)
     exchange = (talk.sent, talk.came) if verdict in ("fail", "warn") else ("", "")
     reason, sent, came = (shown(text, server.key) for text in (reason, *exchange))
-    return Outcome(check, verdict, reason, sent, came, time.monotonic() - begun)
+    return Outcome(check, verdict=verdict, reason=reason, sent=sent, came=came, seconds=time.monotonic() - begun)
 
 
 async def _verdict(check: Check, talk: Talk) -> tuple[Verdict, str]:

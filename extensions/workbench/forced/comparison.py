@@ -198,7 +198,7 @@ class Comparison:
         if not any(turn.tokens for turn in turns):
             return SkippedAnswer(name, folder, turns[0].left_out)
         note = self.vocabulary.note(answer.header)
-        return await self._run_on(ComparedAnswer(name, folder, answer.header, turns, note))
+        return await self._run_on(ComparedAnswer(name, folder=folder, header=answer.header, turns=turns, note=note))
 
     async def _run_on(self, answer: ComparedAnswer) -> ComparedAnswer:
         if self.parse is None or answer.first_change is None:

@@ -76,7 +76,14 @@ def _turns(folder: Path, prompts: Sequence[Prompt], frames: Sequence[Any]) -> It
                 f"{len(prompt.token_ids)}: a stage of yours changed the prompt",
             )
         finished = next((frame for frame in rest if isinstance(frame, GenerationFinished)), None)
-        yield Turn(number, prompt, started, tokens, logprobs if len(logprobs) == len(tokens) else (), finished)
+        yield Turn(
+            number,
+            prompt=prompt,
+            started=started,
+            tokens=tokens,
+            logprobs=logprobs if len(logprobs) == len(tokens) else (),
+            finished=finished,
+        )
 
 
 def _prompt(started: GenerationStarted, rendered: Prompt | None) -> Prompt | None:

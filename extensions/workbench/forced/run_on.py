@@ -103,7 +103,9 @@ async def run_on(engine: Engine, parse: ParseStage, turn: Turn, at: int, request
     ended = turn.finished.reason if turn.finished else "cancelled"
     recorded, new = await read_items(parse, turn, turn.tokens, ended), await read_items(parse, turn, tokens, reason)
     verdict, difference = compared_items(recorded, new)
-    return RunOn(verdict, difference, turn.number, since, tokens, recorded, new)
+    return RunOn(
+        verdict, difference=difference, turn=turn.number, since=since, tokens=tokens, recorded=recorded, new=new
+    )
 
 
 def _prompt(engine: Engine, turn: Turn, before: TokenIds, request_id: str) -> Any:

@@ -128,7 +128,15 @@ class Live:
         """Describe what the live page can do with this server."""
         engine = self.scheduler.engine
         has_folder = self.folder is not None
-        return as_json(LiveServer(version("penstock"), engine.models, engine.is_alive, self.goes_on, has_folder))
+        return as_json(
+            LiveServer(
+                version("penstock"),
+                models=engine.models,
+                is_alive=engine.is_alive,
+                goes_on=self.goes_on,
+                records=has_folder,
+            )
+        )
 
     @for_operators
     @operation(Operation(bytes, body=WatchBody, refusals=(*REFUSALS, ServerBusy), answer_type=EVENT_STREAM))
@@ -218,6 +226,13 @@ async def live(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], Non
     if settings.operator_key is None:
         yield ()
         return
-    edge = Edge(RESPONSES, scheduler, parts.peers, OpenSockets(), settings.keep_alive, settings.recorded_if)
+    edge = Edge(
+        RESPONSES,
+        scheduler=scheduler,
+        peers=parts.peers,
+        sockets=OpenSockets(),
+        keep_alive=settings.keep_alive,
+        recorded_if=settings.recorded_if,
+    )
     generates = settings.recordings is None and "generate" in scheduler.pipeline.names()
     yield Live(edge, settings.record, goes_on=generates).routes()

@@ -151,17 +151,17 @@ async def timeline_of(
         junctions.insert(0, _as_recorded("generate", files["generate"]))
     return Timeline(
         path,
-        replay.recording.header,
-        replay.model,
-        tuple(junctions),
-        tuple(known.get("render") or _frames(files, "render")),
-        tokens,
-        replay.trace.error,
-        replay.trace.fault,
-        replay.recording.end,
-        replay.notes,
-        _difference(files, replay.trace.junctions[-1].frames),
-        _failures(files, replay.trace.fault),
+        header=replay.recording.header,
+        model=replay.model,
+        junctions=tuple(junctions),
+        prompts=tuple(known.get("render") or _frames(files, "render")),
+        attributed=tokens,
+        error=replay.trace.error,
+        fault=replay.trace.fault,
+        end=replay.recording.end,
+        notes=replay.notes,
+        difference=_difference(files, replay.trace.junctions[-1].frames),
+        failures=_failures(files, replay.trace.fault),
     )
 
 
@@ -176,10 +176,10 @@ async def replayed_or_recorded(path: Path, install: Install = nullcontext) -> Ti
         prompts = tuple(_frames(files, "render"))
         return Timeline(
             path,
-            header,
-            model_of(header),
-            junctions,
-            prompts,
+            header=header,
+            model=model_of(header),
+            junctions=junctions,
+            prompts=prompts,
             notes=(f"this is what was recorded: {error}",),
             failures=_failures(files, None),
         )

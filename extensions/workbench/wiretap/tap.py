@@ -82,12 +82,12 @@ class Tap:
         )
         recording = WireRecording(
             self.folder / name,
-            header,
-            generation,
-            self.clock(),
-            self.keeps_texts,
-            self._count_written,
-            self.sources.of,
+            header=header,
+            generation=generation,
+            started=self.clock(),
+            keeps_texts=self.keeps_texts,
+            written=self._count_written,
+            source_of=self.sources.of,
         )
         return Recorded(self, recording, headers.get("Content-Encoding", ""))
 

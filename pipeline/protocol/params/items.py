@@ -138,7 +138,9 @@ class ReasoningItem(_InputItem, frozen=True, kw_only=True, tag="reasoning"):
         summary = tuple(wire.SummaryText(part.text) for part in self.summary or ())
         content = None if self.content is None else tuple(wire.ReasoningText(part.text) for part in self.content)
         sealed = _unset(self.encrypted_content)
-        return wire.Reasoning(item_id, summary, _unset(content), sealed, _unset(self.status))
+        return wire.Reasoning(
+            item_id, summary=summary, content=_unset(content), encrypted_content=sealed, status=_unset(self.status)
+        )
 
 
 class _CallItem(_InputItem, frozen=True, kw_only=True):
@@ -154,8 +156,15 @@ class FunctionCallItem(_CallItem, frozen=True, kw_only=True, tag="function_call"
     def as_item(self, item_id: str) -> wire.FunctionCall:
         """Return the item of a conversation."""
         status, is_async = self.status or "completed", True if self.is_async else UNSET
-        called = self.call_id, self.name, self.arguments
-        return wire.FunctionCall(item_id, *called, status, _unset(self.namespace), is_async)
+        return wire.FunctionCall(
+            item_id,
+            call_id=self.call_id,
+            name=self.name,
+            arguments=self.arguments,
+            status=status,
+            namespace=_unset(self.namespace),
+            is_async=is_async,
+        )
 
 
 class CustomToolCallItem(_CallItem, frozen=True, kw_only=True, tag="custom_tool_call"):
@@ -163,8 +172,14 @@ class CustomToolCallItem(_CallItem, frozen=True, kw_only=True, tag="custom_tool_
 
     def as_item(self, item_id: str) -> wire.CustomToolCall:
         """Return the item of a conversation."""
-        called = self.call_id, self.name, self.input
-        return wire.CustomToolCall(item_id, *called, self.status or "completed", _unset(self.namespace))
+        return wire.CustomToolCall(
+            item_id,
+            call_id=self.call_id,
+            name=self.name,
+            input=self.input,
+            status=self.status or "completed",
+            namespace=_unset(self.namespace),
+        )
 
 
 class _CallOutputItem(_InputItem, frozen=True, kw_only=True):
@@ -260,7 +275,9 @@ class ShellCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="shell_call"
     def as_item(self, item_id: str) -> wire.ShellCall:
         """Return the item of a conversation."""
         environment = None if self.environment is None else self.environment.fields
-        return wire.ShellCall(item_id, self.call_id, self.action.fields, self.item_status, environment)
+        return wire.ShellCall(
+            item_id, call_id=self.call_id, action=self.action.fields, status=self.item_status, environment=environment
+        )
 
 
 class ShellOutcome(_Object, frozen=True, kw_only=True):
@@ -288,7 +305,13 @@ class ShellCallOutputItem(_ClientCallItem, frozen=True, kw_only=True, tag="shell
     def as_item(self, item_id: str) -> wire.ShellCallOutput:
         """Return the item of a conversation."""
         output = tuple(part.part for part in self.output)
-        return wire.ShellCallOutput(item_id, self.call_id, output, self.item_status, self.max_output_length)
+        return wire.ShellCallOutput(
+            item_id,
+            call_id=self.call_id,
+            output=output,
+            status=self.item_status,
+            max_output_length=self.max_output_length,
+        )
 
 
 class PatchOperation(_Object, frozen=True, kw_only=True):
@@ -339,7 +362,9 @@ class ToolSearchCallItem(_ToolSearchItem, frozen=True, kw_only=True, tag="tool_s
         """Return the item of a conversation."""
         call_id, execution = self._found_by
         arguments = {} if self.arguments is None else self.arguments
-        return wire.ToolSearchCall(item_id, call_id, arguments, self._item_status, execution)
+        return wire.ToolSearchCall(
+            item_id, call_id=call_id, arguments=arguments, status=self._item_status, execution=execution
+        )
 
 
 class ToolSearchOutputItem(_ToolSearchItem, frozen=True, kw_only=True, tag="tool_search_output"):
@@ -349,7 +374,9 @@ class ToolSearchOutputItem(_ToolSearchItem, frozen=True, kw_only=True, tag="tool
         """Return the item of a conversation."""
         call_id, execution = self._found_by
         tools = tuple(tool.root.without_secrets for tool in self.tools)
-        return wire.ToolSearchOutput(item_id, call_id, tools, self._item_status, execution)
+        return wire.ToolSearchOutput(
+            item_id, call_id=call_id, tools=tools, status=self._item_status, execution=execution
+        )
 
 
 class SafetyCheck(_Object, frozen=True, kw_only=True):
@@ -367,7 +394,14 @@ class ComputerCallItem(_ClientCallItem, frozen=True, kw_only=True, tag="computer
         """Return the item of a conversation."""
         checks = tuple(check.fields for check in self.pending_safety_checks or ())
         action, actions = _unset(self.action), _unset(self.actions)
-        return wire.ComputerCall(item_id, self.call_id, self.item_status, checks, action, actions)
+        return wire.ComputerCall(
+            item_id,
+            call_id=self.call_id,
+            status=self.item_status,
+            pending_safety_checks=checks,
+            action=action,
+            actions=actions,
+        )
 
 
 class ScreenshotPart(_Object, frozen=True, kw_only=True):
@@ -427,8 +461,16 @@ class McpCallItem(_McpCallItem, frozen=True, kw_only=True, tag="mcp_call"):
         if isinstance(error, str):
             error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
         status = "failed" if error is not None and self.status is None else self.call_status
-        called = self.server_label, self.name, self.arguments
-        return wire.McpCall(item_id, *called, status, self.output, error, self.approval_request_id)
+        return wire.McpCall(
+            item_id,
+            server_label=self.server_label,
+            name=self.name,
+            arguments=self.arguments,
+            status=status,
+            output=self.output,
+            error=error,
+            approval_request_id=self.approval_request_id,
+        )
 
 
 class McpApprovalRequestItem(_McpCallItem, frozen=True, kw_only=True, tag="mcp_approval_request"):
@@ -471,7 +513,9 @@ class CodeInterpreterCallItem(_TypedCallItem, frozen=True, kw_only=True, tag="co
         """Return the item of a conversation."""
         outputs = None if self.outputs is None else tuple(part.part for part in self.outputs)
         code, container = self.code or "", self.container_id or ""
-        return wire.CodeInterpreterCall(item_id, code, container, self.call_status, outputs)
+        return wire.CodeInterpreterCall(
+            item_id, code=code, container_id=container, status=self.call_status, outputs=outputs
+        )
 
 
 class WebAction(Echoed):

@@ -83,7 +83,7 @@ def _dsml(outer: str, gap: str = "", name: str = "DSML") -> CallForm:
 def _hunyuan(outer: tuple[str, str], separator: str) -> CallForm:
     head = Tag("", (separator,)) if separator else Tag("", ("\n", "<arg_key>", "</tool_call>"), keeps_end=True)
     written = WrittenCalls(
-        f"{outer[0]}<tool_call>", separator, "</tool_call><tool_call>", f"</tool_call>{outer[1]}", "glm_xml"
+        f"{outer[0]}<tool_call>", separator, "</tool_call><tool_call>", f"</tool_call>{outer[1]}", style="glm_xml"
     )
     shape = replace(_KEYS, head=head)
     ends = (outer[1], "</tool_call>")
@@ -149,7 +149,7 @@ _PLAMO = "<|plamo:{}:plamo|>".format
 
 _WRITTEN_KEYS = replace(
     _KEY_CALLS,
-    written=(WrittenCalls("<tool_call>", "\n", "</tool_call>\n<tool_call>", "</tool_call>", "glm_xml"),),
+    written=(WrittenCalls("<tool_call>", "\n", "</tool_call>\n<tool_call>", "</tool_call>", style="glm_xml"),),
 )
 _WRITTEN_FUNCTIONS = replace(
     _FUNCTION_CALLS,
@@ -159,7 +159,7 @@ _WRITTEN_FUNCTIONS = replace(
             ">",
             "</function>\n</tool_call>\n<tool_call>\n<function=",
             "</function>\n</tool_call>",
-            "qwen_xml",
+            style="qwen_xml",
         ),
     ),
 )
@@ -200,7 +200,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
                 '">',
                 '</invoke><invoke name="',
                 "</invoke></dots_function_call>",
-                "minimax_xml",
+                style="minimax_xml",
             ),
         ),
     ),
@@ -246,7 +246,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
                 "\n",
                 "</iquest_tool_call>\n<iquest_tool_call>",
                 "</iquest_tool_call>",
-                "glm_xml",
+                style="glm_xml",
             ),
         ),
     ),
@@ -292,7 +292,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
             TaggedCall(Tag("<functionname="), Tag("<paramname="), "</param>", "</function>", wrap=_CDATA),
         ),
         written=(
-            WrittenCalls('<function name="', '">', '</function>\n<function name="', "</function>", "minicpm_xml"),
+            WrittenCalls('<function name="', '">', '</function>\n<function name="', "</function>", style="minicpm_xml"),
         ),
     ),
     "minimax_m2": CallForm(
@@ -345,7 +345,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
                 ">",
                 "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=",
                 "</function>\n</seed:tool_call>",
-                "seed_xml",
+                style="seed_xml",
             ),
         ),
     ),
@@ -372,7 +372,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
                 '">',
                 f"</steptml:invoke><｜tool_call_end｜>{_STEP3_HEAD}",
                 "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
-                "step3_xml",
+                style="step3_xml",
             ),
         ),
     ),

@@ -97,7 +97,12 @@ class VllmParsers:
         chat = turn.chat or ChatTurn()
         own = None if chat.continues else self._reasoning
         start = OutputStart(
-            functions, turn.prompt, self._added, chat.thinks, self._decode, wants_no_thought(chat.variables)
+            functions,
+            prompt=turn.prompt,
+            marks=self._added,
+            thinks=chat.thinks,
+            decode=self._decode,
+            wants_no_thought=wants_no_thought(chat.variables),
         )
         syntax = reader(own, self._calls, chat.calls, start)
         names = (None if chat.continues else self._names[0], self._names[1] if chat.calls == "native" else None)
@@ -109,7 +114,9 @@ class VllmParsers:
         traits = self._known(names, parser)
         if chat.variables.get("force_nonempty_content"):
             traits = replace(traits, triggers=None)  # the parser repeats the thought as the answer, and so reads it all
-        return ParsedOutput(parser, parser.adjust_request(request), turn.prompt, traits, syntax)
+        return ParsedOutput(
+            parser, request=parser.adjust_request(request), prompt=turn.prompt, traits=traits, syntax=syntax
+        )
 
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)

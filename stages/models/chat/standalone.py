@@ -246,7 +246,12 @@ class OwnParsers:
         chat = turn.chat or ChatTurn()
         reasoning = None if chat.continues else self._reasoning
         start = OutputStart(
-            functions, turn.prompt, self._marks, chat.thinks, self._decode, wants_no_thought(chat.variables)
+            functions,
+            prompt=turn.prompt,
+            marks=self._marks,
+            thinks=chat.thinks,
+            decode=self._decode,
+            wants_no_thought=wants_no_thought(chat.variables),
         )
         syntax = reader(reasoning, self._calls, chat.calls, start)
         must_answer = chat.variables.get("force_nonempty_content")

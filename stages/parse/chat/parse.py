@@ -291,10 +291,10 @@ class ChatParser(TurnParser):
         yield from self._close(complete=True, upto=position)
         self._state = _OpenCall(
             self._text_of(opening),
-            position,
-            position,
-            Unwrapped(argument) if argument else None,
-            () if is_call else ("undeclared tool",),
+            began_at=position,
+            read_upto=position,
+            argument=Unwrapped(argument) if argument else None,
+            repairs=() if is_call else ("undeclared tool",),
         )
         yield opening
 

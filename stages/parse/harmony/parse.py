@@ -174,7 +174,7 @@ class HarmonyParser(TurnParser):
         text.write(reading.text_after)
         is_json = (reading.content_type or "").endswith("json")
         custom = OnlyText(is_json=is_json) if self._recipients.takes_any_text(opening) else None
-        item = self._state = _OpenItem(opening, reading, text, len(self._tokens), custom)
+        item = self._state = _OpenItem(opening, reading=reading, text=text, opened_at=len(self._tokens), custom=custom)
         yield opening
         yield from item.passed(text.delta())
 

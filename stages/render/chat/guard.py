@@ -11,7 +11,7 @@ mark.  Parts of a mark at the ends of a text are therefore broken up as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from penstock.pipeline.errors import InvalidRequest
@@ -33,11 +33,11 @@ class Guard:
     Raises `InvalidRequest` if the values use all private-use characters themselves.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *values: Any) -> None:
+    def __init__(self, vocabulary: Vocabulary, values: Iterable[Any]) -> None:
         self._marks = vocabulary.marks_pattern
         self._parts = vocabulary.mark_parts
-        self._values = values
-        texts = list(_texts(values))
+        self._values = tuple(values)
+        texts = list(_texts(self._values))
         text = "\0".join(texts)
         self.is_needed = self._marks.search(text) is not None or any(map(self._has_part, texts))
         self._inset = _unused(text) if self.is_needed else ""

@@ -48,13 +48,25 @@ class Style:
 STYLES: Mapping[str, Style] = {
     "qwen_xml": Style("<parameter=", ">", "</parameter>", padded=True),
     "minimax_xml": Style('<parameter name="', '">', "</parameter>"),
-    "glm_xml": Style("<arg_key>", "</arg_key>", "</arg_value>", "<arg_value>", "<arg_value>", loose=True),
+    "glm_xml": Style(
+        "<arg_key>", middle="</arg_key>", end="</arg_value>", of_text="<arg_value>", of_json="<arg_value>", loose=True
+    ),
     "seed_xml": Style("<parameter=", ">", "</parameter>"),
     "step3_xml": Style('<steptml:parameter name="', '">', "</steptml:parameter>"),
     "minicpm_xml": Style('<param name="', '">', "</param>"),
-    "deepseek_xml": Style('<｜DSML｜parameter name="', '" string="', "</｜DSML｜parameter>", 'true">', 'false">'),
+    "deepseek_xml": Style(
+        '<｜DSML｜parameter name="',
+        middle='" string="',
+        end="</｜DSML｜parameter>",
+        of_text='true">',
+        of_json='false">',
+    ),
     "deepseek_v4_1_xml": Style(
-        '<｜DSML｜ parameter name="', '" string="', "</｜DSML｜ parameter>", 'true">', 'false">'
+        '<｜DSML｜ parameter name="',
+        middle='" string="',
+        end="</｜DSML｜ parameter>",
+        of_text='true">',
+        of_json='false">',
     ),
 }
 

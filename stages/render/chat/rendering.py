@@ -47,7 +47,9 @@ class Rendering:
         self._context_length = context_length
         self._source = request.facts.template.source
         stops = frozenset(chat.stop_token_ids)
-        self._context = MessageContext(request, names, images, stops, chat.parsers.call_id, elsewhere)
+        self._context = MessageContext(
+            request, names=names, images=images, stops=stops, call_id=chat.parsers.call_id, placed=elsewhere
+        )
 
     def prompt(self, items: Sequence[Item]) -> tuple[ChatConversation, Sequence[int]]:
         """Return the prompt with these items.
@@ -65,7 +67,7 @@ class Rendering:
             if self._is_thinking and (token_ids := self._in_thought(conversation)):
                 return conversation, token_ids
             conversation = replace(conversation, thinks=False)
-        guard = Guard(self._chat.vocabulary, conversation.messages, self.functions, self.variables)
+        guard = Guard(self._chat.vocabulary, (conversation.messages, self.functions, self.variables))
         rendered = self._rendered(conversation, guard.guarded())
         if rendered.token_ids and guard.is_needed:  # a renderer of tokens keeps marks and text apart itself
             rendered = self._rendered(conversation, (conversation.messages, self.functions, self.variables))
@@ -86,7 +88,7 @@ class Rendering:
         here = unused_in(conversation.messages, self.functions, self.variables)
         thought = f"{last['reasoning'].rstrip()}{here}"
         shown = {**last, "reasoning": thought, "reasoning_content": thought}
-        guard = Guard(self._chat.vocabulary, before, shown, self.functions, self.variables)
+        guard = Guard(self._chat.vocabulary, (before, shown, self.functions, self.variables))
         before, shown, *others = guard.guarded()
         text, is_shown, _ = self._rendered(conversation, ([*before, shown], *others)).text.rpartition(here)
         if not is_shown and before and (begun := self._begun(self._rendered(conversation, (before, *others)).text)):

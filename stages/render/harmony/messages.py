@@ -64,7 +64,11 @@ def harmony_conversation(request: ResolvedRequest, *, system_instructions: bool 
     rest = behind_calls(given)  # a message has no ``call_id``: the model tells by the order what an output belongs to
     built_in = frozenset(tool.namespace for tool in request.facts.tools.tools if isinstance(tool, HostedTool))
     first = head(request, "\n".join(instructions), in_system=system_instructions)
-    spoken = [*_Items(rest, request.results, built_in, request.facts.tools, placed(request)).spoken()]
+    spoken = [
+        *_Items(
+            rest, results=request.results, built_in=built_in, tools=request.facts.tools, placed=placed(request)
+        ).spoken()
+    ]
     for at, (before, item) in enumerate(pairwise(rest)):
         if is_continuation(item, before) and item.id not in request.tokens:  # else it has a header of its own
             spoken[at : at + 2] = _joined(*spoken[at : at + 2])

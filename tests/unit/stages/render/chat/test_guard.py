@@ -55,7 +55,7 @@ def only_text(token_ids: list[int]) -> bool:
 
 @given(shown)
 def test_text_never_becomes_a_mark(text: str) -> None:
-    guard = Guard(vocabulary(), text)
+    guard = Guard(vocabulary(), [text])
     (guarded,) = guard.guarded()
     token_ids = [*chain.from_iterable(spelled(guarded, (), guard.cut, vocabulary()))]
     assert only_text(token_ids)
@@ -65,7 +65,7 @@ def test_text_never_becomes_a_mark(text: str) -> None:
 @given(shown)
 def test_text_in_json_never_becomes_a_mark(text: str) -> None:
     for ascii_only in (True, False):
-        guard = Guard(vocabulary(), {"key": text})
+        guard = Guard(vocabulary(), [{"key": text}])
         (guarded,) = guard.guarded()
         token_ids = [
             *chain.from_iterable(spelled(json.dumps(guarded, ensure_ascii=ascii_only), (), guard.cut, vocabulary()))
@@ -78,7 +78,7 @@ def test_text_in_json_never_becomes_a_mark(text: str) -> None:
 def test_parts_never_join_to_a_mark(mark: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(1, len(mark) - 1))
     for parts in ((mark[:start], mark[start:]), ("so " + mark[:start], mark[start:] + " on")):
-        guard = Guard(vocabulary(), parts)
+        guard = Guard(vocabulary(), [parts])
         ((first, second),) = guard.guarded()
         token_ids = [*chain.from_iterable(spelled(first + second, (), guard.cut, vocabulary()))]
         assert only_text(token_ids)
@@ -88,12 +88,12 @@ def test_parts_never_join_to_a_mark(mark: str, data: st.DataObject) -> None:
 def test_name_in_brackets_is_no_mark() -> None:
     """Templates write the keys of schemas like this."""
     for name in ("|im_end|", "/tool_call", "x<|im_end|", "|im_end|>x"):
-        guard = Guard(vocabulary(), {name: 1})
+        guard = Guard(vocabulary(), [{name: 1}])
         (guarded,) = guard.guarded()
         token_ids = [*chain.from_iterable(spelled(f"<{next(iter(guarded))}>", (), guard.cut, vocabulary()))]
         assert only_text(token_ids)
         assert vocabulary().decode(token_ids) == f"<{name}>"
-    assert not Guard(vocabulary(), {"think": "user", "role": "a < b"}).is_needed
+    assert not Guard(vocabulary(), [{"think": "user", "role": "a < b"}]).is_needed
 
 
 async def test_text_of_all_private_characters_is_refused() -> None:
@@ -114,7 +114,7 @@ async def test_lone_surrogate_in_a_call_is_replaced() -> None:
 
 def test_overlapping_marks_are_all_broken() -> None:
     words = Vocabulary(Made("<aba>", "ba><a", "<aba><a"))
-    guard = Guard(words, "<aba><aba>")
+    guard = Guard(words, ["<aba><aba>"])
     (guarded,) = guard.guarded()
     pieces = guard.cut.split(guarded)
     assert "".join(pieces) == "<aba><aba>"
@@ -123,11 +123,11 @@ def test_overlapping_marks_are_all_broken() -> None:
 
 def test_blanks_and_words_are_no_marks() -> None:
     """Some vocabularies have them as added tokens, which are not part of the template."""
-    assert not Guard(Vocabulary(Made("    ", "\n\n", "hello", "x")), "hello    x\n\n").is_needed
+    assert not Guard(Vocabulary(Made("    ", "\n\n", "hello", "x")), ["hello    x\n\n"]).is_needed
 
 
 def test_arguments_are_guarded_as_text_and_as_object() -> None:
-    (guarded,) = Guard(vocabulary(), Arguments('{"a": "\\u003cthink>", "<think>": 1}')).guarded()
+    (guarded,) = Guard(vocabulary(), [Arguments('{"a": "\\u003cthink>", "<think>": 1}')]).guarded()
     assert isinstance(guarded, Arguments)
     assert "<think>" not in guarded.text
     assert not any("<think>" in text for text in map(str, [*guarded, *guarded.values()]))

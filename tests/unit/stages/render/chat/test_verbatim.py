@@ -125,8 +125,8 @@ async def test_foreign_end_of_turn_is_replaced() -> None:
 def test_known_tokens_never_change_the_text(pieces: list[tuple[str, str]]) -> None:
     text = "".join(f"{between}<think>{turn}<|im_end|>" for between, turn in pieces)
     turns = [letters(f"<think>{turn}<|im_end|>") for _, turn in pieces]
-    token_ids = [*chain.from_iterable(spelled(text, turns, Guard(vocabulary()).cut, vocabulary()))]
+    token_ids = [*chain.from_iterable(spelled(text, turns, Guard(vocabulary(), ()).cut, vocabulary()))]
     assert vocabulary().decode(token_ids) == text
     assert [
-        *chain.from_iterable(spelled(text, [letters("nowhere<|im_end|>")], Guard(vocabulary()).cut, vocabulary()))
+        *chain.from_iterable(spelled(text, [letters("nowhere<|im_end|>")], Guard(vocabulary(), ()).cut, vocabulary()))
     ] == vocabulary().encode(text)
