@@ -89,8 +89,8 @@ async def start_shown(settings: Settings) -> AsyncGenerator[RunningEngine, None]
 
 
 def reason_to_wait(settings: Settings) -> str:
-    """Return what a server that starts waits for, for its clients."""
-    return "Waiting for the engine" if settings.engine else f"Loading {settings.model or DEFAULT_MODEL}"
+    """Return what a server does while it starts, for its clients."""
+    return "waiting for the engine" if settings.engine else f"loading {settings.model or DEFAULT_MODEL}"
 
 
 def loading(settings: Settings) -> Loading:

@@ -39,10 +39,11 @@ OPTIONS: Final[Mapping[str, str]] = {
     "--enable-server-load-tracking": "nothing is needed: /load always counts",
     "--h11-max-header-count --h11-max-incomplete-event-size": "nothing is needed: the size of headers is bounded",
     (
-        "--enable-flash-late-interaction --fingerprint-mode --fingerprint-value --cohere-format "
-        "--cohere-is-reasoning-model --anthropic-disabled-thinking-effort --return-tokens-as-token-ids "
-        "--enable-tokenizer-info-endpoint"
-    ): "nothing is needed: it concerns other APIs than Responses",
+        "--enable-flash-late-interaction --cohere-format --cohere-is-reasoning-model --enable-tokenizer-info-endpoint"
+    ): "use vllm serve: this server has no such API",
+    "--fingerprint-mode --fingerprint-value": "nothing is needed: system_fingerprint is always null",
+    "--anthropic-disabled-thinking-effort": "nothing is needed: disabled thinking is the reasoning effort none",
+    "--return-tokens-as-token-ids": "answers name tokens by their texts only; recordings have their ids",
     "--enable-auto-tool-choice": "nothing is needed: the model may always choose among the tools of a request",
     "--enable-prompt-tokens-details": "nothing is needed: usage is always complete",
     "--enable-force-include-usage": "clients ask for the usage of a streamed chat: include_usage in stream_options",

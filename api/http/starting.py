@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _answer_to(reason: str, began: float, by_route: SpokenByRoute, path: str, headers: Message) -> tuple[int, object]:
     """Return the status and the body of an answer."""
-    step = f"{reason}, for {time.monotonic() - began:.0f} s"
+    step = f"it has been {reason} for {time.monotonic() - began:.0f} s"
     match path.partition("?")[0]:
         case "/health" | "/ping":
             return 503, Health("starting")

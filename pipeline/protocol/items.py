@@ -118,10 +118,11 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
 
 
 InputPart: TypeAlias = InputText | InputImage | InputFile
+"""Content for the model from a client or one of its tools."""
 
 FileReading: TypeAlias = str | tuple[InputText | InputImage, ...]
 """The part of a prompt that a file becomes: its text alone, or texts and images."""
-"""Content for the model from a client or one of its tools."""
+
 MessagePart: TypeAlias = InputPart | OutputText | Refusal
 PartType = TypeVar("PartType")
 OutputPart: TypeAlias = OutputText | Refusal | ReasoningText

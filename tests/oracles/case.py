@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, ParsedFrame
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.oracles.sources import PARSER_FOLDERS
@@ -184,7 +184,7 @@ def model_of(
     all_ends = {end for family in FAMILIES.values() for end in family.ends} | ends
     stops = tuple(vocabulary.marks[end] for end in sorted(all_ends))
     named = tuple(name for name in parsers if name)
-    return ChatModel(vocabulary, EndingTemplate(""), VllmParsers(tokenizer, *parsers), stops, {}, named)
+    return ChatModel(vocabulary, EndingTemplate(""), NamedParsers(tokenizer, *parsers), stops, {}, named)
 
 
 def tool_of(described: dict[str, Any]) -> FunctionTool:

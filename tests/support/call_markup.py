@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support.chat_families import (
     DEEPSEEK,
@@ -201,5 +201,5 @@ _MARKS: Mapping[str, tuple[str, ...]] = {
 def marked_model(parser: str) -> ChatModel:
     """A model without reasoning whose calls are read by ``parser``."""
     vocabulary = Vocabulary(tokenizer_with((END, *_MARKS.get(parser, QWEN))))
-    parsers = VllmParsers(vocabulary.tokenizer, None, parser)
+    parsers = NamedParsers(vocabulary.tokenizer, None, parser)
     return ChatModel(vocabulary, EndingTemplate(""), parsers, (vocabulary.marks[END],), {})

@@ -24,7 +24,7 @@ from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from penstock.stages.models.chat.names import ToolNames
-from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.render.chat.grammar import grammar
 from tests.support.harmony import conversation
@@ -134,7 +134,7 @@ def family_model(name: str) -> ChatModel:
     return ChatModel(
         vocabulary=vocabulary,
         template=EndingTemplate(family.prompt),
-        parsers=VllmParsers(vocabulary.tokenizer, family.reasoning, family.tools),
+        parsers=NamedParsers(vocabulary.tokenizer, family.reasoning, family.tools),
         stop_token_ids=tuple(vocabulary.marks[end] for end in family.ends),
         variables=family.variables,
     )

@@ -253,13 +253,13 @@ class Generating(Body):
     ec_transfer_params: Refused = None
     repetition_detection: Refused = None
 
-    # Read here, but refused by ``normalize`` unless they have vLLM's default
-    ignore_eos: bool | None = None
+    # ``normalize`` refuses these unless they have vLLM's default
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
     # vLLM's extensions
+    ignore_eos: bool | None = None
     top_k: Annotated[_Int64, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: _Penalty | None = None

@@ -1,1 +1,1 @@
-"""Models with a chat template, through vLLM's templates and parsers."""
+"""Models with a chat template: how prompts are written, and how their output is read."""

@@ -1,4 +1,4 @@
-"""Guess which of vLLM's parsers read a model's output, for operators who name none.
+"""Guess the names of the parsers that read a model's output, for operators who name none.
 
 A chat template shows how its model writes, because it lays out earlier turns with the same marks.  If several families
 share their marks, or a model has no template in text form, the model type decides.

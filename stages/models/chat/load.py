@@ -15,7 +15,7 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import imported
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, Sign, guess
 from penstock.stages.models.chat.model import ChatModel, Parsers
-from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers, composed, registered
+from penstock.stages.models.chat.parsers import NamedParsers, UnknownParser, composed, registered
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, NamedParser, operator_parser
 from penstock.stages.models.chat.template import VllmTemplate
 from penstock.stages.models.chat.vocabulary import Vocabulary
@@ -93,7 +93,7 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
         known, _ = registered()
         signs = tuple(sign for sign in REASONING if sign.parser in known)  # vLLM reads the thoughts, too
     reasoning = _parser("reasoning", options.reasoning_parser, guess(signs, templates, model_type), tokenizer)
-    parsers = VllmParsers(tokenizer, reasoning, tool_calls, model)
+    parsers = NamedParsers(tokenizer, reasoning, tool_calls, model)
     log_undescribed(parsers, tool_calls)
     return ChatModel(
         vocabulary=Vocabulary(tokenizer),

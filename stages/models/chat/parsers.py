@@ -1,4 +1,4 @@
-"""vLLM's parsers: they read the output of chat models, and describe the syntax of their calls."""
+"""The parsers of a chat model by their names: a reader of `forms`, one of the operator, or vLLM's parser."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class UnknownParser(CannotStart):
     """There is no parser with that name, or it does not fit the model."""
 
 
-class VllmParsers:
-    """The parsers of one model: vLLM's, by their names, or the operator's; either may be absent.
+class NamedParsers:
+    """The parsers of one model by their names: penstock's own readers first, else vLLM's; either may be absent.
 
-    Raises `UnknownParser` for a name that vLLM does not have, for a parser that does not fit the tokenizer, or for two
+    Raises `UnknownParser` for a name that neither has, for a parser that does not fit the tokenizer, or for two
     that do not fit each other, and `UnknownVllm` if vLLM is not a release that penstock knows.
     """
 

@@ -1,4 +1,4 @@
-"""Find the tokens that spell the text of a message: vLLM's parsers return text, without the tokens it came from."""
+"""Find the tokens that spell the text of a message: readers return text, without the tokens it came from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Parse chat models: tokens in, items out, with the parser of vLLM that knows the model's markup.
+"""Parse chat models: tokens in, items out, through a reader of `forms`, or vLLM's parser.
 
-Malformed output never raises an error.  While vLLM's parser holds nothing back, plain text bypasses it.
+Malformed output never raises an error.  While the reader holds nothing back, plain text bypasses it.
 
 White space between items counts as markup, since chat templates put it there.  Blank text never opens an item.  The
 text of an item ends before trailing white space, and begins after leading line breaks.  White space is text at the
@@ -65,7 +65,7 @@ class ParseChat(ParseStage):
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
         if (raw := started.facts.raw) is not None:
             return PlainParser(self.chat.vocabulary, started, raw)
-        return await asyncio.to_thread(ChatParser, self.chat, started)  # creating vLLM's parser takes time
+        return await asyncio.to_thread(ChatParser, self.chat, started)  # making a parser takes time
 
 
 @dataclass(slots=True)

@@ -97,7 +97,7 @@ async def loading() -> AsyncGenerator[str, None]:
     """A server that is still loading, at the URL that is yielded."""
     with bind("127.0.0.1", 0) as bound:
         listen(bound)
-        with answering(bound, "Loading tiny", spoken_by_route(DIALECTS)):
+        with answering(bound, "loading tiny", spoken_by_route(DIALECTS)):
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
@@ -110,7 +110,7 @@ async def test_server_that_loads_says_for_how_long() -> None:
     async with loading() as url:
         status, answer, _ = await refusal_of("GET", f"{url}/ready")
         assert (status, answer["status"]) == (503, "not ready")
-        assert answer["reasons"][0].startswith("Loading tiny, for ")
+        assert answer["reasons"][0].startswith("it has been loading tiny for ")
         for path in ("/health", "/ping"):
             assert (await refusal_of("GET", url + path))[:2] == (503, {"status": "starting"})
 
@@ -130,7 +130,7 @@ async def test_refusal_of_a_server_that_loads_is_that_of_the_dialect() -> None:
         for path in ("/v1/messages", "/v1/messages/count_tokens?beta=true"):
             status, answer, retry = await refusal_of("POST", url + path, json={})
             assert (status, answer["type"], answer["error"]["type"], retry) == (503, "error", "api_error", "5")
-            assert answer["error"]["message"].startswith("The server is starting: Loading tiny, for ")
+            assert answer["error"]["message"].startswith("The server is starting: it has been loading tiny for ")
         assert (await refusal_of("POST", f"{url}/v1/chat/completions", json={}))[1].keys() == {"error"}
 
 

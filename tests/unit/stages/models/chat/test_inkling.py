@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.pipeline.frames import ChatTurn, GenerationFinished
 from penstock.stages.models.chat.inkling import INKLING_MARKS
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support import parsed_output
 from tests.support.chat_families import EndingTemplate, tokenizer_with
@@ -36,7 +36,7 @@ ASKED = ("FunctionCall", "get_weather", '{"city": "Paris"}')
 @pytest.fixture(scope="module")
 def model() -> ChatModel:
     vocabulary = Vocabulary(tokenizer_with(("<|end|>", *INKLING_MARKS)))
-    parsers = VllmParsers(vocabulary.tokenizer, "inkling", "inkling")
+    parsers = NamedParsers(vocabulary.tokenizer, "inkling", "inkling")
     return ChatModel(vocabulary, EndingTemplate(""), parsers, (vocabulary.marks["<|end|>"],), {})
 
 

@@ -14,7 +14,7 @@ from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, ChatModel, ContentPiece, Piece
 from penstock.stages.models.chat.names import ToolNames
 from penstock.stages.models.chat.output import ParsedOutput
-from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers, UnknownParser
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support import parsed_output
 from tests.support.chat_families import THINK, EndingTemplate, family_model, tokenizer_with
@@ -40,7 +40,7 @@ NOON = ("FunctionCall", "get_time", "{}")
 )
 def test_unknown_parser_lists_the_known_ones(names: tuple[str | None, str | None], error: str) -> None:
     with pytest.raises(UnknownParser, match=error):
-        VllmParsers(family_model("qwen3").vocabulary.tokenizer, *names)
+        NamedParsers(family_model("qwen3").vocabulary.tokenizer, *names)
 
 
 # How calls are written
@@ -99,7 +99,7 @@ class Failing:
 
 def test_failing_parser_leaves_text(plugged: str, caplog: pytest.LogCaptureFixture) -> None:
     model = family_model("qwen3")
-    parsers = VllmParsers(model.vocabulary.tokenizer, None, plugged)
+    parsers = NamedParsers(model.vocabulary.tokenizer, None, plugged)
     output: Any = parsers.start(parsed_output.turn_started(chat=ChatTurn()), ONE)
     output._parser = Failing(output._parser)
     pieces: list[Piece] = []
@@ -145,7 +145,7 @@ def vocabulary() -> Vocabulary:
 def read_whole(vocabulary: Vocabulary, parser: str, text: str, *, is_cut: bool = False) -> list[tuple[str, str, str]]:
     """The items parsed from ``text``; asserts that only the last one may be incomplete."""
     end = vocabulary.marks["<|end|>"]
-    model = ChatModel(vocabulary, EndingTemplate(""), VllmParsers(vocabulary.tokenizer, None, parser), (end,), {})
+    model = ChatModel(vocabulary, EndingTemplate(""), NamedParsers(vocabulary.tokenizer, None, parser), (end,), {})
     written = parsed_output.token_chunks([*vocabulary.encode(text), *([] if is_cut else [end])])
     finish = GenerationFinished("length" if is_cut else "stop", 0, 0.0)
     parsed = parsed_output.parsed_items(
@@ -267,12 +267,12 @@ def test_arguments_before_the_name_are_kept(text: str, expected: list[tuple[str,
 def test_parser_without_content_is_refused(vocabulary: Vocabulary) -> None:
     """The parser ``openai`` of vLLM is a stub: penstock reads Harmony itself."""
     with pytest.raises(UnknownParser, match="gpt-oss needs none"):
-        VllmParsers(vocabulary.tokenizer, None, "openai")
+        NamedParsers(vocabulary.tokenizer, None, "openai")
 
 
 def test_variables_of_the_template_reach_the_parsers(plugged: str) -> None:
     started = parsed_output.turn_started(chat=ChatTurn({"tool_call_format": "json"}))
-    read = VllmParsers(family_model("qwen3").vocabulary.tokenizer, None, plugged).start(started, ONE)
+    read = NamedParsers(family_model("qwen3").vocabulary.tokenizer, None, plugged).start(started, ONE)
     assert isinstance(read, ParsedOutput)
     assert read._request.chat_template_kwargs == {"tool_call_format": "json"}
 

@@ -14,7 +14,7 @@ import pytest
 from penstock.pipeline.frames import ChatTurn, GenerationFinished
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support.chat_families import EndingTemplate, tokenizer_with
 from tests.support.parsed_output import ParsedItem, parse_chat_frames, parsed_items, token_chunks, turn_started
@@ -323,7 +323,7 @@ CASES: Mapping[str, Case] = {
 @cache
 def model(reasoning: str | None, calls: str | None) -> ChatModel:
     vocabulary = Vocabulary(tokenizer_with((END, *MARKS)))
-    parsers = VllmParsers(vocabulary.tokenizer, reasoning, calls)
+    parsers = NamedParsers(vocabulary.tokenizer, reasoning, calls)
     return ChatModel(vocabulary, EndingTemplate(""), parsers, (vocabulary.marks[END],), {})
 
 

@@ -18,7 +18,7 @@ from penstock.pipeline.frames import ChatTurn, GenerationFinished
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Toolset
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, guess
 from penstock.stages.models.chat.model import ChatModel
-from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from tests.support.chat_families import EndingTemplate, tokenizer_with
 from tests.support.parsed_output import ParsedItem, parse_chat_frames, parsed_items, token_chunks, turn_started
@@ -37,7 +37,7 @@ def model(name: str) -> ChatModel:
     ends, template = described["ends"], described["template"]
     vocabulary = Vocabulary(tokenizer_with((*ends, *described["marks"])))
     reasoning, calls = (guess(signs, [template], described["type"]).parser for signs in (REASONING, TOOL_CALLS))
-    parsers = VllmParsers(vocabulary.tokenizer, reasoning, calls)
+    parsers = NamedParsers(vocabulary.tokenizer, reasoning, calls)
     stops = tuple(vocabulary.marks[end] for end in ends)
     return ChatModel(vocabulary, EndingTemplate(""), parsers, stops, {})
 

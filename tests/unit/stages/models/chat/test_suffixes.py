@@ -6,7 +6,7 @@ import pytest
 
 from penstock.pipeline.frames import ChatTurn, GenerationFinished, TokenFrame
 from penstock.stages.models.chat.model import ChatModel, Parsers
-from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.parsers import NamedParsers
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS, made
 from penstock.stages.models.chat.standalone import OwnParsers
 from penstock.stages.models.chat.vocabulary import Vocabulary
@@ -28,7 +28,7 @@ def test_marks_are_those_of_the_vocabulary(family: str, suffix: str, is_standalo
     vocabulary = Vocabulary(tokenizer_with(("<|end|>", turn, *begin.values(), *end.values())))
     thoughts, calls = (made(family, own, vocabulary.marks) for own in (OWN_THOUGHTS, OWN_CALLS))
     parsers: Parsers = (
-        OwnParsers(vocabulary, thoughts, calls) if is_standalone else VllmParsers(vocabulary.tokenizer, family, family)
+        OwnParsers(vocabulary, thoughts, calls) if is_standalone else NamedParsers(vocabulary.tokenizer, family, family)
     )
     model = ChatModel(vocabulary, EndingTemplate(""), parsers, (vocabulary.marks["<|end|>"],), {})
     assert parsers.thinking == (begin["think"], end["think"])
