@@ -30,7 +30,7 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.containers import OwnerLimits, no_owner_limits
 from penstock.services.engines.custom import guarded_engine
 from penstock.services.engines.engine import Bounded, Engine, TextBackend
-from penstock.services.mcp.config import ServerConfig, read_servers
+from penstock.services.mcp_config import ServerConfig, read_servers
 from penstock.services.own_hosts import label_of
 from penstock.services.prompts import Prompts
 from penstock.services.runs.run import RunRegistry

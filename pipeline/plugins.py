@@ -49,6 +49,9 @@ HOSTS = "penstock.hosts"
 RESOURCES = "penstock.resources"
 """The group of entry points for resources: functions that open groups of routes beside the dialects."""
 
+CHECKS = "penstock.checks"
+"""The group of entry points for checks: async functions of the settings, whose text ``penstock check`` shows."""
+
 PARSERS = "penstock.parsers"
 """The group of entry points for parsers of chat models, each under the name that an option gives."""
 

@@ -1,7 +1,7 @@
 """Answers of other programs: read up to a bound, and counted before they are converted.
 
 Every answer that comes from outside of this server is read here, from engines, search engines and web pages.  MCP
-servers send messages through their SDK: `penstock.services.mcp.incoming` counts them by the same rule.
+servers send messages through their SDK: `penstock.extensions.tools.mcp.incoming` counts them by the same rule.
 """
 
 from __future__ import annotations

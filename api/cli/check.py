@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
+from penstock.api.assembly import keys_of, open_store, toolbox
 from penstock.api.backends import check_options
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
@@ -38,15 +38,11 @@ from penstock.api.runs.store_settings import is_file, is_missing, without_passwo
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
-from penstock.pipeline.plugins import load
-from penstock.pipeline.protocol.tools import McpServer
+from penstock.pipeline.plugins import CHECKS, function_named, installed, load
 from penstock.pipeline.recordings.writer import make_folder
-from penstock.services.mcp.mcp_servers import McpServers
 from penstock.services.model_names import in_words
 from penstock.services.prompts import Prompts
-from penstock.services.sandbox.probe import probe
 from penstock.services.store.store import Store
-from penstock.services.tools import ServerUnavailable
 from penstock.services.web.ssrf import AllowedNetworks, Blocked, check_address
 from penstock.stages.models.vllm_private import TESTED, installed_vllm
 
@@ -89,25 +85,18 @@ class Checks:
     @property
     def all(self) -> dict[str, Check]:
         """The checks by name."""
+        first = (self.user, self.keys, self.address, self.store, self.clock)
+        last = (
+            *(self.tools, self.prompts, self.webhooks, self.record),
+            *(self.vllm, self.model, self.dialects, self.pipeline),
+        )
+        of_extensions = {
+            name: partial(function_named(name, group=CHECKS), self.settings) for name in sorted(installed(CHECKS))
+        }
         return {
-            check.__name__: check
-            for check in (
-                self.user,
-                self.keys,
-                self.address,
-                self.store,
-                self.clock,
-                self.mcp,
-                self.sandbox,
-                self.tools,
-                self.prompts,
-                self.webhooks,
-                self.record,
-                self.vllm,
-                self.model,
-                self.dialects,
-                self.pipeline,
-            )
+            **{check.__name__: check for check in first},
+            **of_extensions,
+            **{check.__name__: check for check in last},
         }
 
     async def user(self) -> str:
@@ -166,21 +155,6 @@ class Checks:
         if apart > APART:
             raise CannotStart(f"the clock of this machine and that of the database are {apart:.0f} s apart")
         return f"{datetime.fromtimestamp(after, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-    async def mcp(self) -> str:
-        """List the tools of the MCP servers."""
-        servers = McpServers(mcp_servers(self.settings))
-        try:
-            return await listed(servers, self.settings.mcp_config, self.settings.tool_timeout)
-        finally:
-            await servers.close()
-
-    async def sandbox(self) -> str:
-        """Start a sandbox of each kind."""
-        if not self.settings.sandbox:
-            return "off"
-        python, container = await probe("python"), await probe("container")
-        return f"{python.describe()}; {container.describe()}"
 
     async def tools(self) -> str:
         """Open the tools of the settings."""
@@ -289,32 +263,10 @@ async def all_pass(checks: Mapping[str, Check], arguments: Sequence[str]) -> boo
     return not failed
 
 
-async def listed(servers: McpServers, file: Path | None, seconds: float) -> str:
-    """Describe the tools of the MCP servers in a file.
-
-    Raise `CannotRun` if a server has not listed them within ``seconds``.
-    """
-    labels = sorted(servers.labels)
-    listings = await asyncio.gather(
-        *(servers.tools(McpServer(label), seconds) for label in labels), return_exceptions=True
-    )
-    found: list[str] = []
-    silent: list[str] = []
-    for label, listing in zip(labels, listings, strict=True):
-        if isinstance(listing, ServerUnavailable):
-            silent.append(f"{label}: it does not answer as an MCP server: {listing}")
-        elif isinstance(listing, BaseException):
-            raise listing
-        else:
-            found.append(f"{label} ({counted(len(listing), 'tool')})")
-    if silent:
-        raise CannotRun(f"--mcp-config {file}: {'; '.join(silent)}")
-    return ", ".join(found) or "no servers"
-
-
 def main(arguments: Sequence[str]) -> None:
     """Verify the settings of a server, and all that it needs but its model."""
     settings = read_settings(arguments, "check")
     log_to_stderr(settings.log_level)
-    logging.getLogger("penstock.stages").setLevel(logging.WARNING)  # what these log at a start, the checks print
+    for package in ("extensions", "services", "stages"):  # what these log at a start, the checks print
+        logging.getLogger(f"penstock.{package}").setLevel(logging.WARNING)
     sys.exit(not uvloop.run(passes(settings, arguments)))

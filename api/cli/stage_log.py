@@ -15,7 +15,7 @@ from penstock.pipeline.recordings.format import End
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-STAGES = "penstock.stages"
+STAGES = ("penstock.services", "penstock.stages")
 
 QUIET = ("penstock", "vllm")
 """The packages whose lines are shown only from WARNING on."""
@@ -52,24 +52,26 @@ def stage_log(level: str = "WARNING") -> Iterator[StageErrors]:
 
     Lines of penstock's own stages are not shown, as they repeat the output.
     """
-    errors, shown, root, stages = StageErrors(), logging.StreamHandler(), logging.getLogger(), logging.getLogger(STAGES)
+    errors, shown, root = StageErrors(), logging.StreamHandler(), logging.getLogger()
     shown.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     shown.addFilter(_is_shown)
     before = root.level
     root.addHandler(shown)
     root.setLevel(level)
-    stages.addHandler(errors)
+    for name in STAGES:
+        logging.getLogger(name).addHandler(errors)
     try:
         yield errors
     finally:
-        stages.removeHandler(errors)
+        for name in STAGES:
+            logging.getLogger(name).removeHandler(errors)
         root.removeHandler(shown)
         root.setLevel(before)
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
     is_quiet = record.name.partition(".")[0] in QUIET and record.levelno < logging.WARNING
-    return not is_quiet and not f"{record.name}.".startswith(f"{STAGES}.")
+    return not is_quiet and not f"{record.name}.".startswith(tuple(f"{name}." for name in STAGES))
 
 
 def described(stage: str, error: Exception) -> str:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from penstock.extensions.tools.sandbox.confined import LIBC, landlock, limit
 from penstock.services.files.office import KINDS, Archive, Unreadable, Unsupported
-from penstock.services.sandbox.confined import LIBC, landlock, limit
 
 LONGEST_SIDE = 1_600
 """The most pixels of a side of a page that is shown."""
@@ -177,7 +177,7 @@ def _plain(data: bytes, charset: str, is_html: bool, ready: Callable[[], None]) 
     if not is_html and not _HTML.match(text[:4096]):
         ready()
         return text
-    from penstock.services.browser.html import LONGEST_TEXT, converted  # noqa: PLC0415 - most files are no HTML
+    from penstock.extensions.tools.browser.html import LONGEST_TEXT, converted  # noqa: PLC0415 - most files are no HTML
 
     ready()
     _, shown, _ = converted(text, "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.mcp.config import read_servers
+from penstock.services.mcp_config import read_servers
 from tests.examples import a_tool_through_mcp
 from tests.support.tool_servers import answer_markup, call_markup, respond, tool_server
 

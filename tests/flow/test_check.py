@@ -339,8 +339,8 @@ async def test_root_makes_no_store_for_another_user(tmp_path: Path, monkeypatch:
 
 
 async def test_sandboxes_are_described() -> None:
-    assert await checks_of().sandbox() == "off"
-    described = await checks_of(sandbox=True).sandbox()
+    assert await checks_of().all["sandbox"]() == "off"
+    described = await checks_of(sandbox=True).all["sandbox"]()
     assert re.match("(no )?python: .+; (no )?container: .+", described)
 
 

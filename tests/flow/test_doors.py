@@ -22,14 +22,14 @@ from yarl import URL
 
 from penstock.api import peers
 from penstock.api.peers import PeerLost, Peers, SseRelay
+from penstock.extensions.tools.browser.reader import Reader
+from penstock.extensions.tools.browser.search_engines import ENGINES, search_backend
+from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.pipeline.errors import StageError
 from penstock.pipeline.protocol.tools import McpServer
-from penstock.services.browser.reader import Reader
-from penstock.services.browser.search_engines import ENGINES, search_backend
 from penstock.services.engines.http_generation import HttpGeneration
 from penstock.services.engines.replicas import Replica, Replicas, UnusableServer
 from penstock.services.engines.vllm_http import start_vllm_http
-from penstock.services.mcp.mcp_servers import McpServers
 from penstock.services.store.stored import Server
 from penstock.services.tools import CallFailed, ServerUnavailable
 from penstock.services.web.image_cache import ImageCache

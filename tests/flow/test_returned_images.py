@@ -7,10 +7,10 @@ from typing import Any
 import mcp_types
 import pytest
 
+from penstock.extensions.tools.mcp.client import outcome_of
 from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
-from penstock.services.mcp.client import outcome_of
-from penstock.services.mcp.config import SecretMask
+from penstock.services.mcp_config import SecretMask
 from penstock.services.tools import ToolResult
 from penstock.stages.converse.transcript import Transcript
 from penstock.stages.models.harmony.vocabulary import load_encoding

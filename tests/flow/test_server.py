@@ -27,11 +27,11 @@ from penstock.api.cli.serve import main, serve
 from penstock.api.http.auth import Keys
 from penstock.api.serving import stop_signals
 from penstock.api.settings import Settings
+from penstock.extensions.tools.mcp.builtin_tools import McpHost
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart, EngineDead
 from penstock.pipeline.logs import log_to_stderr, name_response
 from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.mcp.builtin_tools import McpHost
 from penstock.services.store.postgres import PostgresDatabase
 from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.tools import Toolbox

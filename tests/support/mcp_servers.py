@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.error import URLError
 
-from penstock.services.mcp.config import HttpServer, ServerConfig, StdioServer
-from penstock.services.mcp.mcp_servers import McpServers
+from penstock.extensions.tools.mcp.mcp_servers import McpServers
+from penstock.services.mcp_config import HttpServer, ServerConfig, StdioServer
 from penstock.services.web.ssrf import AllowedNetworks
 from tests.support.paths import ROOT
 from tests.support.processes import free_port

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.sandbox.container import ContainerHost
-from penstock.services.sandbox.live_containers import OpenContainers
-from penstock.services.sandbox.plan import MODES, Kind, Mode, SandboxLimits
-from penstock.services.sandbox.probe import Sandbox, probe
-from penstock.services.sandbox.python import PythonHost
+from penstock.extensions.tools.sandbox.container import ContainerHost
+from penstock.extensions.tools.sandbox.live_containers import OpenContainers
+from penstock.extensions.tools.sandbox.plan import MODES, Kind, Mode, SandboxLimits
+from penstock.extensions.tools.sandbox.probe import Sandbox, probe
+from penstock.extensions.tools.sandbox.python import PythonHost
 from penstock.services.slots import Slots
 
 LANDLOCK_CREATE_RULESET, ONLY_ITS_VERSION = 444, 1

@@ -25,11 +25,11 @@ from penstock.api.assembly import RunningEngine
 from penstock.api.cli.__main__ import main
 from penstock.api.cli.serve import serve
 from penstock.api.settings import Settings
+from penstock.extensions.tools.search import ingestion
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.logs import log_to_stderr
 from penstock.services import webhooks
 from penstock.services.engines.scripted import Script, ScriptedEngine
-from penstock.services.search import ingestion
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from tests.support.api_clients import ApiClient

@@ -16,18 +16,18 @@ from typing import Any, TypeAlias
 import pytest
 from aiohttp import web
 
+from penstock.extensions.tools.browser.search_engines import search_backend
+from penstock.extensions.tools.browser.session import BrowserHost
+from penstock.extensions.tools.mcp.mcp_servers import McpServers
+from penstock.extensions.tools.sandbox.container import ContainerHost
+from penstock.extensions.tools.sandbox.live_containers import OpenContainers
+from penstock.extensions.tools.sandbox.probe import Sandbox
+from penstock.extensions.tools.sandbox.python import PythonHost
 from penstock.pipeline.frames import ResolvedRequest, Sampling
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Item
-from penstock.services.browser.search_engines import search_backend
-from penstock.services.browser.session import BrowserHost
 from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.mcp.config import ServerConfig
-from penstock.services.mcp.mcp_servers import McpServers
-from penstock.services.sandbox.container import ContainerHost
-from penstock.services.sandbox.live_containers import OpenContainers
-from penstock.services.sandbox.probe import Sandbox
-from penstock.services.sandbox.python import PythonHost
+from penstock.services.mcp_config import ServerConfig
 from penstock.services.slots import Slots
 from penstock.services.tools import Host, Toolbox
 from penstock.services.web.ssrf import AllowedNetworks

@@ -12,9 +12,9 @@ from typing import Any
 from aiohttp import web
 
 from penstock.api.cli.command_line import read_settings
-from penstock.services.search.embedder import Embedder
-from penstock.services.search.searcher import Searcher
-from penstock.services.search.session import FileSearchHost
+from penstock.extensions.tools.search.embedder import Embedder
+from penstock.extensions.tools.search.searcher import Searcher
+from penstock.extensions.tools.search.session import FileSearchHost
 from penstock.services.store.store import Store
 from penstock.services.tools import Toolbox
 from tests.support.server import ScriptedServer

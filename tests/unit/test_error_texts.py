@@ -80,11 +80,11 @@ ALLOWED = {
     "stages/models/chat/standalone.py tokenizer": OPERATOR,
     "services/engines/vllm.py warm_up": OPERATOR,
     "services/engines/load_errors.py _message": OPERATOR,
-    "services/mcp/config.py _server": OPERATOR,
-    "services/mcp/config.py read_servers": OPERATOR,
+    "services/mcp_config.py _server": OPERATOR,
+    "services/mcp_config.py read_servers": OPERATOR,
     "services/prompts.py _parameters": OPERATOR,
     "services/web/ssrf.py _network": OPERATOR,
-    "api/resources/vector_stores.py _known_cursor": SENT,
+    "extensions/tools/resources/vector_stores.py _known_cursor": SENT,
     "api/socket/events.py read_event": SENT,
     "pipeline/protocol/params/json_body.py read_json": SENT,
     "pipeline/protocol/params/refusal.py refusal_of": SENT,
@@ -94,7 +94,7 @@ ALLOWED = {
     "stages/models/client_actions.py _search": SENT,
     "stages/models/shell_calls.py shell_call": SENT,
     "stages/render/constraint.py as_lark": SENT,
-    "services/mcp/mcp_servers.py arguments": SENT,
+    "extensions/tools/mcp/mcp_servers.py arguments": SENT,
     "services/tool_search.py run": SENT,
     "api/http/auth.py take": OWN,
     "pipeline/foreign_errors.py named_error": OWN,
@@ -105,7 +105,7 @@ ALLOWED = {
     "stages/models/chat/template.py refusal": VLLM,
     "services/engines/vllm.py _placing": VLLM,
     "services/engines/vllm.py _refusals": VLLM,
-    "services/sandbox/shell.py become": SANDBOX,
+    "extensions/tools/sandbox/shell.py become": SANDBOX,
 }
 """Reasons by ``file function``."""
 

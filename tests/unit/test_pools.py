@@ -12,12 +12,12 @@ import pytest
 from penstock.api.http.held_bytes import MOST_AT_ONCE, MOST_SMALL_BYTES, SMALL, HeldBytes
 from penstock.api.limits.admission import Admission
 from penstock.api.open_sockets import Latest, OpenSockets
-from penstock.api.resources.files import Files
 from penstock.api.runs.background import BackgroundQueue, InFlight
 from penstock.api.share import ALONE
+from penstock.extensions.tools.browser.reader import Reader
+from penstock.extensions.tools.resources.files import Files
 from penstock.pipeline.errors import EngineOverloaded, ServerBusy
 from penstock.pipeline.protocol.history import History
-from penstock.services.browser.reader import Reader
 from penstock.services.engines import image_decoding
 from penstock.services.files.file_reader import FileReader
 from penstock.services.runs.run import RunRegistry
@@ -147,10 +147,12 @@ def forgets_own_histories() -> None:
 HOLDS: dict[str, Callable[[], None]] = {
     "api.http.held_bytes.HeldBytes.__post_init__": leaves_room_for_bodies,
     "api.open_sockets.OpenSockets": forgets_own_histories,
-    "api.resources.files.Files": lambda: leaves_places(Files(Store(NullDatabase()), Admission(), 1).places),
+    "extensions.tools.resources.files.Files": lambda: leaves_places(
+        Files(Store(NullDatabase()), Admission(), 1).places
+    ),
     "api.runs.scheduler.Scheduler.__post_init__": leaves_places_in_the_queue,
     "api.share.Share.slots": lambda: leaves_places_in_the_engine(ALONE.slots(4, lambda _: 1.0)),
-    "services.browser.reader.Reader.__init__": lambda: leaves_places(Reader().brief, Reader().long),
+    "extensions.tools.browser.reader.Reader.__init__": lambda: leaves_places(Reader().brief, Reader().long),
     "services.engines.image_decoding": lambda: leaves_places(image_decoding.places),
     "services.files.file_reader.FileReader.__init__": lambda: leaves_places(FileReader().places),
     "services.slots.sandbox_slots": lambda: leaves_places(sandbox_slots()),

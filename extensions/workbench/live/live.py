@@ -115,7 +115,6 @@ class Live:
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
         return (
-            web.get(BASE, live_page),
             web.get(f"{BASE}/server", self.server),
             web.post(f"{BASE}/watch", self.create),
             web.get(f"{BASE}/recordings", self.list_recordings),
@@ -221,10 +220,10 @@ async def _batches(first: bytes, frames: Iterator[bytes]) -> AsyncIterator[bytes
 
 @asynccontextmanager
 async def live(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], None]:
-    """Open the routes of the live page for the length of a block, if the operator has a key for them."""
-    settings, scheduler = parts.settings, parts.scheduler
+    """Open the routes of the live page for the length of a block: without a key of the operator, only the page."""
+    settings, scheduler, page = parts.settings, parts.scheduler, web.get(BASE, live_page)
     if settings.operator_key is None:
-        yield ()
+        yield (page,)
         return
     edge = Edge(
         RESPONSES,
@@ -235,4 +234,4 @@ async def live(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], Non
         recorded_if=settings.recorded_if,
     )
     generates = settings.recordings is None and "generate" in scheduler.pipeline.names()
-    yield Live(edge, settings.record, goes_on=generates).routes()
+    yield (page, *Live(edge, settings.record, goes_on=generates).routes())

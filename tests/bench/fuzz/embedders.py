@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from hypothesis import strategies as st
 
-from penstock.services.search import ingestion
+from penstock.extensions.tools.search import ingestion
 from tests.bench.fuzz.fire import HANGS, Outcome, complaints
 from tests.bench.fuzz.forms import MOST_TAKEN
 from tests.bench.fuzz.hostile import drawn

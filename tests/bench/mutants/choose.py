@@ -20,9 +20,9 @@ FOLDERS = {
     "api": ["api/*.py", "api/http/*.py", "api/runs/*.py"],
     "converse": [
         "stages/converse/*.py",
-        "services/browser/*.py",
-        "services/mcp/*.py",
-        "services/sandbox/*.py",
+        "extensions/tools/browser/*.py",
+        "extensions/tools/mcp/*.py",
+        "extensions/tools/sandbox/*.py",
         "services/tools.py",
     ],
     "emit": ["stages/emit/*.py"],

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from penstock.services.sandbox.probe import Sandbox
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import HttpServers, http_servers
 from tests.support.messages import anthropic_client

@@ -17,9 +17,9 @@ from openai.types.responses import ResponseCodeInterpreterToolCall, ResponseOutp
 from openai.types.responses.response_output_text import AnnotationContainerFileCitation
 
 from penstock.api.http.auth import Keys
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.pipeline.protocol.items import CodeInterpreterCall
 from penstock.services.engines.scripted import Script
-from penstock.services.sandbox.probe import Sandbox
 from tests.support.api_clients import openai_client
 from tests.support.chat_families import load_model
 from tests.support.sandboxes import available

@@ -22,7 +22,7 @@ from penstock.api.http.auth import Keys
 from penstock.api.limits import admission as admissions
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.resources import files, upload_form
+from penstock.extensions.tools.resources import files, upload_form
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.store import writer
 from penstock.services.store.files import CHUNK

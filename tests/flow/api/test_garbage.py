@@ -12,9 +12,9 @@ from typing import TypeAlias, TypeVar
 
 import pytest
 
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.pipeline.errors import EngineFailed
 from penstock.services.engines.scripted import Script, ScriptedEngine
-from penstock.services.sandbox.probe import Sandbox
 from tests.support.api_clients import Json
 from tests.support.chat_families import load_model
 from tests.support.mcp_servers import stdio_server

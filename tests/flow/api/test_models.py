@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from penstock.services.browser.search_engines import search_backend
-from penstock.services.browser.session import BrowserHost
+from penstock.extensions.tools.browser.search_engines import search_backend
+from penstock.extensions.tools.browser.session import BrowserHost
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.normalize.normalize import ModelTraits

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.mcp.mcp_servers import McpServers
-from penstock.services.sandbox.live_containers import OpenContainers
-from penstock.services.sandbox.probe import Sandbox
-from penstock.services.sandbox.python import PythonHost
-from penstock.services.search.searcher import Searcher
-from penstock.services.search.session import FileSearchHost
+from penstock.extensions.tools.mcp.mcp_servers import McpServers
+from penstock.extensions.tools.sandbox.live_containers import OpenContainers
+from penstock.extensions.tools.sandbox.probe import Sandbox
+from penstock.extensions.tools.sandbox.python import PythonHost
+from penstock.extensions.tools.search.searcher import Searcher
+from penstock.extensions.tools.search.session import FileSearchHost
 from penstock.services.slots import Slots
 from penstock.services.store.store import Store
 from penstock.services.tools import Host, Toolbox

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from penstock.api.cli.command_line import read_settings
 from penstock.api.http.auth import Keys
 from penstock.api.resources.resources import SHIPPED
-from penstock.services.sandbox.probe import Sandbox
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from tests.support.api_clients import PATIENCE
 from tests.support.live_server import KEY, bearer
 from tests.support.server import BASES, ScriptedServer

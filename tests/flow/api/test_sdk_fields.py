@@ -15,11 +15,11 @@ from typing import Any, NoReturn, TypeAlias, get_args
 
 from openai.types.responses import ResponseIncludable, ResponseInputItemParam, ToolParam
 
+from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.mcp.mcp_servers import McpServers
 from penstock.services.tools import Toolbox
 from penstock.stages.normalize.normalize import ModelTraits
 from tests.support.paths import ROOT

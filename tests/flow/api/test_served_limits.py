@@ -15,8 +15,8 @@ from pydantic_settings import CliApp
 from penstock.api.assembly import toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.pipeline.errors import EngineOverloaded
-from penstock.services.sandbox.probe import Sandbox
 from penstock.services.web.ssrf import NOTHING_ALLOWED
 from penstock.stages.converse.tool_loop import Limits
 from tests.support.mcp_servers import HttpServers

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.mcp.config import HttpServer
-from penstock.services.sandbox.probe import Sandbox
+from penstock.extensions.tools.sandbox.probe import Sandbox
+from penstock.services.mcp_config import HttpServer
 from tests.support.api_clients import StreamReader, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers, stdio_server

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from penstock.extensions.tools.mcp.builtin_tools import McpHost
+from penstock.extensions.tools.mcp.mcp_servers import McpServers
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.pipeline.protocol.tools import HostedKind
-from penstock.services.mcp.builtin_tools import McpHost
-from penstock.services.mcp.config import HttpServer, ServerConfig
-from penstock.services.mcp.mcp_servers import McpServers
-from penstock.services.sandbox.probe import Sandbox
+from penstock.services.mcp_config import HttpServer, ServerConfig
 from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.converse.tool_loop import Limits
 from tests.support import tool_servers

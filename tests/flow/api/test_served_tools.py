@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.sandbox.probe import Sandbox
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from tests.support.api_clients import wait_until
 from tests.support.mcp_servers import HttpServers
 from tests.support.tool_servers import (

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 from openai.types.responses import ResponseToolSearchCall, ResponseToolSearchOutputItem
 
-from penstock.services.mcp.mcp_servers import McpServers
+from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.services.tools import Toolbox
 from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import LOCAL, HttpServers

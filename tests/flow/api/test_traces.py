@@ -18,7 +18,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol.items import McpCall, of_type
 from penstock.server import application
 from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.mcp.config import HttpServer
+from penstock.services.mcp_config import HttpServer
 from penstock.services.tracing import Attribute, exporting
 from tests.support import tool_servers
 from tests.support.api_clients import StreamReader, wait_until

@@ -12,7 +12,7 @@ from openai.types import StaticFileChunkingStrategyObject, VectorStore, VectorSt
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from penstock.api.http.auth import Keys
-from penstock.api.resources.vector_stores import POLL_AFTER_MS
+from penstock.extensions.tools.resources.vector_stores import POLL_AFTER_MS
 from penstock.services.files.file_reader import FileReader, NotRead
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer
@@ -237,8 +237,8 @@ async def test_wrong_values_are_refused(served: ScriptedServer, path: str, body:
 
 
 async def test_unread_files_come_with_the_time_to_ask_again(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.services.search.ingestion.Ingestion.wake", lambda _: None)
-    monkeypatch.setattr("penstock.services.search.ingestion.LOOK_SECONDS", 3_600)
+    monkeypatch.setattr("penstock.extensions.tools.search.ingestion.Ingestion.wake", lambda _: None)
+    monkeypatch.setattr("penstock.extensions.tools.search.ingestion.LOOK_SECONDS", 3_600)
     async with search_server(store_at) as served, openai_client(served.url) as sdk:
         (file,) = files = [await uploaded(served.store, "a.txt", "text")]
         store = await sdk.vector_stores.create()
@@ -258,8 +258,8 @@ async def test_unread_files_come_with_the_time_to_ask_again(store_at: str, monke
 
 
 async def test_cancelled_batch_reads_no_more_files(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.services.search.ingestion.Ingestion.wake", lambda _: None)
-    monkeypatch.setattr("penstock.services.search.ingestion.LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("penstock.extensions.tools.search.ingestion.Ingestion.wake", lambda _: None)
+    monkeypatch.setattr("penstock.extensions.tools.search.ingestion.LOOK_SECONDS", 0.5)
     async with search_server(store_at) as served:
         files = [await uploaded(served.store, "a.txt", "text") for _ in range(3)]
         store = (await new_store(served))["id"]

@@ -12,7 +12,7 @@ import aiohttp
 import psutil
 import pytest
 
-from penstock.services.sandbox.folder import PREFIX
+from penstock.extensions.tools.sandbox.folder import PREFIX
 from tests.support.sandboxes import available
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.tool_servers import CODE_TOOL, in_container

@@ -29,7 +29,7 @@ NAMESPACES = 0x7E020000
 
 PROBE = """
 import asyncio
-from penstock.services.sandbox.probe import Sandbox, probe
+from penstock.extensions.tools.sandbox.probe import Sandbox, probe
 for kind in ("python", "container"):
     found = asyncio.run(probe(kind))
     print(kind, found.plan.mode if isinstance(found, Sandbox) else "off")

@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 import pytest
 from msgspec import UNSET, UnsetType
 
+from penstock.extensions.tools.browser.page_stack import PageStack, Visit
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
-from penstock.services.browser.page_stack import PageStack, Visit
 from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.harmony.messages import harmony_conversation

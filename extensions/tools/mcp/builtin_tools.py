@@ -1,0 +1,158 @@
+"""Use an operator's MCP server in place of a built-in tool.
+
+Each response has its own connection, and over HTTP sends its id.  These tools keep state, such as variables or pages,
+which responses must not share.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.extensions.tools.mcp.failures import McpFailure
+from penstock.extensions.tools.mcp.mcp_servers import McpServers, McpSession, arguments
+from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
+from penstock.pipeline.protocol.tools import TRAINED, HostedKind, HostedTool, McpServer
+from penstock.pipeline.secret import Secret
+from penstock.services.mcp_config import read_servers
+from penstock.services.tools import Declaration, HostSettings, ServerUnavailable, Session, ToolResult, bounded
+
+LONGEST = 64_000
+"""Maximum characters of a result, the same as for the built-in tools."""
+
+_RETRY = 30.0
+"""Seconds after a failure before a server is listed again."""
+
+SESSION_HEADER = "x-session-id"
+"""HTTP header that identifies a session to gpt-oss tool servers."""
+
+
+class McpHost:
+    """A `Host` that runs a built-in tool on the operator's MCP server labelled with the tool's name."""
+
+    def __init__(self, servers: McpServers, kind: HostedKind, clock: Callable[[], float] = time.monotonic) -> None:
+        self._servers = servers
+        self._kind: HostedKind = kind
+        self._clock = clock
+        self._retry_at = -math.inf
+
+    def session(self, request: ResolvedRequest) -> Session:
+        inner = self._servers.private_session(self._server(request), {SESSION_HEADER: request.facts.response_id})
+        return _SESSIONS[self._kind](self._kind, inner)
+
+    async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
+        """Return the functions and the description that the server lists for this request.
+
+        After a failure the server is not listed again for `_RETRY` seconds, as each response would wait for it.
+        """
+        server = self._server(request)
+        is_shared = not server.headers.reveal()
+        if is_shared and self._clock() < self._retry_at:
+            raise ServerUnavailable("It could not be listed a moment ago.")
+        try:
+            listing = await self._servers.listing(server, seconds)
+        except ServerUnavailable:
+            if is_shared:  # headers of a client may be the reason otherwise
+                self._retry_at = self._clock() + _RETRY
+            raise
+        tools = (
+            HostedTool(self._kind, tool.name, tool.description or None, tool.input_schema) for tool in listing.tools
+        )
+        prompted = (tool for tool in tools if tool.name not in listing.unprompted or tool.name == "python")
+        return Declaration(tuple(prompted), listing.instructions)
+
+    def _server(self, request: ResolvedRequest) -> McpServer:
+        """Return the server, with the headers of the request but for a session of the client's choice."""
+        for server in request.facts.hosted:
+            if server.label == self._kind:
+                headers = server.headers.reveal().items()
+                own = Secret({name: value for name, value in headers if name.lower() != SESSION_HEADER})
+                return msgspec.structs.replace(server, headers=own)
+        return McpServer(self._kind)
+
+    async def close(self) -> None:
+        """Do nothing: `McpServers` closes the connections."""
+
+
+class OperatorServers(McpServers):
+    """MCP servers, some of which run a built-in tool."""
+
+    def host(self, kind: HostedKind) -> McpHost | None:
+        return McpHost(self, kind) if kind in _SESSIONS and kind in self.labels else None
+
+
+def servers(settings: HostSettings) -> OperatorServers:
+    """Return the MCP servers of the operator, and those that requests name."""
+    return OperatorServers(read_servers(settings.mcp_config) if settings.mcp_config else {}, settings.allowed)
+
+
+class _HostedSession:
+    def __init__(self, kind: HostedKind, inner: McpSession) -> None:
+        self._kind = kind
+        self._inner = inner
+
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        """Run a call; ``data`` of the outcome has the form of the built-in tool's items.
+
+        Calls of further functions of the server are ``mcp_call`` items.
+        """
+        is_trained = (self._kind, name) in TRAINED
+        try:
+            call_arguments = self._arguments(text) if is_trained else arguments(text)
+            outcome = await self._inner.call(name, call_arguments, seconds)
+        except McpFailure as failure:
+            outcome = failure.outcome
+        outcome = replace(outcome, result=bounded(outcome.result, LONGEST))
+        return replace(outcome, data=self._shown(outcome)) if is_trained else outcome
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _arguments(self, text: str) -> dict[str, Any]:
+        return arguments(text)
+
+    def _shown(self, outcome: ToolResult) -> CallData | None:
+        return None
+
+
+class _Python(_HostedSession):
+    def _arguments(self, text: str) -> dict[str, Any]:
+        return {"code": text}
+
+    def _shown(self, outcome: ToolResult) -> CallData | None:
+        logs = outcome.error or outcome.result
+        return CodeOutputs(({"type": "logs", "logs": logs},)) if logs else None
+
+
+class _Browser(_HostedSession):
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        """Build the action from the arguments.  A link given by number has no URL here: only the server knows it."""
+        try:
+            call_arguments = arguments(text)
+        except McpFailure:
+            call_arguments = {}
+        match name:
+            case "search":
+                return {"type": "search", "query": str(call_arguments.get("query", ""))}
+            case "find":
+                return {"type": "find_in_page", "pattern": str(call_arguments.get("pattern", "")), "url": ""}
+            case "open":
+                page = call_arguments.get("id")
+                return {"type": "open_page", "url": page if isinstance(page, str) else None}
+            case _:
+                return None
+
+
+class _Container(_HostedSession):
+    def _shown(self, outcome: ToolResult) -> CallData | None:
+        exit_code = 0 if outcome.error is None else 1
+        ended = {"type": "exit", "exit_code": exit_code}
+        return ShellOutput(({"stdout": outcome.result, "stderr": outcome.error or "", "outcome": ended},))
+
+
+_SESSIONS: dict[HostedKind, type[_HostedSession]] = {"python": _Python, "browser": _Browser, "container": _Container}

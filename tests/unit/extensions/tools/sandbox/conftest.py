@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from penstock.extensions.tools.sandbox.container import ContainerSession
+from penstock.extensions.tools.sandbox.plan import MODES, Mode
+from penstock.extensions.tools.sandbox.probe import Sandbox
+from penstock.extensions.tools.sandbox.python import PythonSession
+from tests.support.sandboxes import available, code_host, shell_host
+from tests.support.scripted_tools import NO_CONVERSATION, RunCell
+
+
+@pytest.fixture(scope="session", params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    return cast("Mode", request.param)
+
+
+@pytest.fixture(scope="session")
+def python_sandbox(mode: Mode) -> Sandbox:
+    return asyncio.run(available("python", (mode,)))
+
+
+@pytest.fixture(scope="session")
+def container_sandbox(mode: Mode) -> Sandbox:
+    return asyncio.run(available("container", (mode,)))
+
+
+def small_one(sandbox: Sandbox) -> Sandbox:
+    limits = replace(sandbox.plan.limits, disk=4 << 20, flood=4 << 20)
+    return Sandbox(replace(sandbox.plan, limits=limits))
+
+
+@pytest.fixture
+async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
+    """A session that has started, so that tests can give their cells little time."""
+    host = code_host(python_sandbox)
+    session = host.session(NO_CONVERSATION)
+    await session.run("python", "None", 120)
+    yield session
+    await session.close()
+    await host.close()
+
+
+@pytest.fixture
+async def small(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
+    host = code_host(small_one(python_sandbox))
+    session = host.session(NO_CONVERSATION)
+    yield session
+    await session.close()
+    await host.close()
+
+
+@pytest.fixture
+async def small_container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
+    host = shell_host(small_one(container_sandbox))
+    session = host.session(NO_CONVERSATION)
+    yield session
+    await session.close()
+    await host.close()
+
+
+@pytest.fixture
+async def container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
+    host = shell_host(container_sandbox)
+    session = host.session(NO_CONVERSATION)
+    yield session
+    await session.close()
+    await host.close()
+
+
+@pytest.fixture
+def run(python: PythonSession) -> RunCell:
+    """Run a cell that ends by itself, and return the result that the model reads."""
+
+    async def cell(code: str, seconds: float = 120) -> str:
+        outcome = await python.run("python", code, seconds)
+        assert outcome.error is None, outcome
+        return outcome.result
+
+    return cell
