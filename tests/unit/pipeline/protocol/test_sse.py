@@ -13,7 +13,7 @@ from penstock.pipeline.protocol.sse import EventSplitter, TooLong
 Event = tuple[str, str]
 
 BYTES = ("\n", "\r", "\r\n", "\n\n", "\r\r", "\ufeff", ":", " ", "x", "\0", "é\u2028\x0b\x0c\x85")
-LINES = ("data", "data:", "data: ", "data:  x", "event", "event: ", "event: done", "database: x", "id: 1", ": a comment")
+LINES = ("data", "data:", "data: ", "data:  x", "event", "event: ", "event: done", "data2: x", "id: 1", ": a comment")
 PIECES = st.sampled_from((*BYTES, *LINES))
 STREAMS = st.lists(PIECES, max_size=40).map("".join)
 CUTS = st.lists(st.integers(0), max_size=20)
