@@ -120,7 +120,7 @@ async def toolbox(
     """
     tools = await open_toolbox(
         HostSettings(
-            AllowedNetworks.parse(settings.allow_address),
+            allowed=AllowedNetworks.parse(settings.allow_address),
             mcp_config=settings.mcp_config,
             web_search=settings.web_search,
             search_key=settings.web_search_key.get_secret_value() if settings.web_search_key else "",

@@ -159,7 +159,7 @@ class OwnHost(Host, Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HostSettings:
     """The settings of the operator that hosts may need.
 

@@ -64,7 +64,7 @@ def responses_pipeline(
     limits = replace(limits, context_length=engine.context_length)
     toolbox = replace(toolbox, approvals=runs.store.approvals)
     normalize = Normalize(
-        runs.store,
+        store=runs.store,
         models=engine.models,
         hosted=toolbox.kinds,
         labels=toolbox.labels,
@@ -133,7 +133,7 @@ MakeConverse: TypeAlias = Callable[
 """Makes the converse stage from the stages of one turn, the tools, the limits and the wishes of clients."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelStages:
     """The stages that depend on the model, and the traits of the model that normalize must know.
 
@@ -160,7 +160,7 @@ def harmony_stages(
     traits = ModelTraits(sampling=sampling)
     render = partial(RenderHarmony, encoding, system_instructions=system_instructions)
     return ModelStages(
-        "harmony",
+        encoding="harmony",
         description="speaks Harmony",
         traits=traits,
         render=render,
@@ -173,7 +173,7 @@ def chat_stages(chat: ChatModel, images: ImageCache, sampling: Mapping[str, floa
     """Return the stages for a model with a chat template; ``images`` fetches images from the web."""
     parsers = f"the parsers {' and '.join(chat.parser_names)}" if chat.parser_names else "no parser"
     return ModelStages(
-        "chat",
+        encoding="chat",
         description=f"has a chat template, is read by {parsers}",
         traits=ModelTraits(chat.sees_images, has_template=True, sampling=sampling),
         render=partial(RenderChat, chat, images=images),
@@ -192,7 +192,7 @@ def recorded_stages(encoding: HarmonyEncoding, recordings: Recordings, speed: fl
     """Return stages that answer from recordings, ``speed`` times as fast as recorded; None means without waiting."""
     harmony = harmony_stages(encoding)
     return ModelStages(
-        "harmony" if "harmony" in recordings.encodings else "chat",
+        encoding="harmony" if "harmony" in recordings.encodings else "chat",
         description=f"is answered from {counted(len(recordings.all), 'recording')}",
         traits=ModelTraits(sees_images=True, has_template="chat" in recordings.encodings),
         render=lambda context_length: RenderIfRecorded(recordings, harmony.render(context_length)),

@@ -52,7 +52,7 @@ async def resolved(
     envelope = request.envelope
     envelope = replace(envelope, owner=owner or envelope.owner, key_name=key_name or envelope.key_name)
     request = request.inside(envelope)
-    [frame] = await run(Normalize(Store(NullDatabase()), models), [request])
+    [frame] = await run(Normalize(store=Store(NullDatabase()), models=models), [request])
     return frame  # type: ignore[no-any-return]
 
 

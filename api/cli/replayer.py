@@ -40,7 +40,7 @@ class NoReplay(CannotRun):
     """A recording cannot be replayed or compared as requested."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replay:
     """The result of a replay.
 
@@ -82,7 +82,7 @@ async def replay_of(
             trace = await traced(ran, source_of_recording(recording), source)
         left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
         return Replay(
-            files,
+            files=files,
             model=model,
             pipeline=pipeline,
             ran=ran,

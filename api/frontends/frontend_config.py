@@ -16,7 +16,7 @@ from penstock.services.engines.vllm_cores import CoreClient
 from penstock.services.engines.workers import end_with_parent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
     """The configuration of one frontend; one that is started again gets that of the one that died."""
 

@@ -151,7 +151,7 @@ class Supervisor:
             siblings = [each for each in urls if each != url]
             self._configs.append(
                 FrontendConfig(
-                    settings,
+                    settings=settings,
                     share=share,
                     link=own,
                     listening=own,

@@ -90,7 +90,7 @@ def _unwatched(_: str, __: bool) -> None:
     """Watch nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VllmEngine:
     """An engine over `AsyncLLM`, with vLLM's workers in child processes."""
 
@@ -495,7 +495,7 @@ class VllmPlan:
         if scheduling.stream_interval == 1:
             pass_tokens_on(llm.output_processor, unread)
         return VllmEngine(
-            llm,
+            llm=llm,
             models=self.models,
             context_length=model.max_model_len,
             vocabulary_size=model.get_vocab_size(),

@@ -47,7 +47,7 @@ _ANY_ID = 2**31
 """Vocabulary size if the real one is unknown.  That is safe, as a vLLM server refuses ids outside its vocabulary."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VllmHttpEngine:
     """An engine of one vLLM server, or of several that serve the same model."""
 
@@ -143,7 +143,7 @@ async def start_vllm_http(
     size = VOCABULARY_SIZE if served.speaks_harmony else _ANY_ID
     checking = asyncio.create_task(_keep_checking(replicas, model, served, interval))
     return VllmHttpEngine(
-        served.models,
+        models=served.models,
         context_length=served.context_length,
         vocabulary_size=size,
         root=root,

@@ -174,7 +174,7 @@ async def _accept(_: ResolvedRequest) -> None:
     """Accept any request."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Normalize:
     """Turn a request for one of ``models`` into a conversation.
 
@@ -339,7 +339,7 @@ class Normalize:
         denied = self._denied(request.envelope.owner)
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(
-            self.hosted - denied,
+            hosted=self.hosted - denied,
             labels=self.labels - denied,
             left_out=self.left_out,
             denied=self.hosted & denied,

@@ -68,7 +68,7 @@ Mode: TypeAlias = Literal["auto", "required", "none"]
 _tool_param: TypeAdapter[params.ToolParam] = TypeAdapter(params.ToolParam, config=ConfigDict(hide_input_in_errors=True))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ToolsetBuilder:
     """Collect the tools of one request: first its own, then the tools that the conversation adds.
 

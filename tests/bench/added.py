@@ -108,7 +108,7 @@ class Frontend:
 async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[Mapping[str, Any]], Awaitable[str]]], None]:
     """Yield the whole pipeline over a store in a file, as the route runs it, and a function that stores a response."""
     llm: Any = Noting()
-    engine = VllmEngine(llm, (NAME,), CONTEXT, VOCABULARY_SIZE)
+    engine = VllmEngine(llm=llm, models=(NAME,), context_length=CONTEXT, vocabulary_size=VOCABULARY_SIZE)
     with TemporaryDirectory() as folder:
         async with open_store(str(Path(folder) / "store.sqlite3")) as store:
             runs = RunRegistry(store)

@@ -86,7 +86,7 @@ class Ready:
 
 async def ours(outputs: Outputs) -> None:
     ready: Any = Ready(iter(outputs))
-    engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
+    engine = VllmEngine(llm=ready, models=("gpt-oss",), context_length=131_072, vocabulary_size=VOCABULARY_SIZE)
     pipeline = harmony_pipeline(engine)
     async with pipeline.open(source_of([CreateResponse(input="Hi", stream=True)])) as events:
         async for event in events:

@@ -172,7 +172,7 @@ async def outcome(**body: Json) -> Outcome:
     request = read_request(json.dumps({"input": "Hi", **body}).encode())
     engine = ScriptedEngine(script(), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
-        stage = Normalize(store, engine.models, prompts=PROMPTS, draw=lambda: "1", clock=lambda: 0.0)
+        stage = Normalize(store=store, models=engine.models, prompts=PROMPTS, draw=lambda: "1", clock=lambda: 0.0)
         pipeline = harmony_pipeline(engine, store).replace("normalize", stage)
         async with pipeline.open(source_of([request])) as stream:
             events: list[Json] = [event async for event in stream]

@@ -120,7 +120,7 @@ HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 async def check_conversation(case: Case, store: Store, tools: RecordedTools | None) -> None:
     suffix, created_at, model = case.identity
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
-    normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
+    normalize = Normalize(store=store, models=(model,), hosted=hosted, draw=lambda: suffix, clock=lambda: created_at)
     request = read_request(case.path("request.json").read_bytes())
     case.expect("conversation.jsonl", await run_stage(normalize, [request]), frames.ResolvedRequest)
 

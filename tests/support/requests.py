@@ -133,8 +133,8 @@ async def normalize(
 ) -> ResolvedRequest:
     """Normalize one body; its response gets the id ``resp_<suffix>``."""
     stage = Normalize(
-        store,
-        (MODEL,),
+        store=store,
+        models=(MODEL,),
         draw=lambda: suffix,
         clock=lambda: NOW,
         hosted=hosted,

@@ -34,7 +34,7 @@ async def tap(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
 
 
 def in_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(runs.store, ("m",)))
+    understood = Pipeline.start("normalize", Normalize(store=runs.store, models=("m",)))
     assert_type(understood, Pipeline[CreateResponse, ResolvedRequest])
     rendered = understood.then("render", RenderHarmony(encoding))
     assert_type(rendered, Pipeline[CreateResponse, Prompt])

@@ -24,7 +24,7 @@ from penstock.testing import replayed
 
 
 def out_of_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(runs.store, ("m",)))
+    understood = Pipeline.start("normalize", Normalize(store=runs.store, models=("m",)))
     understood.then("parse", ParseHarmony(encoding))  # error
     understood.then("emit", Emit())  # error
     rendered = understood.then("render", RenderHarmony(encoding))

@@ -67,7 +67,7 @@ THOUGHTS, SPOKEN = frozenset({"Reasoning"}), frozenset({"Message", "Refusal", FA
 """The kinds of items that are no calls."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOn:
     """A turn as the new engine would have written it, from its token ``since`` on.
 
@@ -104,7 +104,7 @@ async def run_on(engine: Engine, parse: ParseStage, turn: Turn, at: int, request
     recorded, new = await read_items(parse, turn, turn.tokens, ended), await read_items(parse, turn, tokens, reason)
     verdict, difference = compared_items(recorded, new)
     return RunOn(
-        verdict, difference=difference, turn=turn.number, since=since, tokens=tokens, recorded=recorded, new=new
+        verdict=verdict, difference=difference, turn=turn.number, since=since, tokens=tokens, recorded=recorded, new=new
     )
 
 

@@ -32,7 +32,7 @@ NEAR = 100
 """The number of frames to search for an equal one; a rewritten item may have none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """A recording, and its replay if there is one.
 
@@ -150,7 +150,7 @@ async def timeline_of(
     if "generate" in files and not any(_kind(junction) == "tokens" for junction in junctions):
         junctions.insert(0, _as_recorded("generate", files["generate"]))
     return Timeline(
-        path,
+        path=path,
         header=replay.recording.header,
         model=replay.model,
         junctions=tuple(junctions),
@@ -175,7 +175,7 @@ async def replayed_or_recorded(path: Path, install: Install = nullcontext) -> Ti
         junctions = tuple(_as_recorded(stage, recording) for stage, recording in files.items())
         prompts = tuple(_frames(files, "render"))
         return Timeline(
-            path,
+            path=path,
             header=header,
             model=model_of(header),
             junctions=junctions,

@@ -179,7 +179,7 @@ def bare(header: Header, parameters: Mapping[str, Any] = {}) -> CreateResponse:
 
 async def _resolved(header: Header, request: CreateResponse) -> RequestFacts:
     traits = ModelTraits(has_template=header.encoding == "chat")
-    normalize = Normalize(Store(NullDatabase()), (header.model,), traits=traits)
+    normalize = Normalize(store=Store(NullDatabase()), models=(header.model,), traits=traits)
     async with aclosing(normalize(source_of([request]))) as resolved:
         only: ResolvedRequest = await anext(resolved)
     return only.facts

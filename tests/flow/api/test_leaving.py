@@ -36,7 +36,15 @@ async def test_connection_that_arrives_last_is_waited_for(served: ScriptedServer
     with socket.create_server(("127.0.0.1", 0)) as listening, ours.end, theirs:
         share = Share(states=[FrontendState()])
         frontend = Frontend(
-            FrontendConfig(Settings.model_validate({}), share, theirs, listening, (), "http://one.example", (1, 2))
+            FrontendConfig(
+                settings=Settings.model_validate({}),
+                share=share,
+                link=theirs,
+                listening=listening,
+                siblings=(),
+                url="http://one.example",
+                output=(1, 2),
+            )
         )
         runner = Runner(web.Application())
         await runner.setup()

@@ -48,7 +48,9 @@ async def understood(body: Json) -> ResolvedRequest | InvalidRequest:
     """The conversation or the refusal for a body; any other exception propagates."""
     try:
         request = read_request(json.dumps(body).encode())
-        normalize = Normalize(Store(NullDatabase()), ("gpt-oss-20b",), ALL_HOSTED, frozenset({"docs"}))
+        normalize = Normalize(
+            store=Store(NullDatabase()), models=("gpt-oss-20b",), hosted=ALL_HOSTED, labels=frozenset({"docs"})
+        )
         async with aclosing(normalize(source_of([request]))) as conversations:
             return await anext(conversations)
     except InvalidRequest as error:

@@ -37,7 +37,7 @@ def carried(encrypted_content: str | None, **fields: Any) -> dict[str, Any]:
 
 
 async def normalize(store: Store, *sent: Any, suffix: str = "1", **body: Any) -> ResolvedRequest:
-    stage = Normalize(store, ("gpt-oss-20b",), sealer=SEALER, draw=lambda: suffix)
+    stage = Normalize(store=store, models=("gpt-oss-20b",), sealer=SEALER, draw=lambda: suffix)
     request = read_request(json.dumps({"input": sent, **body}).encode(), Envelope(OWNER))
     async with aclosing(stage(source_of([request]))) as resolved:
         return await anext(resolved)
