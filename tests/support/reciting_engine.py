@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from penstock import stages
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt
-from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import END, load_encoding
+
+if TYPE_CHECKING or not (Path(stages.__path__[0]) / "services" / "__init__.py").exists():
+    from penstock.services.engines.scripted import Script, ScriptedEngine
+else:  # their place in 0.1.0
+    from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 LATENCY = 0.005
 """Seconds before each token."""
