@@ -23,7 +23,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.plugins import Function, Plugin, all_guarded, edited_by
+from penstock.pipeline.plugins import Edit, Install, Plugin, all_guarded, edited_by
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import FILES, Abandoned, UnreadableRecording, read_recording
 from penstock.services.store.database import (
@@ -110,7 +110,7 @@ def _are_whole(junction: Junction, source: Sequence[Any]) -> bool:
 
 async def replayed(
     recording: Path | str,
-    install: Function = nullcontext,
+    install: Edit | Install = nullcontext,
     since: str | None = None,
     upto: str | None = None,
     *,
