@@ -185,10 +185,10 @@ class Edge:
         """Read a body as `read` does, and prepare its requests for the length of a block, as `prepared` does."""
         async with AsyncExitStack() as closing:
             prepared: list[Prepared] = []
+            reading = await self.read(request, body, read)
+            if reading.request.store is not False:
+                await self.scheduler.store.check_room(len(body))
             try:
-                reading = await self.read(request, body, read)
-                if reading.request.store is not False:
-                    await self.scheduler.store.check_room(len(body))
                 prepared = await closing.enter_async_context(self.prepared(reading))
             except errors.ContainerElsewhere as error:
                 error.body = body

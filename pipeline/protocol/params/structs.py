@@ -61,14 +61,14 @@ class TextOrObject(ListOf):
         (schema,), _ = schemas(self.kind)
         return {"anyOf": [{"type": "string"}, schema]}
 
-    def read(self, value: Any) -> Any:
-        """Return the text or the struct; raises one of pydantic's errors for a value that is neither."""
-        if isinstance(value, str):
-            return value
+    def read(self, values: Any) -> Any:
+        """Return the text or the struct; raises one of pydantic's errors for values that are neither."""
+        if isinstance(values, str):
+            return values
         try:
-            return msgspec.convert(value, self.kind, dec_hook=_model)
+            return msgspec.convert(values, self.kind, dec_hook=_model)
         except msgspec.ValidationError as error:
-            raise _refusal(error, value, self.kind) from error
+            raise _refusal(error, values, self.kind) from error
 
 
 def schemas(*kinds: Any) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
@@ -113,9 +113,10 @@ def _refusal(error: msgspec.ValidationError, value: Any, wanted: Any, start: int
         kind = "missing" if sentence.startswith("Object missing") else "extra_forbidden"
     else:
         code, message = _meaning(sentence, choices)
-        kind = PydanticCustomError("refused", message, {"code": code})
-    if place and isinstance(place[0], int):
-        place[0] += start
+        words: Any = message  # pydantic wants texts of the source here, and this one is made of them
+        kind = PydanticCustomError("refused", words, {"code": code})
+    if place and isinstance(at := place[0], int):
+        place[0] = at + start
     details = InitErrorDetails(type=kind, loc=tuple(place), input=None)
     return ValidationError.from_exception_data("list", [details], hide_input=True)
 
