@@ -124,8 +124,8 @@ async def attack_embeddings(folder: Path, total: int, seed: int) -> dict[str, Ou
             hostile.shot = (200, json.dumps(_answer([[1.0, 0.5]])).encode(), b"")
             if (end := await _embedded(server))[0] != "completed":
                 found.fault("a sound answer fails afterwards", end)
-            told = [line for line in server.log.read_text().splitlines() if CANARY in line]
-    return {"answers of an embedder": found, "after them": Outcome(faults=complaints(server) + told)}
+            leaked = [line for line in server.log.read_text().splitlines() if CANARY in line]
+    return {"answers of an embedder": found, "after them": Outcome(faults=complaints(server) + leaked)}
 
 
 async def _embedded(server: ServerProcess) -> tuple[str, str]:

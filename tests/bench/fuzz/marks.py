@@ -20,7 +20,7 @@ from tests.support.server import HELLO, running_server, script
 Json = dict[str, Any]
 
 BEGIN, END = "It begins.", "It ends."
-"""What the user says before and after the file."""
+"""The words of the user before and after the file."""
 
 SEEN = "\0"
 """In its place a file has the closing mark of the file before, as a client can ask a model for it."""

@@ -41,7 +41,7 @@ def test_error_of_the_hub_is_explained_wherever_it_was_wrapped() -> None:
     ],
 )
 def test_packages_that_do_not_fit_together_need_no_traceback(message: str) -> None:
-    """Those of the default index do not load beside PyTorch's CPU build."""
+    """Packages of the default index do not load beside PyTorch's CPU build."""
     wrapper = RuntimeError("Failed to import transformers.models.qwen3")
     wrapper.__cause__ = RuntimeError(message)
     for error in (wrapper, wrapper.__cause__):
