@@ -37,6 +37,7 @@ from penstock.services.runs.run import RunRegistry
 from penstock.services.sealing import Sealer
 from penstock.services.slots import Limit, sandbox_slots, unlimited
 from penstock.services.store.database import Database, NullDatabase
+from penstock.services.store.heartbeats import STALE
 from penstock.services.store.named import named_database
 from penstock.services.store.store import Store
 from penstock.services.toolbox import open_toolbox
@@ -146,9 +147,11 @@ def database(store: str) -> Database:
 
 
 @asynccontextmanager
-async def open_store(place: str) -> AsyncGenerator[Store, None]:
+async def open_store(
+    place: str, stale: float = STALE, *, keeps: bool = True, notifies: bool = False
+) -> AsyncGenerator[Store, None]:
     """Open the store of that setting for the length of a block; raises `StoreFailed` if it cannot be used."""
-    store = Store(database(place))
+    store = Store(database(place), stale, keeps=keeps, notifies=notifies)
     try:
         await store.open()
         yield store

@@ -12,7 +12,7 @@ from uuid import uuid4
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
-from penstock.api.assembly import database, keys_of, mcp_servers, toolbox
+from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
 from penstock.api.embeddings import Upstream
@@ -87,10 +87,8 @@ async def opened_store(settings: Settings, loaded: Preloaded, place: str) -> Asy
     if settings.record:
         make_folder(settings.record)
     keeps, notifies = settings.store != NO_STORE, settings.webhook_secret is not None
-    store = Store(database(place), settings.stale, keeps=keeps, notifies=notifies)
-    try:
-        is_new = is_missing(place)
-        await store.open()
+    is_new = is_missing(place)
+    async with open_store(place, settings.stale, keeps=keeps, notifies=notifies) as store:
         if keeps:
             logger.info("The store is %s%s", without_password(place), ", which is new" if is_new else "")
         await loaded.keys.read_store(store.keys)
@@ -102,8 +100,6 @@ async def opened_store(settings: Settings, loaded: Preloaded, place: str) -> Asy
         finally:
             loaded.admission.close()
             following.cancel()
-    finally:
-        await store.close()
 
 
 @asynccontextmanager
