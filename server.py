@@ -1,6 +1,6 @@
 """The server: its settings, store, tools, engine, pipeline and runs, the routes of its application, and its end.
 
-`penstock serve`, each of its frontends, and programs that embed penstock begin here.  ``api/EMBEDDING.md`` describes
+`penstock serve`, each of its frontends, and programs that embed penstock begin here.  ``docs/EMBEDDING.md`` describes
 `application` and `pipeline`, which are for programs.
 """
 

@@ -22,7 +22,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "--reasoning-effort-map": "set the variables of the template, in chat_template_kwargs of the request",
     "--exclude-tools-when-tool-choice-none": "send no tools, to hide them from the model",
     "--root-path --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh": (
-        "end TLS, and remove a prefix, in a proxy before this server (deploy/PROXIES.md); --trusted-proxy has "
+        "end TLS, and remove a prefix, in a proxy before this server (docs/PROXIES.md); --trusted-proxy has "
         "the server read X-Forwarded-Prefix"
     ),
     "--uds": "listen on an address of this machine by --host and --port",
@@ -83,8 +83,8 @@ VARIABLES: Final[Mapping[str, str]] = {
     "VLLM_RUST_FRONTEND_PATH": "use --frontends",
     "VLLM_LOG_STATS_INTERVAL": "/metrics has the figures of the engine",
     "VLLM_DISABLE_LOG_LOGO": "no logo is logged",
-    "VLLM_MAX_STOP_STRINGS": "api/LIMITS.md has the limits of a request",
-    "VLLM_MAX_COMPLETION_PROMPTS": "api/LIMITS.md has the limits of a request",
+    "VLLM_MAX_STOP_STRINGS": "docs/LIMITS.md has the limits of a request",
+    "VLLM_MAX_COMPLETION_PROMPTS": "docs/LIMITS.md has the limits of a request",
     "VLLM_MEDIA_CONNECTOR": _FETCHED,
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": _FETCHED,
     "VLLM_IMAGE_FETCH_TIMEOUT": _FETCHED,

@@ -61,7 +61,7 @@ def unknown_option(argument: str, known: Iterable[str]) -> str:
     if not argument.startswith("-"):
         return "it is neither an option nor the value of one, and MODEL is there already"
     if advice := instead_of(option_name(argument)):
-        return f"it is an option of vLLM's HTTP server: {advice} (api/FROM_VLLM.md)"
+        return f"it is an option of vLLM's HTTP server: {advice} (docs/FROM_VLLM.md)"
     return f"there is no such option{nearest(argument, known)}"
 
 

@@ -23,15 +23,10 @@ from docs.site.python_api import python_page
 HERE = Path(__file__).parent
 ASSETS = ("icon.svg", "iframe-worker.js", "site.css")
 SECTIONS = {
-    "api": "Reference",
     "deploy": "Guides",
-    "docs": "Start",
+    "docs": "Guides",
     "extensions": "Guides",
     "fixtures": "Project",
-    "pipeline": "Concepts",
-    "services": "Guides",
-    "stages": "Guides",
-    "testing": "Guides",
     "tests": "Project",
 }
 """The sections of pages that the navigation does not name, by their folder."""

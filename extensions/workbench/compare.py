@@ -49,7 +49,7 @@ ADVICE = " Record requests with top_logprobs: 1, or with temperature 0."
 
 COMPARABLE = (
     "A comparison needs the log probabilities of given tokens, which `vllm serve` returns; so can"
-    " an engine of your own with scores_prompts (stages/ENGINES.md)."
+    " an engine of your own with scores_prompts (docs/ENGINES.md)."
 )
 """The advice about a server of another make."""
 

@@ -32,7 +32,7 @@ async def open_engine(name: str, settings: object) -> AsyncGenerator[Engine | Te
             if isinstance(engine, AbstractAsyncContextManager):
                 engine = await closing.enter_async_context(engine)
         if problem := misfit(engine):
-            raise WrongPlugin(name, f"{problem} (stages/ENGINES.md)", ENGINE)
+            raise WrongPlugin(name, f"{problem} (docs/ENGINES.md)", ENGINE)
         closing.push_async_callback(engine.close)
         yield engine
 

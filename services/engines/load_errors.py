@@ -26,7 +26,7 @@ _UNFIT = re.compile(r"operator torchvision::|Could not load this library: \S*/to
 
 UNFIT = (
     "the installed torchvision, torchaudio or torchcodec is built for another PyTorch than the installed one: take all "
-    "from one index, or uninstall them, as most models need none (api/INSTALL.md)"
+    "from one index, or uninstall them, as most models need none (docs/INSTALL.md)"
 )
 """The cause of these messages in plain words."""
 

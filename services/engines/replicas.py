@@ -113,7 +113,7 @@ class ForeignServer(UnusableServer):
         super().__init__(
             f"{sign} A server of another make is used through its chat completions: copy"
             " tests/examples/chat_endpoint.py, and start with --engine chat_endpoint.py:engine"
-            ' (stages/ENGINES.md, "Texts").'
+            ' (docs/ENGINES.md, "Texts").'
         )
         self.sign = sign
 

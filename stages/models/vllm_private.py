@@ -1,7 +1,7 @@
 """The parts of vLLM that are used without being its public interface, each checked when the server starts.
 
 vLLM may change them in any release.  So only this module uses them, and `check_engine_parts` and `check_parser_parts`
-end the start with one sentence that names what is missing.  ``stages/VLLM.md`` lists the parts.
+end the start with one sentence that names what is missing.  ``docs/VLLM.md`` lists the parts.
 """
 
 from __future__ import annotations

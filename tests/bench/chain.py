@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 SOCKET, STORED, RESENT = "socket", "stored", "resent"
 """Over a socket with ``store: false``; by ``previous_response_id``; by all items, with ``store: false``."""
 
-RULES = (ROOT / "pipeline/FRAMES.md").read_text()[:20_000]
+RULES = (ROOT / "docs/FRAMES.md").read_text()[:20_000]
 RESULT = "drwxr-xr-x 2 user user 4096 Nov 23 07:00 src\n" * 20
 
 TOOLS = [

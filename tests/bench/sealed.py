@@ -16,7 +16,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.paths import ROOT
 
 LENGTHS = (1_000, 10_000, 100_000)
-PAGES = ("stages/README.md", "api/PARAMETERS.md", "api/SETTINGS.md", "services/AFFINITY.md")
+PAGES = ("docs/STAGES.md", "docs/PARAMETERS.md", "docs/SETTINGS.md", "docs/AFFINITY.md")
 ROUNDS = 25
 OWNER = "owner"
 

@@ -1,4 +1,4 @@
-"""The code of ``stages/ENGINES.md`` runs as it stands there."""
+"""The code of ``docs/ENGINES.md`` runs as it stands there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.event_streams import checked, final
 from tests.support.fixture_cases import item_texts
 from tests.support.paths import HARMONY, ROOT
 
-PAGE = (ROOT / "stages" / "ENGINES.md").read_text()
+PAGE = (ROOT / "docs" / "ENGINES.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 [CHECK] = re.findall(r"```python\n([^`]*check_engine[^`]*)```", PAGE)
-[SHOUT] = re.findall(r"```python\n(# shout.py\n.*?)```", (ROOT / "stages" / "README.md").read_text(), re.DOTALL)
+[SHOUT] = re.findall(r"```python\n(# shout.py\n.*?)```", (ROOT / "docs" / "STAGES.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture

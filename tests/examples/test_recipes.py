@@ -1,4 +1,4 @@
-"""`stages/RECIPES.md`, which is made from the files beside this one; ``--regen`` writes it."""
+"""`docs/RECIPES.md`, which is made from the files beside this one; ``--regen`` writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.stages.responses import recorded_responses
 from tests.support.paths import ROOT
 from tests.support.plugins import edit_of
 
-PAGE = ROOT / "stages" / "RECIPES.md"
+PAGE = ROOT / "docs" / "RECIPES.md"
 HERE = Path(__file__).parent
 RECIPES = (
     *("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata", "translate_answers"),
@@ -27,7 +27,7 @@ LONGEST = 41
 HEAD = """# Recipes
 
 Stages for common tasks. Each is a whole file: copy it, change it, and name it with `--with FILE.py:install`.
-[README.md](README.md) explains the places where a stage can go, and [FRAMES.md](../pipeline/FRAMES.md) the frames.
+[STAGES.md](STAGES.md) explains the places where a stage can go, and [FRAMES.md](FRAMES.md) the frames.
 
 To try one without a model, run recorded responses through it, or serve them. Recordings have no use for `generate`,
 which `cache_answers.py` wraps: serve that one with the [echo engine](ENGINES.md).

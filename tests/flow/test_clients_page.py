@@ -1,4 +1,4 @@
-"""`api/CLIENTS.md` and `api/AGENTS.md`, which name the versions of the clients that `make clients` runs."""
+"""`docs/CLIENTS.md` and `docs/AGENTS.md`, which name the versions of the clients that `make clients` runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "api" / "CLIENTS.md").read_text()
+PAGE = (ROOT / "docs" / "CLIENTS.md").read_text()
 LIVE = ROOT / "tests" / "live"
 _, SECTION = PAGE.partition("\n## Tried\n")[0].split("\n## Tested with each change\n")
 ROWS = re.findall(r"^\| ([^|(]+?)(?: \((\w+)\))? \| ([0-9.]+) \|", SECTION, re.MULTILINE)
@@ -45,6 +45,6 @@ def test_each_row_names_a_version() -> None:
 
 
 def test_page_of_agents_names_their_versions() -> None:
-    text = " ".join((ROOT / "api" / "AGENTS.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "AGENTS.md").read_text().split())
     for name, version in AGENTS.items():
         assert f"{name} {version}" in text

@@ -1,4 +1,4 @@
-"""`api/CONFORMANCE.md`, whose table is made from the checks; ``--regen`` writes it."""
+"""`docs/CONFORMANCE.md`, whose table is made from the checks; ``--regen`` writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.extensions.workbench.conformance.check import Check
 from penstock.extensions.workbench.conformance.checks import ALL
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "api" / "CONFORMANCE.md"
+PAGE = ROOT / "docs" / "CONFORMANCE.md"
 MARK = "<!-- checks -->\n"
 
 

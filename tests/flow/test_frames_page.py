@@ -1,4 +1,4 @@
-"""`pipeline/FRAMES.md`, whose lists of frames are made from the code; ``--regen`` writes them."""
+"""`docs/FRAMES.md`, whose lists of frames are made from the code; ``--regen`` writes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.items import InputItem
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "pipeline" / "FRAMES.md"
+PAGE = ROOT / "docs" / "FRAMES.md"
 MARK = re.compile(r"(<!-- (\w+) -->\n).*?(?=\n## |\Z)", re.DOTALL)
 
 FACTS = (
@@ -157,6 +157,6 @@ def test_page_on_embedding_has_the_classes_of_all_items() -> None:
         {kind.__struct_config__.tag: kind.__name__ for kind in get_args(union)} for union in (Item, InputItem)
     )
     rows = re.findall(
-        r"^\| `(\w+)` \| (?:`(\w+)`)? ?\| (?:`(\w+)`)? ?\|$", (ROOT / "api" / "EMBEDDING.md").read_text(), re.MULTILINE
+        r"^\| `(\w+)` \| (?:`(\w+)`)? ?\| (?:`(\w+)`)? ?\|$", (ROOT / "docs" / "EMBEDDING.md").read_text(), re.MULTILINE
     )
     assert rows == [(tag, of_output.get(tag, ""), of_input.get(tag, "")) for tag in {**of_output, **of_input}]

@@ -1,4 +1,4 @@
-"""The guide in `stages/README.md`: its code runs as a reader would copy it."""
+"""The guide in `docs/STAGES.md`: its code runs as a reader would copy it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.plugins import edit_of
 from tests.support.server import running_server, script
 from tests.support.tool_servers import answer_markup, call_markup, tool_server
 
-GUIDE = (ROOT / "stages" / "README.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
+GUIDE = (ROOT / "docs" / "STAGES.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
 CODE = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE, re.DOTALL))
 PLACES = re.findall(r"^\| \(?`(\w+)`\s?(\w*)\)? \| `(\w+)` \|", GUIDE, re.MULTILINE)
 

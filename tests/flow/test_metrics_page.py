@@ -1,4 +1,4 @@
-"""`api/METRICS.md`, whose table is made from the metrics; ``--regen`` writes it."""
+"""`docs/METRICS.md`, whose table is made from the metrics; ``--regen`` writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from penstock.pipeline import metrics
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "api" / "METRICS.md"
+PAGE = ROOT / "docs" / "METRICS.md"
 
 HEAD = """# Metrics
 
@@ -21,7 +21,7 @@ HEAD = """# Metrics
 * those of penstock (`penstock_...`), listed below;
 * those of Python and of the process (`process_open_fds`, `process_resident_memory_bytes`, ...);
 * those of your own stages: a `Counter` of `prometheus_client` in the module of a stage is all it takes, as
-  [count_tokens.py](../stages/RECIPES.md#count-tokens) shows.
+  [count_tokens.py](RECIPES.md#count-tokens) shows.
 
 ```yaml
 # prometheus.yml

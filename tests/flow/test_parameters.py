@@ -36,7 +36,7 @@ from tests.support.stored_responses import stored_response
 
 Json: TypeAlias = Any
 
-PAGE = (ROOT / "api" / "PARAMETERS.md").read_text()
+PAGE = (ROOT / "docs" / "PARAMETERS.md").read_text()
 
 
 def promises() -> list[tuple[str, str]]:
@@ -286,5 +286,5 @@ async def test_wrong_type_is_refused(name: str) -> None:
 
 
 def test_parameters_that_differ_from_vllm_are_in_the_table() -> None:
-    section = (ROOT / "api" / "FROM_VLLM.md").read_text().split("## Requests")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "FROM_VLLM.md").read_text().split("## Requests")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) <= TABLE.keys()

@@ -1,4 +1,4 @@
-"""`stages/PARSERS.md`, whose tables are made from the code; ``--regen`` writes it."""
+"""`docs/PARSERS.md`, whose tables are made from the code; ``--regen`` writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "stages" / "PARSERS.md"
+PAGE = ROOT / "docs" / "PARSERS.md"
 COUNTS = ROOT / "tests" / "oracles" / "counts.csv"
 TEMPLATES = ROOT / "tests" / "oracles" / "templates.toml"
 

@@ -1,4 +1,4 @@
-"""`api/SETTINGS.md` and the variables in `api/FROM_VLLM.md`, which are made from the code; ``--regen`` writes them."""
+"""`docs/SETTINGS.md` and the variables in `docs/FROM_VLLM.md`, made from the code; ``--regen`` writes them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from penstock.api.options import SECTIONS, Option, options
 from penstock.api.settings import Settings
 from tests.support.paths import PRODUCT, ROOT
 
-PAGE = ROOT / "api" / "SETTINGS.md"
-FROM_VLLM = ROOT / "api" / "FROM_VLLM.md"
+PAGE = ROOT / "docs" / "SETTINGS.md"
+FROM_VLLM = ROOT / "docs" / "FROM_VLLM.md"
 HEAD = """# Settings
 
 ```sh
@@ -50,7 +50,7 @@ enable-lora = true
 lora-modules = ["legal=/models/legal"]
 ```
 
-[Stages of your own](../stages/README.md#settings-of-a-stage) have a table each, `[stages.NAME]`.
+[Stages of your own](STAGES.md#settings-of-a-stage) have a table each, `[stages.NAME]`.
 
 A mistake ends the start, and its message names the place where it was made. Unknown keys of the file are mistakes, and
 so are unknown variables that begin with `PENSTOCK_`. Kubernetes sets such variables for a service of the name
@@ -179,18 +179,23 @@ OF_VLLM = {
     *("--enable-lora", "--generation-config", "--limit-mm-per-prompt", "--max-model-len", "--max-num-queued-reqs"),
     *("--max-num-seqs", "--otlp-traces-endpoint", "--override-generation-config", "--served-model-name"),
     *("--reasoning-config", "--structured-outputs-config", "--tensor-parallel-size"),
+    *("--block-size", "--data-parallel-size", "--distributed-executor-backend", "--kv-cache-memory-bytes"),
+    *("--kv-events-config", "--prefix-cache-retention-interval", "--scheduling-policy"),
 }
 """Options of vLLM's server, and of its engine, that the pages name."""
 
-OF_KEYS = {"--file", "--limits", "--tools", "--expires"}
-"""Options of ``penstock keys``."""
+OF_COMMANDS = {"--file", "--limits", "--tools", "--expires", "--json", "--peer", "--sse", "--to"}
+"""Options of ``penstock keys``, ``penstock replay`` and ``make load``."""
 
-OF_OTHERS = {"AGENTS.md", "CLIENTS.md", "CODEX.md", "CONFORMANCE.md", "INSTALL.md", "SETTINGS.md"}
+OF_OTHERS = {
+    *("AGENTS.md", "CLIENTS.md", "CODEX.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),
+    *("RECORD.md", "RECORDINGS.md", "SETTINGS.md"),
+}
 """Pages that name options of clients, pip or other commands, or that are made from the options themselves."""
 
 NAMING_OPTIONS = [
     ROOT / "SECURITY.md",
-    *sorted(page for page in (ROOT / "api").glob("*.md") if page.name not in OF_OTHERS),
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in OF_OTHERS),
 ]
 
 
@@ -199,7 +204,7 @@ def test_other_options_on_a_page_exist(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - INSTEAD.keys()
     ours = {option.flag for option in options()}
-    assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM - OF_KEYS == set()
+    assert {option.replace("--no-", "--") for option in named} - ours - OF_VLLM - OF_COMMANDS == set()
 
 
 def test_words_of_the_api_on_the_page_are_in_the_code() -> None:

@@ -1,4 +1,4 @@
-"""`stages/VLLM.md`, whose table is made from the code; ``--regen`` writes it."""
+"""`docs/VLLM.md`, whose table is made from the code; ``--regen`` writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, TESTED, PrivatePart
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "stages" / "VLLM.md"
+PAGE = ROOT / "docs" / "VLLM.md"
 MARK = "<!-- parts -->\n"
 RELEASES = re.findall(r"^\| ([0-9.]+) \|", PAGE.read_text(), re.MULTILINE)
 

@@ -46,11 +46,11 @@ def install(pipeline):
     return pipeline.insert_after("parse", "counted", counted)
 """
 
-WHOLE = ("README.md", "api/EMBEDDING.md")
+WHOLE = ("README.md", "docs/EMBEDDING.md")
 """The pages whose blocks of Python are all programs; elsewhere those are that begin with the name of their file."""
-PAGES = (*WHOLE, "stages/README.md", "stages/RECIPES.md", "stages/ENGINES.md", "stages/PARSERS.md")
+PAGES = (*WHOLE, "docs/STAGES.md", "docs/RECIPES.md", "docs/ENGINES.md", "docs/PARSERS.md")
 
-PAGE = (ROOT / "api" / "INSTALL.md").read_text()
+PAGE = (ROOT / "docs" / "INSTALL.md").read_text()
 
 Run: TypeAlias = Callable[..., str]
 

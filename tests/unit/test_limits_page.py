@@ -1,4 +1,4 @@
-"""The table of `api/LIMITS.md`: each value is that of the option or of the constant beside it."""
+"""The table of `docs/LIMITS.md`: each value is that of the option or of the constant beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from penstock.api.options import options
 from tests.support.paths import ROOT
 
-TABLE = (ROOT / "api" / "LIMITS.md").read_text().split("## All limits")[1].split("\n## ")[0]
+TABLE = (ROOT / "docs" / "LIMITS.md").read_text().split("## All limits")[1].split("\n## ")[0]
 ROWS = [(value, place) for value, place in re.findall(r"^\| [^|]+ \| (.+?) \| `(.+)` \|$", TABLE, re.MULTILINE)]
 UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "min": 60, "MB": 10**6, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 DEFAULTS = {option.flag: option.default_text for option in options()}

@@ -1,4 +1,4 @@
-"""What clients share: each pool of the product stands in a table of `api/LIMITS.md`, and no key can take all of it."""
+"""What clients share: each pool of the product stands in a table of `docs/LIMITS.md`, and no key can take all of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS = ("api/cli", "extensions/workbench", "testing", "docs", "tests")
 """Folders of commands, which serve one user."""
 
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| `([^`|]+)` \|$", re.MULTILINE)
-TABLE = (ROOT / "api" / "LIMITS.md").read_text().split("## What keys share")[1].split("\n## ")[0]
+TABLE = (ROOT / "docs" / "LIMITS.md").read_text().split("## What keys share")[1].split("\n## ")[0]
 ROWS = {place: share for _, _, share, place in ROW.findall(TABLE)}
 
 A, B = "key a", "key b"

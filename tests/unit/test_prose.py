@@ -13,7 +13,7 @@ from tests.support.paths import PRODUCT, ROOT
 from tests.support.statements import statements
 
 MODULES = sorted(path for top in PRODUCT for path in (ROOT / top).rglob("*.py"))
-PAGES = sorted(path for top in ("api", "deploy", "pipeline", "stages") for path in (ROOT / top).rglob("*.md"))
+PAGES = sorted(path for top in ("deploy", "docs", "extensions") for path in (ROOT / top).rglob("*.md"))
 RULES = {
     "name the value, not that it was said": re.compile(r"\b(told|said|asked)\b"),
     "name the client, engine, peer or operator": re.compile(

@@ -100,7 +100,7 @@ def test_links_to_files_lead_to_pages_that_show_them(tmp_path: Path) -> None:
     assert "](penstock.service.md)" in page
     assert "](kubernetes/README.md)" in page
     assert "](grafana/README.md)" in page
-    assert "](MANY_GPUS.md)" in page
+    assert "](../docs/MANY_GPUS.md)" in page
     assert (ROOT / "deploy/penstock.service").read_text() in (tmp_path / "deploy/penstock.service.md").read_text()
     chart = (tmp_path / "deploy/helm/penstock/README.md").read_text()
     assert "](templates/tests/ready.yaml.md)" in chart
@@ -109,7 +109,7 @@ def test_links_to_files_lead_to_pages_that_show_them(tmp_path: Path) -> None:
 
 
 def test_pictures_are_copied(tmp_path: Path) -> None:
-    Gathered(tmp_path).gather([ROOT / "pipeline/recordings/README.md"])
+    Gathered(tmp_path).gather([ROOT / "docs/RECORDINGS.md"])
     picture = "tests/live/page/inspect.png"
     assert (tmp_path / picture).read_bytes() == (ROOT / picture).read_bytes()
 
@@ -127,8 +127,8 @@ def test_pages_that_the_navigation_does_not_name_end_the_section_of_their_folder
     gathered.add("deploy/MOON.md", "# On the `Moon`\n")
     sections = {name: entries for section in configured(gathered)["nav"] for name, entries in section.items()}
     assert sections["Guides"][-1] == {"On the Moon": "deploy/MOON.md"}
-    gathered.pages.remove("api/SETTINGS.md")
-    with pytest.raises(FileNotFoundError, match=r"api/SETTINGS\.md"):
+    gathered.pages.remove("docs/SETTINGS.md")
+    with pytest.raises(FileNotFoundError, match=r"docs/SETTINGS\.md"):
         configured(gathered)
 
 

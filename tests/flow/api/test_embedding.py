@@ -224,7 +224,7 @@ async def test_an_application_whose_engine_does_not_start_closes_what_is_open(tm
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("store-")]
 
 
-CODE = re.findall(r"```python\n(.*?)```", (ROOT / "api" / "EMBEDDING.md").read_text(), re.DOTALL)
+CODE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "EMBEDDING.md").read_text(), re.DOTALL)
 
 
 async def test_the_site_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from tests.support.openapi import Description
 from tests.support.paths import ROOT
 from tests.support.server import BASES, CALL, WEATHER, ScriptedServer, script
 
-README = (ROOT / "api" / "README.md").read_text()
+README = (ROOT / "docs" / "ROUTES.md").read_text()
 
 
 @pytest.fixture

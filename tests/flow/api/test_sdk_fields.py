@@ -425,12 +425,12 @@ def test_every_field_of_the_sdk_has_a_verdict() -> None:
 
 
 def test_page_names_every_refused_field() -> None:
-    page = (ROOT / "api" / "PARAMETERS.md").read_text()
+    page = (ROOT / "docs" / "PARAMETERS.md").read_text()
     refused = {name.partition("=")[0].partition(":")[0].split(".")[-1] for name, param in REFUSED.items() if param}
     assert {field for field in refused - {"type"} if f"`{field}" not in page} == set()
 
 
-PAGE = (ROOT / "api" / "PARAMETERS.md").read_text()
+PAGE = (ROOT / "docs" / "PARAMETERS.md").read_text()
 
 
 def promises(section: str) -> dict[str, str]:

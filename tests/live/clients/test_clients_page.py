@@ -1,4 +1,4 @@
-"""The snippets of `api/CLIENTS.md`, as a user would paste them."""
+"""The snippets of `docs/CLIENTS.md`, as a user would paste them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.processes import PATIENCE
 
-PAGE = (ROOT / "api" / "CLIENTS.md").read_text()
+PAGE = (ROOT / "docs" / "CLIENTS.md").read_text()
 HELLO = "Hello! How can I help you today?\n"
 
 

@@ -1,7 +1,7 @@
 """Codex in a folder of its own, with the server of the other clients (`make clients`).
 
 Home, settings and project are temporary, so no file of the user is read or written.  The settings are those of
-``api/CODEX.md``.
+``docs/CODEX.md``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.client_server import CODEX_PROGRAM, Codex, Server, running
 from tests.support.launched_agents import Launched
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "api" / "CODEX.md").read_text()
+PAGE = (ROOT / "docs" / "CODEX.md").read_text()
 SETTINGS, MODEL = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[0] for kind in ("toml", "json"))
 
 FOR_TESTS = """

@@ -27,7 +27,7 @@ def test_readme_shows_drawn_pipeline(penstock: RunCommand) -> None:
 
 def test_show_draws_the_stages_of_the_operator(penstock: RunCommand, tmp_path: Path) -> None:
     """Of two that stand after the same stage, the one named later gets its frames first."""
-    guide = (ROOT / "stages" / "README.md").read_text()
+    guide = (ROOT / "docs" / "STAGES.md").read_text()
     code = guide.partition("# shout.py\n")[2].partition("```")[0]
     for name in ("first", "second"):
         (tmp_path / f"{name}.py").write_text(code.replace('"shout"', f'"{name}"'))
@@ -37,7 +37,7 @@ def test_show_draws_the_stages_of_the_operator(penstock: RunCommand, tmp_path: P
 
 
 def test_readme_of_stages_shows_the_factory() -> None:
-    assert inspect.getsource(responses_pipeline) in (ROOT / "stages" / "README.md").read_text()
+    assert inspect.getsource(responses_pipeline) in (ROOT / "docs" / "STAGES.md").read_text()
 
 
 def test_unknown_command_lists_the_known_ones(penstock: RunCommand) -> None:

@@ -317,7 +317,7 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
     of_server = WrongOption("unrecognized arguments: --enable-auto-tool-choice", ())
     assert explained(of_server, []) == (
         "--enable-auto-tool-choice: it is an option of vLLM's HTTP server: nothing is needed: the model may always "
-        "choose among the tools of a request (api/FROM_VLLM.md)"
+        "choose among the tools of a request (docs/FROM_VLLM.md)"
     )
     own = WrongOption("unrecognized arguments: --store-ttl=7d", ())
     above = "it is a setting of penstock: move it above the table"
@@ -327,7 +327,7 @@ def test_unknown_option_for_vllm_is_one_line_with_its_place(folder: Path) -> Non
         "--api-key: it is not vLLM's engine that checks keys: use --api-key-file or PENSTOCK_API_KEYS",
         "--fre: there is no such option (did you mean --free?)",
         "--uds: it is an option of vLLM's HTTP server: listen on an address of this machine by --host and --port "
-        "(api/FROM_VLLM.md)",
+        "(docs/FROM_VLLM.md)",
     ]
     value = WrongOption("argument --max-modellen: invalid value: 'x'", ())
     assert explained(value, []) == "argument max-modellen (penstock.toml, line 2): invalid value: 'x'"

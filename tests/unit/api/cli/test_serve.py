@@ -134,7 +134,7 @@ def test_each_option_of_the_http_server_of_vllm_is_known() -> None:
     assert others - INSTEAD.keys() == set()
     known = [*flags(Settings.model_fields), *engine]
     for option in others:  # a name that is like another option is no advice
-        message = f"it is an option of vLLM's HTTP server: {INSTEAD[option]} (api/FROM_VLLM.md)"
+        message = f"it is an option of vLLM's HTTP server: {INSTEAD[option]} (docs/FROM_VLLM.md)"
         for typed in (option, f"{option}=1", f"--no-{option.removeprefix('--')}", f"--{option[2:].replace('-', '_')}"):
             assert unknown_option(typed, known) == message
 

@@ -17,10 +17,10 @@ from penstock.extensions.workbench.agents import AGENTS, NO_KEY, Served, Start
 from penstock.extensions.workbench.launch import shell_lines
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "api" / "CODEX.md").read_text()
+PAGE = (ROOT / "docs" / "CODEX.md").read_text()
 CATALOG = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
 SETTINGS = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
-AGENTS_PAGE = (ROOT / "api" / "AGENTS.md").read_text()
+AGENTS_PAGE = (ROOT / "docs" / "AGENTS.md").read_text()
 SERVED = Served("http://127.0.0.1:8000", "openai/gpt-oss-20b", 131_072)
 LOCKED = Served("https://gpu.example/llm", "tiny", 8192, "k" * 20)
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)

@@ -197,7 +197,7 @@ def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
 def test_readme_shows_printed_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "112")
     shown = penstock("replay", HARMONY / "start_missing").out.decode()
-    assert shown[shown.index("● turn 1 begins") :] in (ROOT / "pipeline" / "recordings" / "README.md").read_text()
+    assert shown[shown.index("● turn 1 begins") :] in (ROOT / "docs" / "RECORDINGS.md").read_text()
 
 
 # Plug-in stages

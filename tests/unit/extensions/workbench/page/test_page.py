@@ -85,8 +85,8 @@ async def test_page_says_what_the_user_asked() -> None:
         ("the model '/srv/models/tiny' is away", "the model 'tiny' is away"),
         ("/srv/models/tiny", "tiny"),
         (
-            "see http://host:8000/v1/models, and stages/README.md",
-            "see http://host:8000/v1/models, and stages/README.md",
+            "see http://host:8000/v1/models, and docs/STAGES.md",
+            "see http://host:8000/v1/models, and docs/STAGES.md",
         ),
         ("1/2 of a/b", "1/2 of a/b"),
     ],
