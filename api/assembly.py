@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.api.api_key import ApiKey
 from penstock.api.engine_settings import DEFAULT_MODEL
-from penstock.api.file_reading import file_reader
+from penstock.api.file_reading import file_settings
 from penstock.api.http.auth import Keys
 from penstock.api.key_sources import UnusableKeys
 from penstock.api.limits.admission import Admission
@@ -30,6 +30,7 @@ from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.containers import OwnerLimits, no_owner_limits
 from penstock.services.engines.custom import guarded_engine
 from penstock.services.engines.engine import Bounded, Engine, TextBackend
+from penstock.services.file_reading import open_files
 from penstock.services.mcp_config import ServerConfig, read_servers
 from penstock.services.own_hosts import label_of
 from penstock.services.prompts import Prompts
@@ -174,7 +175,7 @@ async def assembled(
     tools = replace(tools, left_out=leavable(settings.leave_out_tool))
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = aliasing(sealing(pipeline, sealer), settings.aliases)
-    pipeline = declared = prompting(reading_files(pipeline, file_reader(settings)), prompts)
+    pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:

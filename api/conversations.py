@@ -37,12 +37,11 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.tools import HOSTED
 from penstock.pipeline.tasks import in_thread
-from penstock.services.files.owned import OwnedFiles
+from penstock.services.file_reading import PlacedFile
 from penstock.services.store.store import Store
 from penstock.services.store.stored import StoredConversation
 from penstock.stages.normalize.input_items import (
     InputReader,
-    PlacedFile,
     files_of,
     id_prefix,
     new_items,
@@ -181,10 +180,10 @@ class Conversations:
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None
             await in_thread(check_pairs, past.items if past else (), items, "items")
-        owned = OwnedFiles(self.store.files, owner)
-        for _, part, path in files:
-            if path is not None and isinstance(part.file_id, str):
-                await owned.find(part.file_id, path)
+        for file in files:
+            file_id = file.file_id if file.path else None
+            if file_id is not None and not await self.store.has_file(file_id, owner):
+                raise file.not_found()
         return new_items(present.values(), items)
 
 

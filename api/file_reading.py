@@ -1,14 +1,14 @@
-"""The reader of files that the settings describe."""
+"""The settings by which files are read."""
 
 from __future__ import annotations
 
 from penstock.api.settings import Settings
-from penstock.services.files.file_reader import FileLimits, FileReader
+from penstock.services.tools import FileLimits, HostSettings
 from penstock.services.web.ssrf import AllowedNetworks
 
 
-def file_reader(settings: Settings) -> FileReader:
-    """Return a new reader; each has a cache and processes of its own."""
+def file_settings(settings: Settings) -> HostSettings:
+    """Return the limits of files, and the networks from which they may be fetched."""
     limits = FileLimits(
         settings.max_file_bytes,
         seconds=settings.file_timeout,
@@ -16,4 +16,4 @@ def file_reader(settings: Settings) -> FileReader:
         pages=settings.max_file_pages,
         inflated=settings.max_file_inflated,
     )
-    return FileReader(limits, AllowedNetworks.parse(settings.allow_address))
+    return HostSettings(allowed=AllowedNetworks.parse(settings.allow_address), file_limits=limits)

@@ -28,7 +28,7 @@ from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.recordings.writer import make_folder
 from penstock.services import tracing
-from penstock.services.files.marks import number_by
+from penstock.services.file_marks import number_by
 from penstock.services.prompts import Prompts
 from penstock.services.sealing import Sealer
 from penstock.services.standard_webhooks import Receiver, Signer

@@ -159,6 +159,26 @@ class OwnHost(Host, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FileLimits:
+    """The limits of reading one file; ``characters`` also limits the texts of all files of a conversation."""
+
+    bytes: int = 32 << 20
+    seconds: float = 20.0
+    memory: int = 1 << 30
+    pages: int = 2_000
+    inflated: int = 256 << 20
+    """Bytes to which an archive may inflate."""
+    characters: int = 4_000_000
+    shown: int = 100
+    """Pages that are shown as images; also of all files of a conversation."""
+    shown_bytes: int = 32 << 20
+    """Bytes of these images, of one file."""
+
+
+USUAL_LIMITS = FileLimits()
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostSettings:
     """The settings of the operator that hosts may need.
@@ -193,6 +213,8 @@ class HostSettings:
     embeddings: str = ""
     """The URL of the server that embeds, if there is one."""
     embeddings_key: str = field(default="", repr=False)
+    file_limits: FileLimits = USUAL_LIMITS
+    """The limits of the files that the model reads."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import Encoding
 from penstock.services.engines.engine import Engine, TextBackend
 from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.files.file_reader import FileReader
+from penstock.services.file_reading import Files
 from penstock.services.model_names import served_instead
 from penstock.services.prompts import Prompts
 from penstock.services.runs.run import RunRegistry
@@ -114,7 +114,7 @@ def aliasing(
 
 
 def reading_files(
-    pipeline: Pipeline[CreateResponse, ResponseEvent], files: FileReader
+    pipeline: Pipeline[CreateResponse, ResponseEvent], files: Files
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with another reader of files."""
     return pipeline.replace("normalize", replace(pipeline.stage("normalize"), files=files))

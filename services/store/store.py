@@ -371,6 +371,10 @@ class Store:
                 raise RunInterrupted from exc
         return None
 
+    async def has_file(self, file_id: str, owner: str) -> bool:
+        """Return True if an owner has a file with this id."""
+        return await self.files.get(file_id, owner) is not None
+
     async def in_background(self, owner: str | None) -> int:
         """Return the number of background responses of an owner, or of all if None, that have not ended."""
         await self.writer.flushed()

@@ -113,7 +113,7 @@ class ContainerFinder:
             raise ContainerNotFound(shortened(wish.id), param=wish.path)
         check_memory(wish.memory_limit, self.containers, f"{wish.path}.memory_limit")
         for position, file_id in enumerate(wish.file_ids):
-            if await self.store.files.get(file_id, self.owner) is None:
+            if not await self.store.has_file(file_id, self.owner):
                 raise StoredFileNotFound(shortened(file_id), param=f"{wish.path}.file_ids[{position}]")
         for name in earlier:
             here, there = self.containers.get(name, self.owner), recorded.get(name)

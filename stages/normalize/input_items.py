@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from msgspec import UNSET, UnsetType
 
@@ -14,6 +14,7 @@ from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import UNHEARD, audio_instead, is_file
+from penstock.services.file_reading import PlacedFile
 from penstock.stages.models.images import NoImage, check_url
 from penstock.stages.normalize.toolset import ToolsetBuilder
 
@@ -29,9 +30,6 @@ SURPLUS = f"[This file cannot be read: a conversation may have {MOST_FILES} file
 """The sentence that the model reads in the place of any more."""
 
 Value = TypeVar("Value")
-
-PlacedFile: TypeAlias = tuple[str, wire.InputFile | wire.InputImage, str | None]
-"""The id of an item, a file or a stored image in it, and the path of this part if the client sends it now."""
 
 _KINDS: Mapping[str, type[wire.BaseItem]] = {str(kind.__struct_config__.tag): kind for kind in get_args(wire.Item)}
 
@@ -246,8 +244,8 @@ def files_of(items: Iterable[wire.Item], paths: Mapping[str, str]) -> tuple[list
         for position, part in enumerate(wire.parts_of(item)):
             if is_file(part):
                 path = f"{paths[item.id]}.content[{position}]" if item.id in paths else None
-                found.append((item.id, part, path))
-    if any(path for _, _, path in found[MOST_FILES:]):
+                found.append(PlacedFile(item.id, part, path))
+    if any(file.path for file in found[MOST_FILES:]):
         raise InvalidRequest(_too_many(MOST_FILES, "files", len(found)), param="input")
     return found[:MOST_FILES], found[MOST_FILES:]
 

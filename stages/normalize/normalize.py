@@ -60,8 +60,7 @@ from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.protocol.tools import HOSTED, NO_FILE_SEARCH, NO_OPTIONS, ContainerUse, Toolset
 from penstock.pipeline.tasks import MANY, apart, in_thread
 from penstock.services.containers import Containers
-from penstock.services.files.file_reader import FileReader
-from penstock.services.files.owned import OwnedFiles
+from penstock.services.file_reading import Files, PlacedFile, open_files
 from penstock.services.model_names import resolved_name
 from penstock.services.prompts import Applied, Prompts, applied, blamed
 from penstock.services.sealing import SealedSummary, Sealer, Unverified
@@ -71,7 +70,6 @@ from penstock.stages.normalize.containers import ContainerFinder, earlier_contai
 from penstock.stages.normalize.input_items import (
     SURPLUS,
     InputReader,
-    PlacedFile,
     files_of,
     new_items,
     references,
@@ -199,7 +197,7 @@ class Normalize:
     """The end of the error about a label that is not among the ``labels``."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
-    files: FileReader = field(default_factory=FileReader)
+    files: Files = field(default_factory=open_files)
     containers: Containers | None = None
     """The containers of this server; None if it runs no code."""
     prompts: Prompts = field(default_factory=Prompts)
@@ -299,12 +297,9 @@ class Normalize:
         if not files:
             return readings
         owner = request.envelope.owner
-        owned = OwnedFiles(self.store.files, owner)
-        placed = [(part, path) for _, part, path in files]
-        read = await self.files.read_all(placed, owner, owned, sees_images=self.traits.sees_images)
-        read += [SURPLUS] * len(surplus)
-        for (item_id, _, _), reading in zip((*files, *surplus), read, strict=True):
-            readings[item_id] = (*readings.get(item_id, ()), reading)
+        read = await self.files.read_all(files, owner, self.store, sees_images=self.traits.sees_images)
+        for file, reading in zip((*files, *surplus), (*read, *[SURPLUS] * len(surplus)), strict=True):
+            readings[file.item_id] = (*readings.get(file.item_id, ()), reading)
         return readings
 
     async def _refuse_used_approvals(self, request: CreateResponse, granted: Collection[str]) -> None:

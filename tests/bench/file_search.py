@@ -29,6 +29,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
+from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.ingestion import GROUP, Ingestion
 from penstock.extensions.tools.search.ranking import unit
@@ -36,7 +37,6 @@ from penstock.extensions.tools.search.searcher import Searcher
 from penstock.extensions.tools.search.terms import terms
 from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.pipeline.tasks import in_thread
-from penstock.services.files.file_reader import FileReader
 from penstock.services.store.store import Store
 from penstock.services.store.vector_stores import Chunk, Chunking, NewFile, StoredVectorStore
 from penstock.stages.models.harmony.vocabulary import load_encoding

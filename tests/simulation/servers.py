@@ -23,9 +23,9 @@ from penstock.api.http.connections import Runner
 from penstock.api.parts import UNSTARTABLE, Running
 from penstock.api.serving import drained
 from penstock.api.settings import Settings
+from penstock.extensions.tools.files import file_reader
 from penstock.pipeline import plugins
 from penstock.server import running
-from penstock.services.files import file_reader
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from tests.simulation.engine import CountingEngine

@@ -101,7 +101,7 @@ ALLOWED = {
     "pipeline/foreign_errors.py text_of": OWN,
     "pipeline/lifecycle/outcome.py failed_response": OWN,
     "pipeline/recordings/format.py of": OWN,
-    "services/files/office.py _pieces": OWN,
+    "extensions/tools/files/office.py _pieces": OWN,
     "stages/models/chat/template.py refusal": VLLM,
     "services/engines/vllm.py _placing": VLLM,
     "services/engines/vllm.py _refusals": VLLM,

@@ -15,11 +15,11 @@ from penstock.api.open_sockets import Latest, OpenSockets
 from penstock.api.runs.background import BackgroundQueue, InFlight
 from penstock.api.share import ALONE
 from penstock.extensions.tools.browser.reader import Reader
+from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.resources.files import Files
 from penstock.pipeline.errors import EngineOverloaded, ServerBusy
 from penstock.pipeline.protocol.history import History
 from penstock.services.engines import image_decoding
-from penstock.services.files.file_reader import FileReader
 from penstock.services.runs.run import RunRegistry
 from penstock.services.slots import Slots, sandbox_slots
 from penstock.services.store.database import NullDatabase
@@ -154,7 +154,7 @@ HOLDS: dict[str, Callable[[], None]] = {
     "api.share.Share.slots": lambda: leaves_places_in_the_engine(ALONE.slots(4, lambda _: 1.0)),
     "extensions.tools.browser.reader.Reader.__init__": lambda: leaves_places(Reader().brief, Reader().long),
     "services.engines.image_decoding": lambda: leaves_places(image_decoding.places),
-    "services.files.file_reader.FileReader.__init__": lambda: leaves_places(FileReader().places),
+    "extensions.tools.files.file_reader.FileReader.__init__": lambda: leaves_places(FileReader().places),
     "services.slots.sandbox_slots": lambda: leaves_places(sandbox_slots()),
     "services.webhooks.Webhooks": lambda: leaves_places(
         Webhooks(Store(NullDatabase()).webhooks, lambda _: None).places

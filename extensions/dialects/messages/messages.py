@@ -19,7 +19,7 @@ from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.structs import ListOf
 from penstock.pipeline.protocol.params.tools import AnyTool, FunctionToolParam
-from penstock.services.files.marks import marks
+from penstock.services.file_marks import marks
 
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 

@@ -42,7 +42,7 @@ from penstock.services.containers import (
     TooManyContainers,
     file_id,
 )
-from penstock.services.files.names import plain_name
+from penstock.services.file_names import plain_name
 from penstock.services.store.store import Store
 from penstock.stages.normalize.containers import check_memory
 from penstock.stages.normalize.normalize import draw_suffix

@@ -37,7 +37,7 @@ from penstock.pipeline.errors import (
 from penstock.pipeline.protocol.params.files import UploadFile, UploadFileToAnthropic
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
-from penstock.services.files.names import plain_name
+from penstock.services.file_names import plain_name
 from penstock.services.slots import Slots
 from penstock.services.store.files import StoredFile, Upload
 from penstock.services.store.store import Store

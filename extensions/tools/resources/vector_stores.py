@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from aiohttp import web
 
-from penstock.api.file_reading import file_reader
+from penstock.api.file_reading import file_settings
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import Page
 from penstock.api.http.errors import as_json
@@ -22,6 +22,7 @@ from penstock.api.http.query import AnyText, Choice
 from penstock.api.http.request_body import off_loop, receive
 from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import BASE, ServerParts
+from penstock.extensions.tools.files.file_reader import reader
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.ingestion import Ingestion
 from penstock.extensions.tools.search.searcher import HasSearcher, Hit, Searcher
@@ -552,12 +553,12 @@ def _no_file(file_id: str) -> VectorStoreNotFound:
 @asynccontextmanager
 async def vector_stores(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], None]:
     """Open the routes of the vector stores, and work on the files in them, for the length of a block."""
-    store, reader = parts.scheduler.store, file_reader(parts.settings)
+    store = parts.scheduler.store
     key = parts.settings.embeddings_key.get_secret_value() if parts.settings.embeddings_key else ""
     embedder = Embedder(parts.settings.embeddings, key) if parts.settings.embeddings else None
     host: Any = parts.tools.hosts.get("file_search")
     searcher = host.searcher if isinstance(host, HasSearcher) else Searcher(store, embedder)
-    ingestion = Ingestion(store, reader, embedder)
+    ingestion = Ingestion(store, reader(file_settings(parts.settings)), embedder)
     try:
         async with ingestion.running() if store.keeps else nullcontext():
             yield VectorStoreRoutes(store, parts.scheduler.admission, searcher, ingestion).routes(BASE)

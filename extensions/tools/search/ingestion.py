@@ -15,14 +15,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.extensions.tools.files.file_reader import FileReader, NotRead
+from penstock.extensions.tools.files.owned import OwnedFiles
 from penstock.extensions.tools.search.chunking import Cut, chunks
 from penstock.extensions.tools.search.embedder import Embedder, NotEmbedded
 from penstock.extensions.tools.search.terms import terms
 from penstock.pipeline.errors import DiskFull, StoreFailed
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.tasks import in_thread
-from penstock.services.files.file_reader import FileReader, NotRead
-from penstock.services.files.owned import OwnedFiles
 from penstock.services.store.store import Store
 from penstock.services.store.vector_stores import Chunk, Claimed, FileError
 from penstock.stages.models.harmony.vocabulary import load_encoding

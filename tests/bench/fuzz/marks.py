@@ -11,8 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.files.file_reader import FileReader
 from tests.bench.fuzz.fire import Outcome
 from tests.bench.fuzz.hostile import drawn
 from tests.support.server import HELLO, running_server, script

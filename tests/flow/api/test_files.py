@@ -12,8 +12,8 @@ import openai
 import pytest
 from aiohttp import web
 
+from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.files.file_reader import FileReader
 from tests.support.documents import as_base64, docx, paragraph, pdf
 from tests.support.server import HELLO, ScriptedServer, running_server, script
 from tests.support.tool_servers import LOOPBACK, web_server

@@ -12,8 +12,8 @@ from openai.types import StaticFileChunkingStrategyObject, VectorStore, VectorSt
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from penstock.api.http.auth import Keys
+from penstock.extensions.tools.files.file_reader import FileReader, NotRead
 from penstock.extensions.tools.resources.vector_stores import POLL_AFTER_MS
-from penstock.services.files.file_reader import FileReader, NotRead
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer
 from tests.support.vector_stores import DOCUMENTS, Json, new_store, search_server, uploaded

@@ -34,9 +34,8 @@ class Known:
     def containers(self) -> Any:
         return self
 
-    @property
-    def files(self) -> Any:
-        return Files()
+    async def has_file(self, file_id: str, owner: str) -> bool:
+        return file_id == "file-1"
 
     def get(self, container_id: str, owner: str) -> Live | None:
         return Live(described(container_id, self.here[container_id])) if container_id in self.here else None
@@ -45,11 +44,6 @@ class Known:
         known = {name: Recorded(described(name, limit), "other", "http://other") for name, limit in self.there.items()}
         dead = {name: Recorded(described(name, None, is_live=False), "other", "") for name in self.dead}
         return {name: each for name, each in (known | dead).items() if name in ids}
-
-
-class Files:
-    async def get(self, file_id: str, owner: str) -> Any:
-        return object() if file_id == "file-1" else None
 
 
 def described(container_id: str, limit: MemoryLimit | None, *, is_live: bool = True) -> Described:

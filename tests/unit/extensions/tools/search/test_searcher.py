@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.search.embedder import Embedder, NotEmbedded
 from penstock.extensions.tools.search.ingestion import Ingestion
 from penstock.extensions.tools.search.searcher import Searcher
@@ -19,7 +20,6 @@ from penstock.extensions.tools.search.session import FileSearchHost
 from penstock.pipeline.frames import with_facts
 from penstock.pipeline.protocol.params.file_search import Filters
 from penstock.pipeline.protocol.tools import FileSearchOptions
-from penstock.services.files.file_reader import FileReader
 from penstock.services.store.store import Store
 from penstock.services.store.vector_stores import Chunk, Chunking, NewFile, Page, StoredVectorStore
 from penstock.testing import ExampleCalls, check_host

@@ -24,18 +24,21 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import msgspec
 from msgspec import UNSET
 
-from penstock.pipeline.errors import InvalidRequest, StoredFileNotFound
+from penstock.extensions.tools.files.owned import OwnedFiles
+from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.readings import TEXT_ONLY, file_instead, image_instead
+from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.urls import shown_url
-from penstock.services.files.marks import between_marks, marks, safe_name
-from penstock.services.files.owned import OwnedFiles
+from penstock.services.file_marks import between_marks, marks, safe_name
+from penstock.services.file_reading import PlacedFile
 from penstock.services.foreign import Unreadable, read_whole
 from penstock.services.lru_cache import LruCache
 from penstock.services.slots import Slots
 from penstock.services.store.files import StoredFile
+from penstock.services.store.store import Store
+from penstock.services.tools import USUAL_LIMITS, FileLimits, HostSettings
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url
 
@@ -54,7 +57,7 @@ KEPT_CHARACTERS = 64 << 20
 """Characters of the texts and data URLs that are cached."""
 
 _KEPT_SECONDS = 300.0
-_PROGRAM = "penstock.services.files.extraction"
+_PROGRAM = "penstock.extensions.tools.files.extraction"
 _HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "*/*"}
 _PIECE = 1 << 16  # a multiple of four characters, so that each piece of base64 can be decoded alone
 _HEAD = re.compile(r"data:(?P<type>[^,]{0,200}?)(?P<base64>;base64)?,", re.IGNORECASE)
@@ -66,23 +69,6 @@ _SHOWS = {"low": "none", "auto": "scans", "high": "all"}
 
 _threads = ThreadPoolExecutor(2 * MOST_AT_ONCE, "files")
 """Threads for processes and for what comes before them; others must stay free for requests without files."""
-
-
-@dataclass(frozen=True)
-class FileLimits:
-    """The limits of reading one file; ``characters`` also limits the texts of all files of a conversation."""
-
-    bytes: int = 32 << 20
-    seconds: float = 20.0
-    memory: int = 1 << 30
-    pages: int = 2_000
-    inflated: int = 256 << 20
-    """Bytes to which an archive may inflate."""
-    characters: int = 4_000_000
-    shown: int = 100
-    """Pages that are shown as images; also of all files of a conversation."""
-    shown_bytes: int = 32 << 20
-    """Bytes of these images, of one file."""
 
 
 class NotRead(Exception):
@@ -150,7 +136,7 @@ class FileReader:
 
     def __init__(
         self,
-        limits: FileLimits = FileLimits(),
+        limits: FileLimits = USUAL_LIMITS,
         allowed: AllowedNetworks = NOTHING_ALLOWED,
         resolver: AbstractResolver | None = None,
         clock: Callable[[], float] = monotonic,
@@ -178,29 +164,28 @@ class FileReader:
 
     async def read_all(
         self,
-        files: Sequence[tuple[InputFile | InputImage, str | None]],
+        files: Sequence[PlacedFile],
         owner: str = "",
-        owned: OwnedFiles | None = None,
+        store: Store | None = None,
         *,
         sees_images: bool = False,
     ) -> list[FileReading]:
         """Return what the model reads for each file of an owner.
 
-        The second value of each is its path in the request if the client sends it now.  Raises `InvalidRequest` with
-        that path if it cannot be read, or is too much beside those before it, and `StoredFileNotFound` for an id that
-        is not among the ``owned`` files.  In the place of a file without a path, the model then reads a sentence.  They
-        are read one after another, so that one conversation takes no more than one place of `MOST_AT_ONCE`.
+        A file that is too much beside those before it cannot be read.  They are read one after another, so that one
+        conversation takes no more than one place of `MOST_AT_ONCE`.
         """
+        owned = OwnedFiles(store.files, owner) if store else None
         readings, sums = list[FileReading](), _Sums(self._limits)
-        for part, path in files:
-            try:
-                stored = await _stored(part, path, owned)
-            except StoredFileNotFound:
-                if path is not None:
-                    raise
-                readings.append(_instead(part, "", _GONE))
-                continue
+        for placed in files:
+            part, path = placed.part, placed.path
+            stored = await owned.find(placed.file_id) if owned and placed.file_id is not None else None
             name = name_of(part, stored)
+            if owned and stored is None and placed.file_id is not None:
+                if path is not None:
+                    raise placed.not_found()
+                readings.append(placed.instead(name, _GONE))
+                continue
             try:
                 if isinstance(part, InputImage):
                     readings.append((await self._image(part, stored, owned, sees_images=sees_images),))
@@ -212,7 +197,7 @@ class FileReader:
             except NotRead as error:
                 if path is not None:
                     raise InvalidRequest(f"The file {name!r} cannot be read. {error}", param=path) from error
-                readings.append(_instead(part, name, str(error)))
+                readings.append(placed.instead(name, str(error)))
         return readings
 
     async def _parts(
@@ -317,6 +302,11 @@ class FileReader:
         return NotRead(f"It is larger than {self._limits.bytes:,} bytes.")
 
 
+def reader(settings: HostSettings) -> FileReader:
+    """Return a reader of files."""
+    return FileReader(settings.file_limits, settings.allowed)
+
+
 class _Child:
     """One run of the program, which ends with the request that wants it."""
 
@@ -382,14 +372,6 @@ def _reading(name: str, parts: _Parts) -> FileReading:
             return f"{first}{text}{last}"
         case _:
             return tuple(between_marks(name, parts))
-
-
-async def _stored(part: InputFile | InputImage, path: str | None, owned: OwnedFiles | None) -> StoredFile | None:
-    return await owned.find(part.file_id, path or "") if owned and isinstance(part.file_id, str) else None
-
-
-def _instead(part: InputFile | InputImage, name: str, reason: str) -> str:
-    return image_instead(reason) if isinstance(part, InputImage) else file_instead(name or name_of(part), reason)
 
 
 def _is_html(content: _Content, name: str) -> bool:

@@ -18,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from penstock.extensions.tools.files.file_reader import FileReader, name_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import InputFile, InputImage, InputText
-from penstock.services.files import marks as marks_module
-from penstock.services.files.file_reader import FileLimits, FileReader, name_of
-from penstock.services.files.marks import marks, number_by
+from penstock.services import file_marks as marks_module
+from penstock.services.file_marks import marks, number_by
+from penstock.services.file_reading import PlacedFile
+from penstock.services.tools import FileLimits
 from penstock.services.web.ssrf import NOTHING_ALLOWED
 from penstock.stages.models.images import check_data_url, image_in
 from tests.support.documents import archive, as_base64, docx, paragraph, pdf, pdf_of, pptx, table, xlsx
@@ -39,7 +41,7 @@ DOCTYPE = '<!DOCTYPE d [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;">]><w:document xm
 
 async def text_of(data: bytes, name: str = "a.bin", head: str = "", reader: FileReader | None = None) -> str:
     file = InputFile(filename=name, file_data=head + as_base64(data))
-    (text,) = await (reader or FileReader()).read_all([(file, PATH)])
+    (text,) = await (reader or FileReader()).read_all([PlacedFile("msg_1", file, PATH)])
     assert isinstance(text, str)
     return text
 
@@ -136,7 +138,7 @@ async def test_a_key_reads_files_in_half_of_the_places() -> None:
 
 
 async def read_by(reader: FileReader, owner: str, text: str) -> Any:
-    return await reader.read_all([(InputFile(file_data=as_base64(text.encode())), PATH)], owner)
+    return await reader.read_all([PlacedFile("msg_1", InputFile(file_data=as_base64(text.encode())), PATH)], owner)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +189,14 @@ async def test_a_declared_type_helps_where_the_content_says_nothing() -> None:
 async def test_data_may_be_a_data_url_base64_or_percent_encoded() -> None:
     reader = FileReader()
     for data in ("data:;base64,w6Q=", "w6Q=", "w6Q", " w6\nQ=\n", "data:text/plain,%C3%A4", "DATA:text/plain,%c3%a4"):
-        (text,) = await reader.read_all([(InputFile(file_data=data), PATH)])
+        (text,) = await reader.read_all([PlacedFile("msg_1", InputFile(file_data=data), PATH)])
         assert text == '<file name="file">\nä\n</file>\n'
 
 
 @pytest.mark.parametrize("data", ["data:text/plain;base64", "w6=Q", "ä", "====", "\ud800", "a"])
 async def test_what_is_no_base64_is_refused(data: str) -> None:
     with pytest.raises(InvalidRequest, match=r"base64|no data") as refused:
-        await FileReader().read_all([(InputFile(file_data=data), PATH)])
+        await FileReader().read_all([PlacedFile("msg_1", InputFile(file_data=data), PATH)])
     assert refused.value.param == PATH
 
 
@@ -257,7 +259,7 @@ async def test_the_files_of_a_conversation_are_limited_together() -> None:
     reader = FileReader(replace(FileLimits(), characters=100))
     half = InputFile(file_data=as_base64(b"a" * 60))
     with pytest.raises(InvalidRequest, match="together") as refused:
-        await reader.read_all([(half, "input[0].content[0]"), (half, PATH)])
+        await reader.read_all([PlacedFile("msg_1", half, "input[0].content[0]"), PlacedFile("msg_1", half, PATH)])
     assert refused.value.param == PATH
 
 
@@ -329,7 +331,7 @@ async def shown(data: bytes, detail: Any, limits: FileLimits | None = None, *, s
     """Return what a model reads of a file; each image as its size."""
     file = InputFile(filename="a.pdf", file_data=as_base64(data), detail=detail)
     reader = FileReader(limits or FileLimits())
-    (reading,) = await reader.read_all([(file, PATH)], sees_images=sees_images)
+    (reading,) = await reader.read_all([PlacedFile("msg_1", file, PATH)], sees_images=sees_images)
     parts = [InputText(reading)] if isinstance(reading, str) else reading
     return [part.text if isinstance(part, InputText) else size_of(part) for part in parts]
 
@@ -363,7 +365,7 @@ async def test_detail_decides_which_pages_a_model_sees(detail: Any, parts: list[
 async def test_page_looks_as_its_pdf_says() -> None:
     """Helvetica is not in the file, and the process cannot open the fonts of the system: PDFium has its own."""
     file = InputFile(file_data=as_base64(pdf(["MMMMMM"])), detail="high")
-    (reading,) = await FileReader().read_all([(file, PATH)], sees_images=True)
+    (reading,) = await FileReader().read_all([PlacedFile("msg_1", file, PATH)], sees_images=True)
     page = reading[1]
     assert isinstance(page, InputImage)
     image = image_in(page.url)
@@ -391,7 +393,9 @@ async def test_shown_pages_of_a_conversation_are_limited_together() -> None:
     reader = FileReader(replace(FileLimits(), shown=3))
     scan = InputFile(file_data=as_base64(pdf(["", ""])))
     with pytest.raises(InvalidRequest, match="show 3 pages") as refused:
-        await reader.read_all([(scan, "input[0].content[0]"), (scan, PATH)], sees_images=True)
+        await reader.read_all(
+            [PlacedFile("msg_1", scan, "input[0].content[0]"), PlacedFile("msg_1", scan, PATH)], sees_images=True
+        )
     assert refused.value.param == PATH
 
 
@@ -426,7 +430,7 @@ async def test_the_loop_goes_on_while_a_large_file_is_read() -> None:
 
     ticking = asyncio.create_task(tick())
     began = monotonic()
-    await FileReader().read_all([(InputFile(file_data=text), PATH)])
+    await FileReader().read_all([PlacedFile("msg_1", InputFile(file_data=text), PATH)])
     ticking.cancel()
     assert longest < (monotonic() - began) / 2
 
@@ -437,7 +441,7 @@ async def test_a_process_without_memory_is_an_error_of_the_file() -> None:
 
 
 def test_the_process_can_open_no_file_once_it_reads() -> None:
-    code = "from penstock.services.files.extraction import lock; lock(); open('/etc/hosts')"
+    code = "from penstock.extensions.tools.files.extraction import lock; lock(); open('/etc/hosts')"
     ended = subprocess.run((sys.executable, "-I", "-c", code), capture_output=True, check=False)
     assert b"PermissionError" in ended.stderr
 
@@ -487,10 +491,11 @@ async def test_a_file_on_the_web_is_fetched_once(url: str, shelf: Shelf) -> None
     reader = FileReader(allowed=LOOPBACK, clock=lambda: now)
     file = InputFile(file_url=f"{url}/a.pdf")
     for _ in range(3):
-        assert await reader.read_all([(file, PATH)]) == ['<file name="a.pdf">\n[page 1]\nOne\n</file>\n']
+        (reading,) = await reader.read_all([PlacedFile("msg_1", file, PATH)])
+        assert reading == '<file name="a.pdf">\n[page 1]\nOne\n</file>\n'
     assert shelf.seen == ["/a.pdf"]
     now = 86_400.0
-    await reader.read_all([(file, PATH)])
+    await reader.read_all([PlacedFile("msg_1", file, PATH)])
     assert shelf.seen == ["/a.pdf"] * 2
 
 
@@ -502,6 +507,6 @@ async def test_a_download_passes_the_guard_and_the_limit(url: str, shelf: Shelf)
         (FileReader(replace(FileLimits(), bytes=10), LOOPBACK), f"{url}/a", "larger than 10 bytes"),
     ):
         with pytest.raises(InvalidRequest, match=words) as refused:
-            await reader.read_all([(InputFile(file_url=address), PATH)])
+            await reader.read_all([PlacedFile("msg_1", InputFile(file_url=address), PATH)])
         assert refused.value.param == PATH
     assert shelf.seen == ["/to", "/to", "/a"]

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from penstock.extensions.tools.files.office import KINDS, Archive, Unreadable, Unsupported
 from penstock.extensions.tools.sandbox.confined import LIBC, landlock, limit
-from penstock.services.files.office import KINDS, Archive, Unreadable, Unsupported
 
 LONGEST_SIDE = 1_600
 """The most pixels of a side of a page that is shown."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.files.names import LONGEST_NAME, is_invisible, plain_name
+from penstock.services.file_names import LONGEST_NAME, is_invisible, plain_name
 
 UNSEEN = (
     "\u061c\u200b\u200d\u200e\u200f\u2028\u202e\u2060\u2066\ufeff\u00ad\u034f\u115f\u3164\ufe0f\U000e0041\U000e0101"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from penstock.pipeline.protocol.items import InputImage, InputText, joined
-from penstock.services.files.names import plain_name
+from penstock.services.file_names import plain_name
 
 _FORGING = re.compile(r'[<>"]')
 _CLOSING = re.compile(r"<\s*/\s*file", re.IGNORECASE)
