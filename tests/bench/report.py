@@ -18,9 +18,11 @@ from tests.bench.goals import HEAD, Goal, figure, row
 from tests.bench.measuring import Found
 from tests.bench.plot import plot
 
-METHOD, MISSED = (Path(__file__).with_name(name) for name in ("METHOD.md", "MISSED.md"))
+JSON, PICTURE, PAGE, TABLES = "bench.json", "bench.png", "README.md", "measured.txt"
+TITLE = """# What penstock costs, beside vLLM's own Responses frontend
 
-JSON, PICTURE, PAGE = "bench.json", "bench.png", "README.md"
+[METHOD.md](METHOD.md) describes how this was measured, [MISSED.md](MISSED.md) why goals are missed, and
+[measured.txt](measured.txt) has every table."""
 
 
 def machine(*, is_quick: bool) -> str:
@@ -83,19 +85,16 @@ def comparison_table(compared: list[Comparison]) -> str:
 
 
 def section(name: str, found: Found) -> str:
-    tables = [f"### {title}\n\n{comparison_table(compared)}" for title, compared in found.comparisons.items()]
-    tables += [f"### {title}\n\n```\n{table}\n```" for title, table in found.tables.items()]
+    tables = [f"{title}\n\n{comparison_table(compared)}" for title, compared in found.comparisons.items()]
+    tables += [f"{title}\n\n{table}" for title, table in found.tables.items()]
     tables += [f"Not all of it was measured: {found.failed}"] * bool(found.failed)
-    return "\n\n".join([*tables, f"<sub>`{name}`, {found.where}</sub>"])
+    return "\n\n".join([f"== {name}, {found.where}", *tables])
 
 
 def document(results: dict[str, Found], changes: str = "") -> str:
-    parts = [METHOD.read_text().rstrip(), "## Goals", goals_table(results)]
+    parts = [TITLE, "## Goals", goals_table(results)]
     parts += ["## What has changed since the last release", changes] * bool(changes)
-    parts += [f"![What a token costs, and how far the goals are]({PICTURE})", MISSED.read_text().rstrip()]
-    parts += ["## Everything that was measured"]
-    parts += [section(name, found) for name, found in results.items()]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, f"![What a token costs, and how far the goals are]({PICTURE})"]) + "\n"
 
 
 def last(folder: Path) -> dict[str, Found]:
@@ -112,5 +111,6 @@ def keep(results: dict[str, Found], folder: Path, released: dict[str, Found] | N
     merged = last(folder) | results
     (folder / JSON).write_bytes(msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
     (folder / PAGE).write_text(document(merged, changes_table(released or {}, merged)))
+    (folder / TABLES).write_text("\n\n\n".join(section(name, found) for name, found in merged.items()) + "\n")
     plot(merged, folder / PICTURE)
     return merged
