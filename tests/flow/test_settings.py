@@ -184,7 +184,7 @@ OF_VLLM = {
 }
 """Options of vLLM's server, and of its engine, that the pages name."""
 
-OF_COMMANDS = {"--file", "--limits", "--tools", "--expires", "--json", "--peer", "--sse", "--to"}
+OF_COMMANDS = {"--file", "--limits", "--tools", "--expires", "--json", "--sse", "--to"}
 """Options of ``penstock keys``, ``penstock replay`` and ``make load``."""
 
 OF_OTHERS = {
