@@ -15,16 +15,21 @@ PAGE = ROOT / "docs" / "CONFORMANCE.md"
 MARK = "<!-- checks -->\n"
 
 
-def row(check: Check) -> str:
-    core = "core" if check.is_core else ""
-    return f"| `{check.name.partition('.')[2]}` | {check.area} | {check.rule} | {core} | {check.source} |"
+SOURCES = list(dict.fromkeys(check.source for check in ALL))
+HEAD = "A name in bold is part of the core. The numbers stand for these sources:\n"
+
+
+def line(check: Check) -> str:
+    name, source = check.name.partition(".")[2], SOURCES.index(check.source) + 1
+    return f"* {f'**`{name}`**' if check.is_core else f'`{name}`'} {check.rule.removesuffix('.')} ({source})."
 
 
 def test_page_lists_the_checks(pytestconfig: pytest.Config) -> None:
-    lines = []
+    lines = [HEAD, *(f"{number}. {source}" for number, source in enumerate(SOURCES, 1)), ""]
     for speech, checks in groupby(ALL, lambda check: check.speech):
-        lines += [f"### {NAMES[speech]}", "", "| check | area | rule | | source |", "|---|---|---|---|---|"]
-        lines += [*map(row, checks), ""]
+        lines += [f"### {NAMES[speech]}", ""]
+        for area, found in groupby(checks, lambda check: check.area):
+            lines += [f"Area `{area}`:", "", *map(line, found), ""]
     page = PAGE.read_text().partition(MARK)[0] + MARK + "\n" + "\n".join(lines)
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)

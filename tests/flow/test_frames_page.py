@@ -91,17 +91,17 @@ def described(kind: type) -> Iterator[str]:
         each for each in body if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation)
     ]
     if fields:
-        yield "| field | type | |\n|---|---|---|\n" + "\n".join(row(body, field) for field in fields)
+        yield "\n".join(line(body, field) for field in fields)
 
 
-def row(body: list[ast.stmt], field: ast.AnnAssign) -> str:
-    name, annotation = ast.unparse(field.target), ast.unparse(field.annotation).replace("|", "\\|")
-    given = "" if field.value is None else f" = {ast.unparse(field.value)}"
-    described = (
-        "See [the facts of a request](#the-facts-of-a-request)." if name == "facts" else docstring_after(body, name)
-    )
+def line(body: list[ast.stmt], field: ast.AnnAssign) -> str:
+    name = ast.unparse(field.target)
+    if name == "facts":
+        return "* `facts: RequestFacts`"
+    described = docstring_after(body, name)
     assert described, name
-    return f"| `{name}` | `{annotation}{given}` | {plain(described)} |"
+    given = "" if field.value is None else f" = {ast.unparse(field.value)}"
+    return f"* `{name}: {ast.unparse(field.annotation)}{given}` {plain(described)}"
 
 
 def alias(name: str) -> str:
@@ -121,16 +121,14 @@ def rule(name: str) -> str:
 
 def event(kind: type[events.Event]) -> str:
     fields = ", ".join(name for name in kind.__struct_fields__ if name != "sequence_number")
-    return f"| `{kind.__struct_config__.tag}` | `{kind.__name__}`: {fields} |"
+    return f"* `{kind.__struct_config__.tag}`, `{kind.__name__}`: {fields}"
 
 
 def generated(junction: str) -> str:
     rules = "\n".join(map(rule, RULES.get(junction, ())))
     parts = [f"```\n{rules}\n```"] if rules else []
     if junction == "ResponseEvent":
-        parts.append(
-            "| event | class and fields |\n|---|---|\n" + "\n".join(map(event, get_args(events.ResponseEvent)))
-        )
+        parts.append("\n".join(map(event, get_args(events.ResponseEvent))))
     for kind in JUNCTIONS[junction]:
         parts += described(kind)
     parts += map(alias, ALIASES.get(junction, ()))

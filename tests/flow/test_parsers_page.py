@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import pytest
 
@@ -18,8 +18,8 @@ TEMPLATES = ROOT / "tests" / "oracles" / "templates.toml"
 
 HEAD = """# Parsers of chat models
 
-A chat model writes reasoning and calls in its family's own markup, which a parser reads. Penstock selects the parsers
-when it starts: its log names them and the reason, and `penstock serve --print-pipeline MODEL` shows them.
+Penstock selects the parsers of a chat model's reasoning and calls when it starts: its log names them and the reason,
+and `penstock serve --print-pipeline MODEL` shows them.
 
 ## Agreement
 
@@ -46,14 +46,13 @@ penstock reads otherwise, the verdict is `ours` (penstock is wrong, or no reason
   [The recipe](RECIPES.md#a-parser-of-your-own) has one of each.
 * **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import a file or a module that registers
   parsers with vLLM, as in `vllm serve`. The other two options name them.
-* **Readers.** One machine of penstock's own reads all families but Beam, from a description of each
-  (`stages/models/chat/forms.py`), each token at the same cost. vLLM's code reads Beam, and all other names that are
-  registered there, as by a plug-in. The names are the same.
+* **Readers.** Penstock reads all families from a description of each (`stages/models/chat/forms.py`), each token at the
+  same cost, but those marked (vLLM) and all other names that are registered there, as by a plug-in.
 * **Suffixes.** Checkpoints of Hunyuan write their marks as `<think:opensource>` or with another suffix. The vocabulary
   shows which one is read.
-* **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if its
-  parsers are among these: {own}. Images are not read, and calls that only vLLM describes are held to a grammar only if
-  they are required.
+* **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if
+  penstock reads it. Images are not read, and calls that only vLLM describes are held to a grammar only if they are
+  required.
 
 ## What counts as a call
 
@@ -88,37 +87,60 @@ def markdown_table(*headings: str, rows: Iterable[str]) -> str:
     return "\n".join((row(*headings), "|---" * len(headings) + "|", *rows, ""))
 
 
-def cells(sign: Sign) -> tuple[str, ...]:
+def cells(sign: Sign, reader: str) -> tuple[str, ...]:
     opened = " and `<think>` at the end of a prompt" if sign.opens_thought else ""
-    return f"`{sign.parser}`", code(sign.marks, " and ") + opened, code((f"{each}…" for each in sign.types), ", ")
+    return (
+        f"`{sign.parser}`{reader}",
+        code(sign.marks, " and ") + opened,
+        code((f"{each}…" for each in sign.types), ", "),
+    )
+
+
+VERDICTS = 4
+"""The last columns of the counts: how many outputs have each verdict."""
 
 
 def agreement() -> str:
     headings, *families = csv.reader(COUNTS.read_text().splitlines())
-    sums = [str(sum(map(int, column))) for column in list(zip(*families, strict=True))[1:]]
-    rows = (row(f"`{name}`", *(count if count != "0" else "" for count in counts)) for name, *counts in families)
-    return markdown_table(*headings, rows=(row("**all**", *sums), *rows))
-
-
-def page() -> str:
-    calls = (row(*cells(sign), "penstock" if sign.parser in OWN_CALLS else "vLLM") for sign in TOOL_CALLS)
-    reasoning = (row(*cells(sign), "penstock" if sign.parser in OWN_THOUGHTS else "vLLM") for sign in REASONING)
-    templates = (
-        row(f"`{name}`", server, code([model_type]), code([entry.get("reasoning")]), code([entry.get("calls")]) or why)
-        for server, each in tomllib.loads(TEMPLATES.read_text()).items()
-        for name, entry in each.items()
-        if (model_type := entry.get("type")) and ((why := entry.get("why", "")) or entry.keys() - {"type"})
+    sums = [sum(map(int, column)) for column in list(zip(*families, strict=True))[1:]]
+    servers = zip(headings[1:-VERDICTS], sums, strict=False)
+    rows = (
+        row(f"`{name}`", *(each if each != "0" else "" for each in counts[-VERDICTS:])) for name, *counts in families
     )
     return "\n".join(
         (
-            HEAD.format(agreement=agreement(), own=code(sorted({*OWN_CALLS, *OWN_THOUGHTS}), ", ")),
+            f"Outputs: {', '.join(f'{count:,} of {server}' for server, count in servers)}.\n",
+            markdown_table("family", *headings[-VERDICTS:], rows=(row("**all**", *map(str, sums[-VERDICTS:])), *rows)),
+        )
+    )
+
+
+def signs(table: Iterable[Sign], own: Collection[str]) -> str:
+    rows = (row(*cells(sign, "" if sign.parser in own else " (vLLM)")) for sign in table)
+    return markdown_table("parser", "template has", "model type", rows=rows)
+
+
+def templates() -> Iterator[str]:
+    for server, each in tomllib.loads(TEMPLATES.read_text()).items():
+        rows = (
+            row(f"`{name}`", code([model_type]), code([entry.get("reasoning")]), code([entry.get("calls")]) or why)
+            for name, entry in each.items()
+            if (model_type := entry.get("type")) and ((why := entry.get("why", "")) or entry.keys() - {"type"})
+        )
+        yield markdown_table(f"of {server}", "model type", "reasoning", "calls", rows=rows)
+
+
+def page() -> str:
+    return "\n".join(
+        (
+            HEAD.format(agreement=agreement()),
             "## Calls\n",
-            markdown_table("parser", "template has", "model type", "read by", rows=calls),
+            signs(TOOL_CALLS, OWN_CALLS),
             "## Reasoning\n",
-            markdown_table("parser", "template has", "model type", "read by", rows=reasoning),
+            signs(REASONING, OWN_THOUGHTS),
             "## Templates\n",
-            "Templates with tools or thoughts that vLLM, llama.cpp and SGLang ship, each for a model of this type:\n",
-            markdown_table("template", "shipped by", "model type", "reasoning", "calls", rows=templates),
+            "Templates with tools or thoughts that other servers ship, each for a model of this type:\n",
+            *templates(),
             "vLLM's template for DeepSeek R1 shows no reasoning; the model's own template adds `deepseek_r1`.\n",
         )
     )
@@ -126,7 +148,7 @@ def page() -> str:
 
 def test_each_case_is_counted_once() -> None:
     for _, *counts in list(csv.reader(COUNTS.read_text().splitlines()))[1:]:
-        assert sum(map(int, counts[:-4])) == sum(map(int, counts[-4:]))
+        assert sum(map(int, counts[:-VERDICTS])) == sum(map(int, counts[-VERDICTS:]))
 
 
 def test_page_is_made_from_the_code(pytestconfig: pytest.Config) -> None:
