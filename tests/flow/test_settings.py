@@ -163,7 +163,10 @@ def as_code(text: str) -> str:
 
 
 def test_page_has_everything_without_effect(pytestconfig: pytest.Config) -> None:
-    variables = "".join(f"| `{variable}` | {text} |\n" for variable, text in VARIABLES.items())
+    by_text: dict[str, list[str]] = {}
+    for variable, text in VARIABLES.items():
+        by_text.setdefault(text, []).append(f"`{variable}`")
+    variables = "".join(f"| {', '.join(names)} | {text} |\n" for text, names in by_text.items())
     options = "".join(
         f"| {', '.join(f'`{name}`' for name in names.split())} | {as_code(text)} |\n" for names, text in OPTIONS.items()
     )
@@ -188,7 +191,7 @@ OF_COMMANDS = {"--file", "--limits", "--tools", "--expires", "--json", "--sse", 
 """Options of ``penstock keys``, ``penstock replay`` and ``make load``."""
 
 OF_OTHERS = {
-    *("AGENTS.md", "CLIENTS.md", "CODEX.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),
+    *("CLIENTS.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),
     *("RECORD.md", "RECORDINGS.md", "SETTINGS.md"),
 }
 """Pages that name options of clients, pip or other commands, or that are made from the options themselves."""

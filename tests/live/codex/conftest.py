@@ -1,7 +1,7 @@
 """Codex in a folder of its own, with the server of the other clients (`make clients`).
 
 Home, settings and project are temporary, so no file of the user is read or written.  The settings are those of
-``docs/CODEX.md``.
+``docs/CLIENTS.md``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.client_server import CODEX_PROGRAM, Codex, Server, running
 from tests.support.launched_agents import Launched
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "CODEX.md").read_text()
+PAGE = (ROOT / "docs" / "CLIENTS.md").read_text().partition("\n### Codex\n")[2]
 SETTINGS, MODEL = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[0] for kind in ("toml", "json"))
 
 FOR_TESTS = """

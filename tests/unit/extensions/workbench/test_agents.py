@@ -17,10 +17,10 @@ from penstock.extensions.workbench.agents import AGENTS, NO_KEY, Served, Start
 from penstock.extensions.workbench.launch import shell_lines
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "CODEX.md").read_text()
-CATALOG = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
-SETTINGS = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])
-AGENTS_PAGE = (ROOT / "docs" / "AGENTS.md").read_text()
+PAGE = (ROOT / "docs" / "CLIENTS.md").read_text()
+_, CLAUDE_CODE, CODEX, OPENCODE = re.split("\n### (?:Claude Code|Codex|opencode)\n", PAGE)
+CATALOG = json.loads(re.findall(r"```json\n(.*?)```", CODEX, re.DOTALL)[0])
+SETTINGS = tomllib.loads(re.findall(r"```toml\n(.*?)```", CODEX, re.DOTALL)[0])
 SERVED = Served("http://127.0.0.1:8000", "openai/gpt-oss-20b", 131_072)
 LOCKED = Served("https://gpu.example/llm", "tiny", 8192, "k" * 20)
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
@@ -49,13 +49,12 @@ def test_output_leaves_most_of_the_context_to_the_prompt(window: int | None, out
 
 
 def test_page_has_the_variables_of_claude_code() -> None:
-    section = AGENTS_PAGE.partition("\n## Claude Code\n")[2].partition("\n## ")[0]
     start = AGENTS["claude"].start(SERVED)
-    assert {*start.environment, *start.removed} <= {*re.findall(r"`([A-Z_]+)`", section)}
+    assert {*start.environment, *start.removed} <= {*re.findall(r"`([A-Z_]+)`", CLAUDE_CODE)}
 
 
 def test_page_has_the_configuration_of_opencode() -> None:
-    [config] = re.findall(r"```json\n(.*?)```", AGENTS_PAGE, re.DOTALL)
+    [config] = re.findall(r"```json\n(.*?)```", OPENCODE, re.DOTALL)
     made = AGENTS["opencode"].start(SERVED).environment["OPENCODE_CONFIG_CONTENT"]
     assert json.loads(config) == json.loads(made)
 
