@@ -118,6 +118,8 @@ async def _scheduler(
             unserved_after=settings.unserved_after,
             admission=loaded.admission,
             aliases=settings.aliases,
+            sees_images=backend.model.traits.sees_images,
+            tools_of=tools.usable,
         )
         if recording:
             scheduler.closing = recording.closing

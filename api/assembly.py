@@ -45,7 +45,7 @@ from penstock.services.toolbox import open_toolbox
 from penstock.services.tools import HostSettings, ToolAccess, Toolbox
 from penstock.services.web.ssrf import AllowedNetworks
 from penstock.stages.converse.tool_loop import Limits
-from penstock.stages.normalize.normalize import CacheSharing
+from penstock.stages.normalize.resolve import CacheSharing
 from penstock.stages.normalize.tool_types import leavable, named
 from penstock.stages.optional.admit import Admit
 from penstock.stages.optional.log import LogOutputs, LogPrompts

@@ -48,8 +48,8 @@ from penstock.stages.normalize.input_items import (
     references,
     said_now,
 )
-from penstock.stages.normalize.normalize import draw_suffix
 from penstock.stages.normalize.pairing import ANSWERS, check_pairs
+from penstock.stages.normalize.recall import draw_suffix
 from penstock.stages.normalize.same_item import is_same
 from penstock.stages.normalize.toolset import ToolsetBuilder
 

@@ -161,7 +161,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Applied:
+class FilledRequest:
     """A request with the parameters of its template, and the names of those."""
 
     request: CreateResponse
@@ -177,20 +177,20 @@ class Applied:
         return {"id": self.template.id, "version": str(self.template.version), **sent}
 
 
-def applied(prompts: Prompts, request: CreateResponse) -> Applied:
+def fill(prompts: Prompts, request: CreateResponse) -> FilledRequest:
     """Return a request with what its template gives for the parameters that it leaves out."""
     if request.prompt is None:
-        return Applied(request)
+        return FilledRequest(request)
     template = prompts.template_of(request.prompt)
     filled = template.filled(request.prompt.variables or {})
     given = {name: getattr(filled, name) for name in filled.model_fields_set if getattr(request, name) is None}
-    return Applied(request.model_copy(update=given), frozenset(given), template)
+    return FilledRequest(request.model_copy(update=given), frozenset(given), template)
 
 
-def blamed(error: StageError, applied: Applied) -> StageError:
+def blamed(error: StageError, filled: FilledRequest) -> StageError:
     """Return the error about a request, whose place is the prompt if the template has given the wrong parameter."""
     head = re.match(r"\w*", error.param or "")
-    if head and head[0] in applied.names:
+    if head and head[0] in filled.names:
         error.message = f"{error.message} (the prompt gives {error.param})"
         error.param = "prompt"
     return error

@@ -346,6 +346,15 @@ class Toolbox:
         """The labels of the operator's MCP servers, and of the hosts of the operator's own."""
         return self.mcp.labels | self.own.keys()
 
+    def usable(self, owner: str) -> frozenset[HostedKind]:
+        """Return the namespaces of the built-in tools that an owner may use."""
+        return self.kinds - self.denied(owner)
+
+    def denied(self, owner: str) -> frozenset[str]:
+        """Return the built-in tools, by namespace, and those of the operator's own that an owner may not use."""
+        may_use = self.access.of(owner)
+        return frozenset() if may_use is None else frozenset(HOSTED.keys() | self.own.keys()) - may_use
+
     def own_host(self, server: McpServer) -> OwnHost | None:
         """Return the host of the operator's own that a request names as a server; None if it names another server."""
         return self.own.get(server.configured_as) if server.url is None else None

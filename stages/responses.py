@@ -32,7 +32,10 @@ from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, encoding_on_demand
-from penstock.stages.normalize.normalize import CacheSharing, ModelTraits, Normalize
+from penstock.stages.normalize.frames import ModelTraits
+from penstock.stages.normalize.normalize import NO_TOOLS, normalizing
+from penstock.stages.normalize.recall import Recall
+from penstock.stages.normalize.resolve import CacheSharing
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.parse.parser import ParseStage
@@ -43,7 +46,6 @@ from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.summarize import Summarize
 
-NO_TOOLS = Toolbox()
 DEFAULT_LIMITS = Limits()
 NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
 DEFAULT_SHARING = CacheSharing()
@@ -63,20 +65,7 @@ def responses_pipeline(
     """
     limits = replace(limits, context_length=engine.context_length)
     toolbox = replace(toolbox, approvals=runs.store.approvals)
-    normalize = Normalize(
-        store=runs.store,
-        models=engine.models,
-        hosted=toolbox.kinds,
-        labels=toolbox.labels,
-        traits=model.traits,
-        caches=caches,
-        access=toolbox.access,
-        left_out=toolbox.left_out,
-        own=frozenset(toolbox.own),
-        of_unknown=toolbox.of_unknown,
-        containers=toolbox.containers,
-        check=toolbox.check,
-    )
+    normalize = normalizing(Recall(store=runs.store, models=engine.models, traits=model.traits), toolbox, caches)
     if isinstance(engine, TextBackend):
         turn = Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)
     else:
@@ -97,27 +86,27 @@ def sealing(
     pipeline: Pipeline[CreateResponse, ResponseEvent], sealer: Sealer
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with ``sealer`` in both stages that need it: one opens what the other has sealed."""
-    normalize = replace(pipeline.stage("normalize"), sealer=sealer)
-    return pipeline.replace("normalize", normalize).replace("emit", Emit(sealer))
+    recall = replace(pipeline.stage("recall"), sealer=sealer)
+    return pipeline.replace("recall", recall).replace("emit", Emit(sealer))
 
 
 def aliasing(
     pipeline: Pipeline[CreateResponse, ResponseEvent], aliases: Mapping[str, str]
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with other names for the models; raises `CannotStart` for a model that is not served."""
-    normalize = pipeline.stage("normalize")
+    recall = pipeline.stage("recall")
     for pattern, model in aliases.items():
-        if model not in normalize.models:
-            instead = served_instead(model, normalize.models)
+        if model not in recall.models:
+            instead = served_instead(model, recall.models)
             raise CannotStart(f"--model-alias {pattern}={model}: this server serves {instead}")
-    return pipeline.replace("normalize", replace(normalize, aliases=aliases))
+    return pipeline.replace("recall", replace(recall, aliases=aliases))
 
 
 def reading_files(
     pipeline: Pipeline[CreateResponse, ResponseEvent], files: Files
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with another reader of files."""
-    return pipeline.replace("normalize", replace(pipeline.stage("normalize"), files=files))
+    return pipeline.replace("resolve", replace(pipeline.stage("resolve"), files=files))
 
 
 def prompting(

@@ -30,7 +30,8 @@ from penstock.services.store.database import (
     NullDatabase,
 )
 from penstock.services.store.store import Store
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.recall import Recall
 
 
 def recorded(recording: Path | str, after: str) -> list[Any]:
@@ -52,7 +53,7 @@ async def resolved(
     envelope = request.envelope
     envelope = replace(envelope, owner=owner or envelope.owner, key_name=key_name or envelope.key_name)
     request = request.inside(envelope)
-    [frame] = await run(Normalize(store=Store(NullDatabase()), models=models), [request])
+    [frame] = await run(normalizing(Recall(store=Store(NullDatabase()), models=models)), [request])
     return frame  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from penstock.api.http.query import AnyText, Choice, Number, Several
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.stages.normalize.normalize import INCLUDABLE
+from penstock.stages.normalize.parameters import INCLUDABLE
 
 INCLUDE = Several("include", INCLUDABLE)
 LIMIT = Number("limit", default=20, least=1, most=100)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -138,6 +138,10 @@ class Scheduler:
     in_flight: InFlight = field(default_factory=InFlight)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names for the engine's models, each with a model."""
+    sees_images: bool = False
+    """True if the model reads images, as the list of models says."""
+    tools_of: Callable[[str], Iterable[str]] = lambda _: ()
+    """Gives the built-in tools that an owner may use, by namespace."""
     unserved_after: float = UNSERVED_AFTER
     """Seconds after which a background response fails that waits for a server of its model."""
     closing: Callable[[str, Cause], None] = lambda _, __: None

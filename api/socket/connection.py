@@ -50,7 +50,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.services.runs.run import Run, RunReleased
-from penstock.stages.normalize.normalize import CONTINUABLE
+from penstock.stages.normalize.recall import CONTINUABLE
 
 logger = logging.getLogger(__name__)
 

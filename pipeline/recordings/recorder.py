@@ -216,10 +216,6 @@ class KeepBody:
     normalize: Stage[CreateResponse, ResolvedRequest]
     condition: Condition
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what else the wrapped stage has: the list of models says what its model reads."""
-        return getattr(self.normalize, name)
-
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[ResolvedRequest, None]:
         """Yield the conversations of the wrapped stage."""
         async for request in source:

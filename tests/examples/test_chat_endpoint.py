@@ -277,7 +277,10 @@ async def test_pipeline_of_a_backend_has_one_stage_for_a_turn(monkeypatch: pytes
     values: dict[str, Any] = {"model": "far", "engine": [ENGINE]}
     head, _, *stages = (await drawn(Settings(**values))).splitlines()
     assert head == f"far answers with texts, and runs on {ENGINE}."
-    assert [line.split()[0] for line in stages] == ["normalize", "converse", "summarize", "parse", "emit", "persist"]
+    inner = ["recall", "read", "resolve"]
+    assert [line.split()[0] for line in stages] == [
+        *("normalize", *inner, "converse", "summarize", "parse", "emit", "persist")
+    ]
     with pytest.raises(CannotStart, match="needs the stage render"):
         await drawn(Settings(**values, log_prompts=True))
 

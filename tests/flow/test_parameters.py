@@ -27,7 +27,8 @@ from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.prompts import Prompts, Template
 from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.store.store import Store, StoredConversation
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import Normalize, normalizing
+from penstock.stages.normalize.recall import Recall
 from tests.support.event_streams import harmony_pipeline
 from tests.support.paths import ROOT
 from tests.support.request_bodies import WEATHER
@@ -172,7 +173,8 @@ async def outcome(**body: Json) -> Outcome:
     request = read_request(json.dumps({"input": "Hi", **body}).encode())
     engine = ScriptedEngine(script(), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
-        stage = Normalize(store=store, models=engine.models, prompts=PROMPTS, draw=lambda: "1", clock=lambda: 0.0)
+        recall = Recall(store=store, models=engine.models, draw=lambda: "1", clock=lambda: 0.0)
+        stage = Normalize(normalizing(recall).inner, PROMPTS)
         pipeline = harmony_pipeline(engine, store).replace("normalize", stage)
         async with pipeline.open(source_of([request])) as stream:
             events: list[Json] = [event async for event in stream]

@@ -38,7 +38,7 @@ from penstock.services.tools import Toolbox
 from penstock.services.web.ssrf import AllowedNetworks
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
-from penstock.stages.normalize.normalize import CacheSharing, Normalize
+from penstock.stages.normalize.resolve import CacheSharing, Resolve
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.render.chat.render import RenderChat
 from penstock.stages.responses import harmony_stages
@@ -72,9 +72,9 @@ def test_prompts_and_outputs_are_logged_only_if_enabled(option: str, place: str)
 
 @pytest.mark.parametrize(("shared", "salted"), [(False, False), (False, True), (True, False)])
 def test_caches_are_shared_or_salted_only_if_enabled(shared: bool, salted: bool) -> None:
-    normalize = pipeline_of(share_caches=shared, salt_caches=salted).stage("normalize")
-    assert isinstance(normalize, Normalize)
-    assert normalize.caches == CacheSharing(among_keys=shared, by_prompt_cache_key=salted)
+    resolve = pipeline_of(share_caches=shared, salt_caches=salted).stage("resolve")
+    assert isinstance(resolve, Resolve)
+    assert resolve.caches == CacheSharing(among_keys=shared, by_prompt_cache_key=salted)
 
 
 # Tools

@@ -33,7 +33,8 @@ from penstock.stages.converse.converse import Converse
 from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import RETURN, STOP_TOKENS, load_encoding
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.recall import Recall
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
@@ -42,6 +43,7 @@ from tests.support.event_streams import checked, final, run_pipeline, run_stage
 from tests.support.examples import examples
 from tests.support.paths import HARMONY
 from tests.support.scripted_tools import RecordedTools
+from tests.support.toolboxes import toolbox_of
 
 CREATED_AT = 1_790_000_000.0
 
@@ -119,10 +121,10 @@ HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 
 async def check_conversation(case: Case, store: Store, tools: RecordedTools | None) -> None:
     suffix, created_at, model = case.identity
-    hosted = tools.toolbox.kinds if tools else frozenset[str]()
-    normalize = Normalize(store=store, models=(model,), hosted=hosted, draw=lambda: suffix, clock=lambda: created_at)
+    toolbox = toolbox_of(tools.toolbox.kinds if tools else ())
+    recall = Recall(store=store, models=(model,), draw=lambda: suffix, clock=lambda: created_at)
     request = read_request(case.path("request.json").read_bytes())
-    case.expect("conversation.jsonl", await run_stage(normalize, [request]), frames.ResolvedRequest)
+    case.expect("conversation.jsonl", await run_stage(normalizing(recall, toolbox), [request]), frames.ResolvedRequest)
 
 
 async def check_turns(case: Case, tools: RecordedTools | None) -> None:

@@ -22,9 +22,12 @@ from penstock.pipeline.protocol.response import ResponseStatus
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store, StoredResponse
 from penstock.services.tools import FULL_ACCESS, ToolAccess
-from penstock.stages.normalize.normalize import ModelTraits, Normalize
+from penstock.stages.normalize.frames import ModelTraits
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.recall import Recall
 from penstock.stages.normalize.tool_types import LEAVABLE, MISSING
 from tests.support.clock import count_instructions
+from tests.support.toolboxes import toolbox_of
 
 MESSAGE = {"role": "user", "content": "x"}
 PART = {"type": "input_text", "text": "x"}
@@ -132,19 +135,11 @@ async def normalize(
     **body: Any,
 ) -> ResolvedRequest:
     """Normalize one body; its response gets the id ``resp_<suffix>``."""
-    stage = Normalize(
-        store=store,
-        models=(MODEL,),
-        draw=lambda: suffix,
-        clock=lambda: NOW,
-        hosted=hosted,
-        labels=labels,
-        traits=ModelTraits(sees_images=sees),
-        access=access,
-        left_out=left_out,
-    )
+    toolbox = toolbox_of(hosted, labels, access=access, left_out=left_out)
+    traits = ModelTraits(sees_images=sees)
+    recall = Recall(store=store, models=(MODEL,), traits=traits, draw=lambda: suffix, clock=lambda: NOW)
     request = read_request(json.dumps(body).encode(), Envelope(owner))
-    async with aclosing(stage(source_of([request]))) as conversations:
+    async with aclosing(normalizing(recall, toolbox)(source_of([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
     return conversation
 

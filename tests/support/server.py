@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -43,9 +43,9 @@ from penstock.services.web.image_cache import ImageCache
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.normalize.normalize import NO_TOOLS
 from penstock.stages.responses import (
     DEFAULT_LIMITS,
-    NO_TOOLS,
     aliasing,
     chat_stages,
     harmony_stages,
@@ -108,13 +108,14 @@ async def running_server(
     aliases: Mapping[str, str] | None = None,
     resources: Sequence[str] = (),
     settings: Settings | None = None,
+    sees_images: bool = False,
     **options: Any,
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
 
     Only ``resources`` and the prompts know the ``settings``.  The model is gpt-oss unless a chat model is given.
     ``edit`` may change the pipeline, as plug-ins do, the caller closes ``toolbox``, and ``options`` go to `Scheduler`.
-    An earlier server with the same ``url`` is declared dead.
+    An earlier server with the same ``url`` is declared dead.  With ``sees_images``, the model counts as one that does.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
@@ -122,6 +123,8 @@ async def running_server(
     await store.open()
     runs = RunRegistry(store)
     stages = chat_stages(model, ImageCache()) if model else harmony_stages(load_encoding())
+    if sees_images:
+        stages = replace(stages, traits=replace(stages.traits, sees_images=True))
     prompts = Prompts((settings or DEFAULTS).prompts)
     responses = sealing(responses_pipeline(stages, engine, runs, toolbox, limits), Sealer([await store.secret("seal")]))
     responses = prompting(aliasing(responses, aliases or {}), prompts)
@@ -131,7 +134,16 @@ async def running_server(
         pipeline = edit(responses)
         if isinstance(pipeline, AbstractAsyncContextManager):
             pipeline = await closing.enter_async_context(pipeline)
-        scheduler = Scheduler(pipeline, engine, runs, store, aliases=aliases or {}, **options)
+        scheduler = Scheduler(
+            pipeline,
+            engine,
+            runs,
+            store,
+            aliases=aliases or {},
+            sees_images=stages.traits.sees_images,
+            tools_of=toolbox.usable,
+            **options,
+        )
         parts = ServerParts(settings or DEFAULTS, scheduler, toolbox, peers, prompts)
         api = Api(
             scheduler,

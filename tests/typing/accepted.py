@@ -19,7 +19,8 @@ from penstock.services.runs.run import RunRegistry
 from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.recall import Recall
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
@@ -34,7 +35,7 @@ async def tap(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
 
 
 def in_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(store=runs.store, models=("m",)))
+    understood = Pipeline.start("normalize", normalizing(Recall(store=runs.store, models=("m",))))
     assert_type(understood, Pipeline[CreateResponse, ResolvedRequest])
     rendered = understood.then("render", RenderHarmony(encoding))
     assert_type(rendered, Pipeline[CreateResponse, Prompt])

@@ -16,7 +16,8 @@ from penstock.services.runs.run import RunRegistry
 from penstock.stages.emit.emit import Emit
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.recall import Recall
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.persist import Persist
 from penstock.stages.render.harmony.render import RenderHarmony
@@ -24,7 +25,7 @@ from penstock.testing import replayed
 
 
 def out_of_order(runs: RunRegistry, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(store=runs.store, models=("m",)))
+    understood = Pipeline.start("normalize", normalizing(Recall(store=runs.store, models=("m",))))
     understood.then("parse", ParseHarmony(encoding))  # error
     understood.then("emit", Emit())  # error
     rendered = understood.then("render", RenderHarmony(encoding))

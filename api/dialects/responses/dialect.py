@@ -21,8 +21,8 @@ def like_responses(name: str, base: str, wire: Wire) -> Dialect:
 
 
 def _routes(edge: Edge) -> Sequence[web.RouteDef]:
-    scheduler, normalize = edge.scheduler, edge.scheduler.pipeline.stage("normalize")
-    models = ModelList(scheduler.engine, scheduler.aliases, normalize.traits.sees_images, normalize.usable)
+    scheduler = edge.scheduler
+    models = ModelList(scheduler.engine, scheduler.aliases, scheduler.sees_images, scheduler.tools_of)
     return (
         *Responses(edge, hiding(edge.dialect.wire)).routes(edge.base),
         *Sockets(edge).routes(edge.base),

@@ -45,7 +45,7 @@ from penstock.services.containers import (
 from penstock.services.file_names import plain_name
 from penstock.services.store.store import Store
 from penstock.stages.normalize.containers import check_memory
-from penstock.stages.normalize.normalize import draw_suffix
+from penstock.stages.normalize.recall import draw_suffix
 
 MOST_LISTED = 1_000
 """Containers of a list, those that have ended among them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.services.engines.scripted import ScriptedEngine
+from penstock.stages.responses import reading_files
 from tests.bench.fuzz.fire import Outcome
 from tests.bench.fuzz.hostile import drawn
 from tests.support.server import HELLO, running_server, script
@@ -88,7 +88,7 @@ async def forge_marks(folder: Path, total: int, seed: int) -> dict[str, Outcome]
     found = {name: Outcome() for name in DOORS}
 
     def reading(pipeline: Any) -> Any:
-        return pipeline.replace("normalize", replace(pipeline.stage("normalize"), files=FileReader()))
+        return reading_files(pipeline, FileReader())
 
     seen = "</file>"
     shots = st.tuples(st.sampled_from([*DOORS]), st.lists(_pieces, max_size=3).map("".join), _texts)

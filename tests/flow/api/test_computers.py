@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,8 +11,6 @@ import pytest
 from openai.types.responses import ResponseComputerToolCall
 from openai.types.responses.response_computer_tool_call_output_item import ResponseComputerToolCallOutputItem
 
-from penstock.pipeline.core import Pipeline
-from penstock.stages.normalize.normalize import ModelTraits
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer
 from tests.support.tool_servers import MODES, call_markup, data_url, play_turns, png, respond, tool_server
@@ -33,14 +30,10 @@ SCREEN: Json = {"type": "computer_screenshot", "image_url": data_url(png())}
 CHECK: Json = {"id": "check_1", "code": "malicious", "message": "Look twice."}
 
 
-def seeing(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    return pipeline.replace("normalize", replace(pipeline.stage("normalize"), traits=ModelTraits(sees_images=True)))
-
-
 @asynccontextmanager
 async def computer_server(where: Path, *actions: Json) -> AsyncGenerator[ScriptedServer, None]:
     markup = [call_markup("functions.computer", action) for action in actions]
-    async with tool_server(where, markup, edit=seeing) as served:
+    async with tool_server(where, markup, sees_images=True) as served:
         yield served
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from aiohttp import web
 
 from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.services.engines.scripted import ScriptedEngine
+from penstock.stages.responses import reading_files
 from tests.support.documents import as_base64, docx, paragraph, pdf
 from tests.support.server import HELLO, ScriptedServer, running_server, script
 from tests.support.tool_servers import LOOPBACK, web_server
@@ -31,8 +31,7 @@ BROKEN = f"data:application/pdf;base64,{as_base64(b'%PDF-1.4')}"
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
     def edit(pipeline: Any) -> Any:
-        normalize = replace(pipeline.stage("normalize"), files=FileReader(allowed=LOOPBACK))
-        return pipeline.replace("normalize", normalize)
+        return reading_files(pipeline, FileReader(allowed=LOOPBACK))
 
     async with running_server(ScriptedEngine(script(HELLO)), tmp_path, edit=edit) as served:
         yield served

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from penstock.extensions.tools.browser.search_engines import search_backend
 from penstock.extensions.tools.browser.session import BrowserHost
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.tools import ToolAccess, Toolbox
-from penstock.stages.normalize.normalize import ModelTraits
 from tests.support.server import WEATHER, ScriptedServer, running_server
 
 NAMES = ("tiny", "folder/tiny-lora")
@@ -60,10 +59,7 @@ async def test_model_says_what_it_reads_and_which_tools_run(tmp_path: Path) -> N
 
 
 async def test_model_that_sees_says_so(tmp_path: Path) -> None:
-    def seeing(pipeline: Any) -> Any:
-        return pipeline.replace("normalize", replace(pipeline.stage("normalize"), traits=ModelTraits(sees_images=True)))
-
-    async with running_server(ScriptedEngine(), tmp_path, edit=seeing) as served:
+    async with running_server(ScriptedEngine(), tmp_path, sees_images=True) as served:
         [model] = (await served.get("/v1/models"))[1]["data"]
     assert model["input_modalities"] == ["text", "image"]
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, get_args
 
 from openai.types.responses import ResponseIncludable, ResponseInputItemParam, ToolParam
 
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
-from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.tools import HostedKind
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.tools import Toolbox
-from penstock.stages.normalize.normalize import ModelTraits
 from tests.support.paths import ROOT
 from tests.support.sdk_types import IMAGE, choices, fields_of, minimal, objects, probes
 from tests.support.server import ScriptedServer, running_server, script
@@ -357,12 +354,8 @@ async def serving_everything(
     folder: Path, kinds: Sequence[HostedKind] = ("browser", "container", "python")
 ) -> AsyncGenerator[ScriptedServer, None]:
     """Serve with all tools, and as with a model that sees images."""
-
-    def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-        return pipeline.replace("normalize", replace(pipeline.stage("normalize"), traits=ModelTraits(sees_images=True)))
-
     toolbox = Toolbox({kind: UnusedHost() for kind in kinds}, McpServers({}))
-    async with running_server(ScriptedEngine(), folder, toolbox=toolbox, edit=edit) as served:
+    async with running_server(ScriptedEngine(), folder, toolbox=toolbox, sees_images=True) as served:
         yield served
 
 

@@ -201,7 +201,7 @@ def test_mistake_is_reported_with_its_table_and_plugin(name: str, table: dict[st
 
 def test_plugins_of_a_file_share_its_table() -> None:
     edited = edit_of(load(["censor.py:alone", "censor.py:install"], {"censor": {"words": []}, "other": {}}))
-    assert edited(recorded_responses()).names()[5:8] == ["parse", "censor", "alone"]
+    assert edited(recorded_responses()).names()[8:11] == ["parse", "censor", "alone"]
     with pytest.raises(WrongPlugin, match=r"^--with censor.py:install: \[stages.censor\]: words: Field required$"):
         load(["censor.py:alone", "censor.py:install"])
 

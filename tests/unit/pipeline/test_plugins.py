@@ -242,7 +242,7 @@ def edited(*names: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["shouting.py:install", "./shouting.py:install", "shouting:install"])
 def test_plugin_is_a_file_or_a_module(name: str) -> None:
-    assert edited(name)[5:8] == ["parse", "shout", "emit"]
+    assert edited(name)[8:11] == ["parse", "shout", "emit"]
 
 
 def test_pipeline_without_plugins_is_returned_itself() -> None:
@@ -251,7 +251,7 @@ def test_pipeline_without_plugins_is_returned_itself() -> None:
 
 
 def test_plugins_are_installed_in_order() -> None:
-    assert edited("shouting.py:install", "shouting.py:again")[5:8] == ["parse", "shout", "again"]
+    assert edited("shouting.py:install", "shouting.py:again")[8:11] == ["parse", "shout", "again"]
     with pytest.raises(WrongPlugin, match="no stage named 'shout'"):
         edited("shouting.py:again", "shouting.py:install")
 
@@ -263,7 +263,7 @@ async def test_plugins_with_a_lifetime_end_in_reverse_order_after_the_block(here
     assert log == []
     with pytest.raises(ZeroDivisionError):
         async with install(recorded_responses()) as pipeline:
-            assert pipeline.names()[5:9] == ["parse", "other", "shout", "one"]
+            assert pipeline.names()[8:12] == ["parse", "other", "shout", "one"]
             log.append("runs")
             raise ZeroDivisionError
     assert log == ["one opens", "other opens", "runs", "other ends", "one ends"]
@@ -287,7 +287,7 @@ async def test_plugins_that_are_open_end_if_a_later_one_is_wrong(here: Path, nam
 
 
 def test_function_may_be_anywhere_in_its_module() -> None:
-    assert edited("shouting:Place.install")[5:8] == ["first", "parse", "shout"]
+    assert edited("shouting:Place.install")[8:11] == ["first", "parse", "shout"]
 
 
 @pytest.mark.usefixtures("installed")
@@ -363,7 +363,7 @@ async def test_every_door_names_what_differs_by_case_or_a_letter(door: str, tmp_
     [
         ("too_late", "emit -> shout: emit gives EmittedFrame, and shout takes ParsedFrame"),
         ("too_early", "summarize -> shout: summarize gives ResolvedRequest, and shout takes ParsedFrame"),
-        ("nowhere", "no stage named 'prase'; there are normalize, converse, summarize, render, generate, parse"),
+        ("nowhere", "no stage named 'prase'; there are normalize, recall, read, resolve, converse, summarize"),
         ("bare", "stage 'bare' is not annotated with the frames"),
         ("unready", "stage 'unready' is no generator: it has no yield"),
         ("generator", "stage 'generator' is no async generator: begin it with `async def` instead of `def`"),

@@ -57,6 +57,9 @@ def test_stages_of_the_operator_are_guarded_and_no_others() -> None:
     assert guards(edited, original) == {
         "first": "OneForOne",
         "after normalize": "OneForOne",
+        "after recall": "",
+        "after read": "",
+        "after resolve": "OneForOne",
         "after summarize": "OneForOne",
         "after render": "OneForOne",
         "after generate": "TokenOrder",

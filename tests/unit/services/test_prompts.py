@@ -14,7 +14,7 @@ from penstock.pipeline.protocol.items import InputText
 from penstock.pipeline.protocol.params.items import FilePart, ImagePart, MessageItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
-from penstock.services.prompts import OF_ONE_REQUEST, Prompts, Template, UnusablePrompts, applied
+from penstock.services.prompts import OF_ONE_REQUEST, Prompts, Template, UnusablePrompts, fill
 
 TONE = """\
 +++
@@ -50,13 +50,13 @@ def test_template_gives_what_the_request_leaves_out(tmp_path: Path) -> None:
     prompts = written(tmp_path, tone=TONE)
     variables = {"tone": "kind", "word": {"type": "input_text", "text": "no"}, "topic": "rain"}
     prompt = {"id": "tone", "variables": variables}
-    whole = applied(prompts, request(prompt=prompt, temperature=0.9, reasoning=None))
+    whole = fill(prompts, request(prompt=prompt, temperature=0.9, reasoning=None))
     assert whole.names == {"model", "input", "instructions"}
     assert (whole.request.model, whole.request.temperature) == ("tiny", 0.9)
     assert whole.request.instructions == "Answer in a kind tone.\n\nNever say no, and never {{1}} or {{}}."
     assert whole.request.input == [MessageItem(role="user", content="What is rain?")]
     assert whole.echo == {"id": "tone", "version": "1", "variables": variables}
-    own = applied(prompts, request(prompt=prompt, input="Hi", instructions="Be brief."))
+    own = fill(prompts, request(prompt=prompt, input="Hi", instructions="Be brief."))
     assert (own.request.input, own.request.instructions) == ("Hi", "Be brief.")
 
 
@@ -64,7 +64,7 @@ def test_images_and_files_divide_the_text_around_them(tmp_path: Path) -> None:
     image = {"type": "input_image", "image_url": "https://a.invalid/b.png"}
     file = {"type": "input_file", "file_url": "https://a.invalid/b.pdf"}
     prompts = written(tmp_path, seen=SEEN)
-    whole = applied(prompts, request(prompt={"id": "seen", "variables": {"first": image, "second": file}}))
+    whole = fill(prompts, request(prompt={"id": "seen", "variables": {"first": image, "second": file}}))
     (message,) = whole.request.input_items
     assert isinstance(message, MessageItem)
     assert message.content == (
@@ -74,7 +74,7 @@ def test_images_and_files_divide_the_text_around_them(tmp_path: Path) -> None:
         FilePart(file_url="https://a.invalid/b.pdf"),
         InputText("."),
     )
-    mixed = applied(prompts, request(prompt={"id": "seen", "variables": {"first": "a {{second}}", "second": image}}))
+    mixed = fill(prompts, request(prompt={"id": "seen", "variables": {"first": "a {{second}}", "second": image}}))
     (message,) = mixed.request.input_items
     assert isinstance(message, MessageItem)
     assert message.content[0] == InputText("Compare a {{second}} with ")
@@ -124,7 +124,7 @@ def test_variables_are_given_exactly_or_refused(text: str, values: dict[str, str
 def test_wrong_variables_are_refused(tmp_path: Path, variables: Any, param: str, code: str) -> None:
     prompts = written(tmp_path, tone=TONE)
     with pytest.raises(InvalidRequest) as caught:
-        applied(prompts, request(prompt={"id": "tone", "variables": variables}))
+        fill(prompts, request(prompt={"id": "tone", "variables": variables}))
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
 
 
@@ -152,7 +152,7 @@ def test_malformed_prompt_is_refused_by_its_path(prompt: Any, param: str) -> Non
 
 def test_latest_version_is_used_unless_one_is_named(tmp_path: Path) -> None:
     prompts = written(tmp_path, a="one", a__2="two", a__10="ten")
-    used = [applied(prompts, request(prompt={"id": "a", "version": version})) for version in (None, "1", "2", "10")]
+    used = [fill(prompts, request(prompt={"id": "a", "version": version})) for version in (None, "1", "2", "10")]
     assert [each.request.instructions for each in used] == ["ten", "one", "two", "ten"]
     assert [each.echo and each.echo["version"] for each in used] == ["10", "1", "2", "10"]
 
@@ -161,10 +161,10 @@ def test_unknown_prompt_or_version_is_not_found(tmp_path: Path) -> None:
     prompts = written(tmp_path, a="one")
     for prompt, param in (({"id": "b"}, "prompt.id"), ({"id": "a", "version": "01"}, "prompt.version")):
         with pytest.raises(PromptNotFound) as caught:
-            applied(prompts, request(prompt=prompt))
+            fill(prompts, request(prompt=prompt))
         assert (caught.value.status, caught.value.param) == (404, param)
     with pytest.raises(UnsupportedParameter) as refused:
-        applied(Prompts(), request(prompt={"id": "a"}))
+        fill(Prompts(), request(prompt={"id": "a"}))
     assert "--prompts" in refused.value.message
 
 

@@ -14,10 +14,12 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.recall import Recall
 from tests.support.examples import examples
 from tests.support.request_bodies import CLIENTS, EVERYTHING
 from tests.support.requests import ALL_HOSTED
+from tests.support.toolboxes import toolbox_of
 
 Json: TypeAlias = Any
 
@@ -48,8 +50,8 @@ async def understood(body: Json) -> ResolvedRequest | InvalidRequest:
     """The conversation or the refusal for a body; any other exception propagates."""
     try:
         request = read_request(json.dumps(body).encode())
-        normalize = Normalize(
-            store=Store(NullDatabase()), models=("gpt-oss-20b",), hosted=ALL_HOSTED, labels=frozenset({"docs"})
+        normalize = normalizing(
+            Recall(store=Store(NullDatabase()), models=("gpt-oss-20b",)), toolbox_of(ALL_HOSTED, {"docs"})
         )
         async with aclosing(normalize(source_of([request]))) as conversations:
             return await anext(conversations)

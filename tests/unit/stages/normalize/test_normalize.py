@@ -17,7 +17,11 @@ from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
-from penstock.stages.normalize.normalize import INCLUDABLE, CacheSharing, ModelTraits, Normalize, draw_suffix
+from penstock.stages.normalize.frames import ModelTraits
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.parameters import INCLUDABLE
+from penstock.stages.normalize.recall import Recall, draw_suffix
+from penstock.stages.normalize.resolve import CacheSharing
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import MODEL, NOW, normalize
 
@@ -26,7 +30,7 @@ from tests.support.requests import MODEL, NOW, normalize
 
 async def test_id_and_time_are_drawn_once(store: Store) -> None:
     draws, times = iter(["ab"]), iter([86_399.9])
-    stage = Normalize(store=store, models=(MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
+    stage = normalizing(Recall(store=store, models=(MODEL,), draw=lambda: next(draws), clock=lambda: next(times)))
     async with aclosing(stage(source_of([read_request(b'{"input": "Hi"}')]))) as conversations:
         resolved = await anext(conversations)
     assert (resolved.facts.response.id, resolved.facts.response.created_at) == ("resp_ab", 86_399)
@@ -36,7 +40,7 @@ async def test_id_and_time_are_drawn_once(store: Store) -> None:
 
 async def test_refused_request_draws_nothing(store: Store) -> None:
     empty: Iterator[Any] = iter(())
-    stage = Normalize(store=store, models=(MODEL,), draw=lambda: next(empty), clock=lambda: next(empty))
+    stage = normalizing(Recall(store=store, models=(MODEL,), draw=lambda: next(empty), clock=lambda: next(empty)))
     with pytest.raises(UnsupportedParameter):
         await anext(stage(source_of([read_request(b'{"input": "Hi", "prompt": {"id": "x"}}')])))
 
@@ -181,7 +185,7 @@ async def test_sampling_parameters_reach_the_engine(
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
     traits = ModelTraits(sampling={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
-    stage = Normalize(store=store, models=(MODEL,), traits=traits)
+    stage = normalizing(Recall(store=store, models=(MODEL,), traits=traits))
     request = read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         resolved = await anext(conversations)
@@ -193,7 +197,7 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
     ("sent", "limit"), [({}, 100), ({"max_output_tokens": 50}, 50), ({"max_output_tokens": 500}, 100)]
 )
 async def test_generation_config_bounds_the_output(store: Store, sent: dict[str, Any], limit: int) -> None:
-    stage = Normalize(store=store, models=(MODEL,), traits=ModelTraits(sampling={"max_tokens": 100}))
+    stage = normalizing(Recall(store=store, models=(MODEL,), traits=ModelTraits(sampling={"max_tokens": 100})))
     request = read_request(json.dumps({"input": "Hi", **sent}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         facts = (await anext(conversations)).facts
@@ -214,7 +218,7 @@ async def test_generation_config_bounds_the_output(store: Store, sent: dict[str,
 )
 async def test_cache_salt_is_set(store: Store, salted: bool, sent: dict[str, Any], salt: str | None) -> None:
     """The salt of the request is used; otherwise the server may derive one from the prompt cache key."""
-    stage = Normalize(store=store, models=(MODEL,), caches=CacheSharing(by_prompt_cache_key=salted))
+    stage = normalizing(Recall(store=store, models=(MODEL,)), caches=CacheSharing(by_prompt_cache_key=salted))
     request = read_request(json.dumps({"input": "Hi", **sent}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         assert (await anext(conversations)).facts.scheduling == Scheduling(salt)
@@ -222,9 +226,8 @@ async def test_cache_salt_is_set(store: Store, salted: bool, sent: dict[str, Any
 
 async def salt_of(owner: str, sent: dict[str, Any], *sharing: bool) -> str | None:
     request = read_request(json.dumps({"input": "Hi", **sent}).encode(), Envelope(owner=owner))
-    async with aclosing(
-        Normalize(store=Store(NullDatabase()), models=(MODEL,), caches=CacheSharing(*sharing))(source_of([request]))
-    ) as conversations:
+    stage = normalizing(Recall(store=Store(NullDatabase()), models=(MODEL,)), caches=CacheSharing(*sharing))
+    async with aclosing(stage(source_of([request]))) as conversations:
         return (await anext(conversations)).facts.scheduling.cache_salt
 
 
@@ -253,7 +256,7 @@ async def test_keys_share_the_prefix_cache_if_the_operator_wants_it(sent: dict[s
 
 async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
     request = read_request(b'{"input": "Hi", "priority": -3}', Envelope(trace_headers={"traceparent": "00-1"}))
-    async with aclosing(Normalize(store=store, models=(MODEL,))(source_of([request]))) as conversations:
+    async with aclosing(normalizing(Recall(store=store, models=(MODEL,)))(source_of([request]))) as conversations:
         assert (await anext(conversations)).facts.scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
@@ -289,7 +292,9 @@ async def test_other_tasks_run_while_a_long_request_is_resolved() -> None:
             turns += 1
 
     counting = asyncio.create_task(count())
-    async with aclosing(Normalize(store=Store(NullDatabase()), models=(MODEL,))(source_of([request]))) as requests:
+    async with aclosing(
+        normalizing(Recall(store=Store(NullDatabase()), models=(MODEL,)))(source_of([request]))
+    ) as requests:
         await anext(requests)
     counting.cancel()
     assert turns > 4
@@ -335,7 +340,7 @@ async def test_unknown_model_is_not_found(store: Store) -> None:
 )
 async def test_error_names_a_few_of_many_models(store: Store, count: int, names: str) -> None:
     """Recordings may be thousands of models: five are named, the others counted."""
-    normalize = Normalize(store=store, models=tuple(f"m{number}" for number in range(count)))
+    normalize = normalizing(Recall(store=store, models=tuple(f"m{number}" for number in range(count))))
     with pytest.raises(ModelNotFound, match=f"^This server serves {names} 'gpt-5'"):
         await anext(normalize(source_of([read_request(b'{"model": "gpt-5", "input": "Hi"}')])))
 

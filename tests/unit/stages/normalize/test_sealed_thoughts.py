@@ -19,7 +19,8 @@ from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, SealedSummary, Sealer
 from penstock.services.store.store import Store, StoredResponse
-from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.normalize.normalize import normalizing
+from penstock.stages.normalize.recall import Recall
 
 OWNER = "owner"
 SEALER = Sealer()
@@ -37,7 +38,7 @@ def carried(encrypted_content: str | None, **fields: Any) -> dict[str, Any]:
 
 
 async def normalize(store: Store, *sent: Any, suffix: str = "1", **body: Any) -> ResolvedRequest:
-    stage = Normalize(store=store, models=("gpt-oss-20b",), sealer=SEALER, draw=lambda: suffix)
+    stage = normalizing(Recall(store=store, models=("gpt-oss-20b",), sealer=SEALER, draw=lambda: suffix))
     request = read_request(json.dumps({"input": sent, **body}).encode(), Envelope(OWNER))
     async with aclosing(stage(source_of([request]))) as resolved:
         return await anext(resolved)

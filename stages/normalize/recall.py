@@ -1,0 +1,111 @@
+"""Recall: load what a request continues, and choose the ids and the time of its response.
+
+They are chosen here and nowhere else, so that all later stages give the same output for the same input.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.pipeline import errors
+from penstock.pipeline.logs import current_response
+from penstock.pipeline.protocol.history import History
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.tasks import MANY, apart
+from penstock.services.model_names import resolved_name
+from penstock.services.prompts import FilledRequest
+from penstock.services.sealing import Sealer
+from penstock.services.store.store import Store
+from penstock.stages.normalize.frames import ModelTraits, RecalledRequest
+from penstock.stages.normalize.input_items import references
+from penstock.stages.normalize.parameters import refuse_foreign, refuse_unsupported
+from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
+
+CONTINUABLE = frozenset({"completed", "incomplete"})
+"""The statuses of responses that can be continued; all others have not ended, or have failed or been cancelled."""
+
+
+def draw_suffix() -> str:
+    """Return the random part of a new response's id."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall:
+    """Load the history and the referenced items of a request for one of ``models``.
+
+    ``draw`` returns the random part of a response's id, and ``clock`` the time in seconds since 1970.
+    """
+
+    store: Store
+    models: tuple[str, ...]
+    """The model names that a request may give; the first is the default."""
+    traits: ModelTraits = field(default_factory=ModelTraits)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of other names that a request may give, each with one of the ``models``."""
+    sealer: Sealer | None = None
+    """Opens what clients carry; None if nothing is sealed here."""
+    draw: Callable[[], str] = draw_suffix
+    clock: Callable[[], float] = time.time
+
+    async def __call__(self, source: AsyncIterator[FilledRequest]) -> AsyncGenerator[RecalledRequest, None]:
+        """Yield each request with what it continues.
+
+        Raises `InvalidRequest` for a parameter that this server does not support, or an unknown model, response or
+        conversation; raises `StoreFailed` if the history cannot be read.
+        """
+        async for filled in source:
+            yield await self._recalled(filled)
+
+    async def _recalled(self, filled: FilledRequest) -> RecalledRequest:
+        request = filled.request
+        refuse_unsupported(request)
+        refuse_foreign(request, self.traits)
+        model = self.models[0] if request.model is None else request.model
+        served = resolved_name(model, self.models, self.aliases)
+        past = await self._past(request)
+        referenced = await self._referenced(request)
+        suffix = self.draw()
+        current_response.set(f"resp_{suffix}")
+        return RecalledRequest(
+            filled=filled,
+            model=model,
+            served=served,
+            traits=self.traits,
+            past=past,
+            referenced=referenced,
+            thoughts=ThoughtOpener(self.sealer, request.envelope.owner, request.envelope.forgives),
+            suffix=suffix,
+            now=self.clock(),
+        )
+
+    async def _past(self, request: CreateResponse) -> History:
+        """Return the history that the request continues, empty if it continues nothing."""
+        if (conversation_id := request.conversation_id) is not None:
+            conversation = await self.store.conversations.items(conversation_id, request.envelope.owner)
+            if conversation is None:
+                keeps = self.store.keeps
+                raise errors.no_conversation(shortened(conversation_id), param="conversation", keeps=keeps)
+            return conversation
+        if (previous := request.previous_response_id) is not None:
+            return request.envelope.continued or await self._continued(previous, request.envelope.owner)
+        return History((), {})
+
+    async def _continued(self, previous: str, owner: str) -> History:
+        chain = await self.store.chain(previous, owner)
+        if not chain:
+            raise errors.PreviousResponseNotFound(shortened(previous), keeps=self.store.keeps)
+        if (status := chain[-1].response.status) not in CONTINUABLE:
+            raise errors.PreviousResponseUnfinished(previous, status)
+        return await self.store.history(chain)
+
+    async def _referenced(self, request: CreateResponse) -> Mapping[str, Item]:
+        """Return the stored items that the input refers to, by id."""
+        given = request.input_items
+        ids = await apart(len(given) > MANY, references, given, "input")
+        return await self.store.items(ids, request.envelope.owner) if ids else {}
