@@ -30,12 +30,12 @@ from penstock.pipeline.errors import (
     UnsupportedParameter,
     no_conversation,
 )
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.conversation import AddItems, CreateConversation, UpdateConversation
 from penstock.pipeline.protocol.params.items import InputItem, ItemReference
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
-from penstock.pipeline.protocol.tools import HOSTED
 from penstock.pipeline.tasks import in_thread
 from penstock.services.file_reading import PlacedFile
 from penstock.services.store.store import Store
@@ -175,7 +175,7 @@ class Conversations:
         _check_ids(input_items, present)
         stored = await self.store.items(ids, owner) if ids else {}
         # images are read too, because any model may continue the conversation
-        reader = InputReader("items", self.draw(), stored, ToolsetBuilder(hosted=frozenset(HOSTED)), sees_images=True)
+        reader = InputReader("items", self.draw(), stored, ToolsetBuilder(hosted=frozenset(kinds())), sees_images=True)
         items, files = await in_thread(_read_items, reader, input_items, present.values())
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None

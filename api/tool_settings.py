@@ -13,7 +13,7 @@ from penstock.api.values import Duration, Size, Texts
 from penstock.services.own_hosts import label_of
 from penstock.services.standard_webhooks import Signer, checked_url
 from penstock.services.web.ssrf import AllowedNetworks
-from penstock.stages.normalize.tool_types import LEAVABLE, is_label, leavable, named
+from penstock.stages.normalize.tool_types import is_label, leavable, leavable_tools, named
 
 
 class ToolSettings(BaseSettings):
@@ -47,8 +47,8 @@ class ToolSettings(BaseSettings):
     leave_out_tool: Texts = Field(
         default=[],
         title="TOOL",
-        description=f"a tool to leave out of requests that have it: {', '.join(LEAVABLE)} (all that the server does "
-        "not run); otherwise a request with a tool that the server does not run gets a 400; repeatable",
+        description=f"a tool to leave out of requests that have it: {', '.join(leavable_tools())} (all that the server "
+        "does not run); otherwise a request with a tool that the server does not run gets a 400; repeatable",
         examples=["web_search"],
     )
     web_search: str | None = Field(

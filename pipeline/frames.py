@@ -14,7 +14,7 @@ included.  So a recording of one junction is complete, and replays to the same b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -777,14 +777,6 @@ ClientCallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApp
 
 HostedCallOpened: TypeAlias = CodeCallOpened | WebCallOpened | FileSearchOpened | ShellCallOpened
 """Calls of the built-in tools."""
-
-HOSTED_CALLS: Mapping[str, Callable[[str], HostedCallOpened]] = {
-    "python": lambda _: CodeCallOpened(),
-    "browser": WebCallOpened,
-    "container": lambda _: ShellCallOpened(),
-    "file_search": lambda _: FileSearchOpened(),
-}
-"""The frame that opens a call of a built-in tool, by its namespace; it is made from the tool's name."""
 
 ServerCallOpened: TypeAlias = McpCallOpened | HostedCallOpened | ToolSearchOpened
 """Calls that this server runs after the turn."""

@@ -46,6 +46,9 @@ DIALECTS = "penstock.dialects"
 HOSTS = "penstock.hosts"
 """The group of entry points for hosts: functions that open the host of a tool, each under the name of the tool."""
 
+KINDS = "penstock.kinds"
+"""The group of entry points for kinds of tools: each is a `HostedKind`, under the name of its host."""
+
 RESOURCES = "penstock.resources"
 """The group of entry points for resources: functions that open groups of routes beside the dialects."""
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named
-from penstock.pipeline.protocol.tools import HOSTED
 from penstock.services.containers import Containers
 from penstock.services.own_hosts import label_of, own_host
 from penstock.services.tools import Host, HostSettings, OwnHost, ReplacingServers, Toolbox
@@ -38,7 +38,7 @@ async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolb
             opened.push_async_callback(containers.close)
             settings = replace(settings, containers=containers)
         hosts: dict[str, Host] = {}
-        for kind in HOSTED:
+        for kind in kinds():
             if host := servers.host(kind) or await _opened(kind, settings):
                 hosts[kind] = host
                 opened.push_async_callback(host.close)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from penstock.pipeline.frames import CallData, ResolvedRequest
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.pipeline.protocol.tools import HOSTED, HostedKind, HostedTool, McpServer
+from penstock.pipeline.protocol.tools import HostedTool, McpServer
 from penstock.services.containers import TTL, Containers, MemoryLimit, OwnerLimits, no_owner_limits
 from penstock.services.slots import Limit, Slots, unlimited
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
@@ -265,7 +266,7 @@ class McpHosts(Protocol):
 class ReplacingServers(McpHosts, Protocol):
     """MCP servers, some of which run a built-in tool."""
 
-    def host(self, kind: HostedKind) -> Host | None:
+    def host(self, kind: str) -> Host | None:
         """Return the host of a built-in tool that one of the operator's servers runs; None if none does."""
         ...
 
@@ -338,22 +339,23 @@ class Toolbox:
     """The containers in which code and commands run."""
 
     @property
-    def kinds(self) -> frozenset[HostedKind]:
-        return frozenset(kind for kind in HOSTED if kind in self.hosts)
+    def kinds(self) -> frozenset[str]:
+        """The namespaces of the built-in tools."""
+        return frozenset(self.hosts)
 
     @property
     def labels(self) -> frozenset[str]:
         """The labels of the operator's MCP servers, and of the hosts of the operator's own."""
         return self.mcp.labels | self.own.keys()
 
-    def usable(self, owner: str) -> frozenset[HostedKind]:
+    def usable(self, owner: str) -> frozenset[str]:
         """Return the namespaces of the built-in tools that an owner may use."""
         return self.kinds - self.denied(owner)
 
     def denied(self, owner: str) -> frozenset[str]:
         """Return the built-in tools, by namespace, and those of the operator's own that an owner may not use."""
         may_use = self.access.of(owner)
-        return frozenset() if may_use is None else frozenset(HOSTED.keys() | self.own.keys()) - may_use
+        return frozenset() if may_use is None else frozenset(kinds()).union(self.own) - may_use
 
     def own_host(self, server: McpServer) -> OwnHost | None:
         """Return the host of the operator's own that a request names as a server; None if it names another server."""

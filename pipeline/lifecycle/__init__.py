@@ -11,7 +11,7 @@ To add a kind of item that this server runs, as `CodeInterpreterCall` is one, ch
 7. ``pipeline/protocol/params/items.py``: its form in a request, which becomes the item
 
 An item whose call the client runs needs no `CallFinished`: of step 3 only its opening frame is left.  The frame that
-opens an item of a built-in tool is also in ``frames.HOSTED_CALLS``, by which the parsers find it.
+opens an item of a built-in tool is also in the `HostedKind` of the tool, by which the parsers find it.
 
 ``stages/render/item_texts.py`` can rebuild the result of its call from the item, for a server that has lost the text
 that the model read; without that it calls the result forgotten.

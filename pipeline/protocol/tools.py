@@ -19,9 +19,6 @@ ClientForm: TypeAlias = Literal[
 ]
 """The type of a function call's item on the wire."""
 
-HostedKind: TypeAlias = Literal["python", "browser", "container", "file_search"]
-"""The namespaces of the built-in tools, under the names that gpt-oss was trained with, if it was."""
-
 
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     """A function of the client, called with JSON.
@@ -75,27 +72,16 @@ class HostedTool(msgspec.Struct, frozen=True, tag_field="type", tag="hosted", om
     """One function of a built-in tool, which this server runs: ``python.python``, ``browser.search``, ...
 
     ``description`` and ``parameters`` are those of the operator's MCP server that runs the tool.  Without parameters,
-    the function is the one of the model's training.
+    the function is that of the tool's kind.
     """
 
-    namespace: HostedKind
+    namespace: str
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 Tool: TypeAlias = FunctionTool | CustomTool | McpTool | HostedTool
-
-HOSTED: Mapping[HostedKind, tuple[HostedTool, ...]] = {
-    "python": (HostedTool("python", "python"),),
-    "browser": (HostedTool("browser", "search"), HostedTool("browser", "open"), HostedTool("browser", "find")),
-    "container": (HostedTool("container", "exec"),),
-    "file_search": (HostedTool("file_search", "search"),),
-}
-"""The functions of each built-in tool, as in gpt-oss's training; it was not trained to search in files."""
-
-TRAINED = frozenset((tool.namespace, tool.name) for tools in HOSTED.values() for tool in tools)
-"""The keys of these functions.  An operator's server may offer more."""
 
 ToolKey: TypeAlias = tuple[str | None, str]
 """The identity of a tool: its namespace and its name."""

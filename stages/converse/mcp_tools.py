@@ -10,12 +10,11 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import CallFinished, ListedTools, ResolvedRequest, with_facts
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import Item, ListedTool, McpListTools, of_type
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import (
     ANY_NAME,
-    HOSTED,
-    HostedKind,
     HostedTool,
     McpServer,
     McpTool,
@@ -89,13 +88,11 @@ async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host],
     return request if tools is request.facts.tools else with_facts(request, tools=tools)
 
 
-def _kinds(tools: Toolset) -> dict[HostedKind, None]:
+def _kinds(tools: Toolset) -> dict[str, None]:
     return dict.fromkeys(tool.namespace for tool in tools.tools if isinstance(tool, HostedTool))
 
 
-async def _declaration(
-    request: ResolvedRequest, host: Host | None, kind: HostedKind, seconds: float
-) -> Declaration | None:
+async def _declaration(request: ResolvedRequest, host: Host | None, kind: str, seconds: float) -> Declaration | None:
     if not isinstance(host, Declaring):
         return None
     try:
@@ -105,12 +102,12 @@ async def _declaration(
         return None
 
 
-def _declared(tools: Toolset, kind: HostedKind, declaration: Declaration | None, allowed: ToolFilter | None) -> Toolset:
+def _declared(tools: Toolset, kind: str, declaration: Declaration | None, allowed: ToolFilter | None) -> Toolset:
     """Return ``tools`` with the functions of ``kind`` in the declaration, and only those that are ``allowed``."""
     if declaration is None and allowed is None:
         return tools
     offered = tuple(tool for tool in tools.tools if tool.namespace == kind)
-    functions = callable_tools(declaration.tools if declaration else HOSTED[kind])
+    functions = callable_tools(declaration.tools if declaration else kinds()[kind].tools)
     may_call = tuple(
         tool for tool in functions if allowed is None or allowed.names is None or tool.name in allowed.names
     )

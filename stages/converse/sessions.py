@@ -13,10 +13,8 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from msgspec import UNSET
-
 from penstock.pipeline import frames, metrics
-from penstock.pipeline.protocol.params.request import OUTPUTS, RESULTS, SOURCES, WEB_RESULTS
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.services.own_hosts import OwnSession
 from penstock.services.tool_search import SEARCH_NAMESPACE, ToolSearch
@@ -39,18 +37,6 @@ logger = logging.getLogger(__name__)
 
 GRACE = 15.0
 """Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
-
-_BUILT_IN = {
-    "browser": "web_search",
-    "container": "shell",
-    "file_search": "file_search",
-    "python": "code_interpreter",
-    SEARCH_NAMESPACE: "tool_search",
-}
-"""The names in the metrics of the built-in tools, by namespace."""
-
-_CITABLE = ("browser", "file_search")
-"""The tools whose pages or files can be cited."""
 
 Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
@@ -107,7 +93,8 @@ class Sessions:
     @property
     def source(self) -> Callable[[int], Source | FileSource | None] | None:
         """A function that finds the page or the file of a cursor; None if the conversation has none."""
-        used: list[object] = [self._session(kind) for kind in _CITABLE if kind in self._cited or kind in self._open]
+        citable = (kind.namespace for kind in kinds().values() if kind.cited)
+        used: list[object] = [self._session(kind) for kind in citable if kind in self._cited or kind in self._open]
         sessions = [session for session in used if isinstance(session, Citable)]
         if not sessions:
             return None
@@ -150,7 +137,7 @@ class Sessions:
         is_read = not done.error or done.error == done.result
         failure = "" if is_read else f"Error: {done.error}"
         result = "\n".join(filter(None, (bounded(done.result, self._longest), bounded(failure, self._longest))))
-        return frames.CallFinished(result, done.error, self._shown(done.data), images=done.images)
+        return frames.CallFinished(result, done.error, self._shown(call.namespace, done.data), images=done.images)
 
     async def close(self) -> None:
         """Cancel all tasks that still run, then close all open sessions; log errors instead of raising them."""
@@ -191,7 +178,10 @@ class Sessions:
         """Return the name of a tool in the metrics, which have no label that a client has chosen."""
         if namespace in self._servers:
             return f"mcp:{namespace}" if namespace in self._toolbox.labels else "mcp"
-        return _BUILT_IN.get(namespace, "other")
+        if namespace == SEARCH_NAMESPACE:
+            return "tool_search"
+        kind = kinds().get(namespace)
+        return kind.api_type if kind else "other"
 
     def _is_mcp(self, namespace: str) -> bool:
         """Return True if an MCP server runs the tools of a namespace."""
@@ -215,20 +205,10 @@ class Sessions:
                 self._open[namespace] = host.session(self._request)
         return self._open.get(namespace)
 
-    def _shown(self, data: frames.CallData | None) -> frames.CallData | None:
+    def _shown(self, namespace: str, data: frames.CallData | None) -> frames.CallData | None:
         """Return the data that the item shows: outputs, sources and results only if the request includes them."""
-        include = self._request.facts.include
-        match data:
-            case frames.CodeOutputs() if OUTPUTS not in include:
-                return None
-            case frames.BrowserAction(action, results):
-                if SOURCES not in include:
-                    action = {key: value for key, value in action.items() if key != "sources"}
-                return frames.BrowserAction(action, results if WEB_RESULTS in include else UNSET)
-            case frames.FileSearchResults(queries) if RESULTS not in include:
-                return frames.FileSearchResults(queries, None)
-            case _:
-                return data
+        kind = kinds().get(namespace)
+        return kind.shown(data, self._request.facts.include) if kind and data is not None else data
 
 
 def _refused(call: ToolCall, refusal: str) -> frames.CallFinished:

@@ -15,14 +15,13 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import (
     Compaction,
-    FileSearchCall,
     Item,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
-    WebSearchCall,
     images_of,
     of_type,
 )
@@ -49,10 +48,6 @@ class Limits:
     """The tokens that a prompt and its answer may have together."""
     retry_seconds: float = 1.0
     """Seconds before retrying a turn that the engine had no room for."""
-
-
-_CITED: Mapping[type[Item], str] = {WebSearchCall: "browser", FileSearchCall: "file_search"}
-"""The namespaces of the tools whose calls may have found what the model cites."""
 
 
 class ToolLoop:
@@ -90,7 +85,7 @@ class ToolLoop:
             request,
             limits.call_seconds,
             limits.result_characters,
-            cited={_CITED[type(item)] for item in items if type(item) in _CITED},
+            cited=_cited(items),
         )
         self._known = known_tools(items)
         makes_calls = request.facts.generates and not self._compacts_only
@@ -374,6 +369,12 @@ def _cut(turn: ModelTurn) -> Iterator[Step]:
     """Yield the end of the first call as incomplete, if there is a call; nothing after it is passed on."""
     if turn.calls:
         yield frames.ItemClosed(complete=False)
+
+
+def _cited(items: Iterable[Item]) -> frozenset[str]:
+    """Return the kinds of tools whose calls are among ``items``, and may have found what the model cites."""
+    called = set(map(type, items))
+    return frozenset(kind.namespace for kind in kinds().values() if kind.cited in called)
 
 
 def _approved(conversation: Iterable[Item], given: Iterable[Item]) -> list[McpApprovalRequest]:

@@ -13,7 +13,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
-from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, Item
+from penstock.pipeline.hosted_kinds import kinds, takes_text
+from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item
+from penstock.stages.models.harmony.vocabulary import built_in
 from penstock.stages.models.output_items import Draft, Drafts
 from penstock.stages.models.refusals import refusal_of
 
@@ -88,8 +90,9 @@ class Transcript:
     def _refuse(self, draft: Draft, recipient: str, refusal: str) -> None:
         """Add the call of a tool that the model cannot call, and the error that it reads."""
         error = refusal or refusal_of(recipient)
-        if recipient == "python":
-            call = CodeInterpreterCall(CodeInterpreterCall.new_id(draft.key), draft.text, "", "completed")
+        hosted = built_in().get(recipient)
+        if hosted and takes_text(hosted):
+            call = replace(kinds()[hosted.namespace].called(hosted.name, draft.text, draft.key), status="completed")
             self.items.append(call)
             self._results[call.id] = error
             return

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
-from penstock.pipeline.protocol.tools import ANY_NAME, EVERY_TOOL, HostedKind, McpServer, ToolFilter
+from penstock.pipeline.protocol.tools import ANY_NAME, EVERY_TOOL, McpServer, ToolFilter
 from penstock.pipeline.secret import Secret
-from penstock.stages.normalize.tool_types import LABELS
 
 
 def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_unknown: str) -> McpServer:
@@ -23,7 +23,7 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_u
     if tool.server_url is None and labels is not None:
         key = "server_label" if tool.connector_id is None else "connector_id"
         label: str = getattr(tool, key)
-        if label not in labels and label in LABELS:
+        if label not in labels and label in kinds().by_label:
             message = f"This server does not offer the built-in tool {label!r} to this client."
             raise InvalidRequest(message, param=f"{path}.{key}", code="invalid_value")
         if label not in labels:
@@ -44,7 +44,7 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_u
     )
 
 
-def settings_of(tool: McpToolParam, kind: HostedKind) -> McpServer:
+def settings_of(tool: McpToolParam, kind: str) -> McpServer:
     """Return the settings of a built-in tool that is enabled as an MCP server: its headers and its allowed tools."""
     return McpServer(kind, headers=Secret(tool.sent_headers), allowed=_allowed(tool))
 

@@ -12,20 +12,17 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import TokenIds
+from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params.items import RawMessage
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, Tool
-from penstock.stages.models.browser_calls import Call, Find, Open, Search, parse_call
-from penstock.stages.models.file_searches import queries_in
-from penstock.stages.models.harmony.vocabulary import BUILT_IN, CALL, FUNCTIONS, load_encoding
-from penstock.stages.models.shell_calls import ArgumentsInvalid, shell_action
+from penstock.stages.models.harmony.vocabulary import CALL, FUNCTIONS, built_in, load_encoding
 
 _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
@@ -135,8 +132,9 @@ class MessageReader:
         is_clients = isinstance(tool, FunctionTool | CustomTool)
         call: _OpenCall
         # on commentary are calls of browser and container that the server answered with an error, as it has none
-        if recipient in BUILT_IN and not is_clients and (message.channel == "analysis" or recipient == "python"):
-            call = self._built_in(recipient, name, text, suffix)
+        hosted = None if is_clients else built_in().get(recipient)
+        if hosted and (message.channel == "analysis" or takes_text(hosted)):
+            call = kinds()[hosted.namespace].called(hosted.name, text, suffix)
             header = f" to={recipient}<|channel|>analysis code<|message|>"
             self.tokens[call.id] = (*load_encoding().encode_markup(header), *load_encoding().encode(text), CALL)
         elif message.channel == "analysis" and not is_clients and self._is_built_in(head):
@@ -156,22 +154,6 @@ class MessageReader:
     def _is_built_in(self, namespace: str) -> bool:
         """True for a built-in tool of the request: the operator's server for it may offer functions of its own."""
         return any(isinstance(tool, HostedTool) and tool.namespace == namespace for tool in self.tools.values())
-
-    def _built_in(self, recipient: str, name: str, text: str, suffix: str) -> _BuiltInCall:
-        """Return the call of a built-in tool; it is incomplete until its output comes."""
-        if recipient == "file_search.search":
-            return wire.FileSearchCall(wire.FileSearchCall.new_id(suffix), queries_in(text), "incomplete")
-        match name:
-            case "python":
-                return wire.CodeInterpreterCall(wire.CodeInterpreterCall.new_id(suffix), text, "", "incomplete")
-            case "exec":
-                ran_in = {"type": "container_reference"}
-                item_id, action = wire.ShellCall.new_id(suffix), shell_action(text)
-                return wire.ShellCall(
-                    item_id, call_id=f"call_{suffix}", action=action, status="incomplete", environment=ran_in
-                )
-            case _:
-                return wire.WebSearchCall(wire.WebSearchCall.new_id(suffix), "incomplete", _action(name, text))
 
     def _output(self, at: int, text: str, suffix: str) -> wire.Item | None:
         match self._open.pop(at):
@@ -213,25 +195,6 @@ class MessageReader:
         if not self._open:
             raise InvalidRequest("This output of a tool answers no earlier call.", param=path)
         return next(reversed(self._open))
-
-
-_UNCLEAR: Mapping[str, Call] = {"search": Search(""), "open": Open(), "find": Find("")}
-"""The functions of the browser, as called with unreadable arguments."""
-
-
-def _action(name: str, text: str) -> dict[str, Any]:
-    """Return the action of a browser call, as far as its arguments reveal it."""
-    try:
-        call = parse_call(name, text)
-    except ArgumentsInvalid:
-        call = _UNCLEAR[name]
-    match call:
-        case Search(query):
-            return {"type": "search", "query": query, "queries": [query]}
-        case Open(target):
-            return {"type": "open_page", "url": target if isinstance(target, str) else None}
-        case Find(pattern):
-            return {"type": "find_in_page", "url": "", "pattern": pattern}
 
 
 def _client_message(role: wire.Role, text: str, suffix: str) -> wire.Message:

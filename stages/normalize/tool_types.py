@@ -9,37 +9,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.pipeline.hosted_kinds import HostedKind, kinds
 from penstock.pipeline.protocol.params import tools as params
-from penstock.pipeline.protocol.tools import FunctionTool, HostedKind
+from penstock.pipeline.protocol.tools import FunctionTool
 from penstock.stages.models.client_actions import MOST_ACTIONS
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS
 from penstock.stages.models.shell_calls import MOST_COMMANDS
 
-LABELS: Mapping[str, HostedKind] = {
-    "python": "python",
-    "code_interpreter": "python",
-    "browser": "browser",
-    "web_search": "browser",
-    "web_search_preview": "browser",
-    "container": "container",
-    "shell": "container",
-}
-"""The built-in tools by the labels that enable them, for an ``mcp`` tool without a connector."""
-
-_NAMES: Mapping[str, HostedKind] = {**LABELS, "file_search": "file_search"}
-"""The built-in tools by the names with which an operator allows them."""
-
 NO_TOOL = "none"
 
 
-def types_of(kinds: Iterable[str]) -> tuple[str, ...]:
+def types_of(namespaces: Iterable[str]) -> tuple[str, ...]:
     """Return the types by which a request names these built-in tools, in order."""
-    return tuple(name for name, kind in sorted(_BUILT_IN.items()) if kind in kinds)
+    known = kinds()
+    return tuple(sorted(known[name].api_type for name in namespaces if name in known))
 
 
 def is_label(name: str) -> bool:
     """Return True if a tool of the operator's own may have this label."""
-    return bool(_LABEL.fullmatch(name)) and name not in (*_NAMES, NO_TOOL, FUNCTIONS)
+    return bool(_LABEL.fullmatch(name)) and name not in (*kinds().by_name, NO_TOOL, FUNCTIONS)
 
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -50,85 +38,72 @@ def named(names: Iterable[str], own: Collection[str] | None = ()) -> frozenset[s
 
     Raises `ValueError` for any other name.  If it is not known which ``own`` there are, each name may be one.
     """
-    kinds = set[str]()
+    known, found = kinds().by_name, set[str]()
     for name in names:
-        if name in _NAMES:
-            kinds.add(_NAMES[name])
+        if name in known:
+            found.add(known[name].namespace)
         elif name != NO_TOOL:
             if not (is_label(name) if own is None else name in own):
-                raise ValueError(f"{name!r} is not one of {', '.join((*_NAMES, *sorted(own or ())))} and {NO_TOOL}")
-            kinds.add(name)
-    return frozenset(kinds)
+                raise ValueError(f"{name!r} is not one of {', '.join((*known, *sorted(own or ())))} and {NO_TOOL}")
+            found.add(name)
+    return frozenset(found)
 
-
-_OF_VLLM = frozenset({"code_interpreter", "container", "web_search_preview"})
-"""The labels that enable built-in tools in vLLM, where a ``server_url`` beside them has no effect."""
-
-_BUILT_IN: Mapping[str, HostedKind] = {
-    "code_interpreter": "python",
-    "web_search": "browser",
-    "shell": "container",
-    "file_search": "file_search",
-}
-"""The built-in tools by their types in a request, without a version."""
-
-TYPE_OF_LABEL: Mapping[str, str] = {"python": "code_interpreter", "browser": "web_search", "container": "shell"}
-"""The types of the built-in tools that have labels of other names."""
 
 MISSING = "missing"
 """The name for all tools that the server does not run, also for those of types that it does not know."""
 
-LEAVABLE = (
-    *("code_interpreter", "computer", "file_search", "image_generation", "programmatic_tool_calling", "shell"),
-    *("tool_search", "web_search", MISSING),
-)
-"""The tools that an operator can have left out of requests: those that a server runs, without their versions."""
+_OF_OTHERS = frozenset({"computer", "image_generation", "programmatic_tool_calling", "tool_search"})
+"""The tools without a kind that an operator can have left out of requests."""
 
-UNASKED = frozenset({"web_search", "image_generation"})
-"""The tools that coding agents declare beside their own in each request, whether a server runs them or not."""
 
-_OPTIONS: Mapping[str, str] = {
-    "code_interpreter": "--sandbox",
-    "shell": "--sandbox",
-    "web_search": "--web-search",
-    "file_search": "--store",
-}
-"""The option by which an operator gives a tool to the server."""
+def leavable_tools() -> tuple[str, ...]:
+    """Return the tools that an operator can have left out of requests, without their versions."""
+    return (*sorted(_OF_OTHERS.union(kinds().by_type)), MISSING)
+
+
+def is_unasked(tool_type: str) -> bool:
+    """Return True if coding agents declare a tool beside their own in each request, whether a server runs it or not."""
+    name = unversioned(tool_type)
+    kind = kinds().by_type.get(name)
+    return kind.is_unasked if kind else name == "image_generation"
 
 
 def advice_on(tool_type: str) -> str:
     """Return the advice in the error about a tool that the server does not run."""
     name = unversioned(tool_type)
-    provided = f"provide it by {_OPTIONS[name]}, or " if name in _OPTIONS else ""
-    left_out = name if name in LEAVABLE else MISSING
+    kind = kinds().by_type.get(name)
+    provided = f"provide it by {kind.option}, or " if kind and kind.option else ""
+    left_out = name if name in leavable_tools() else MISSING
     return f"Its operator can {provided}have it left out of requests: --leave-out-tool {left_out}."
 
 
 def leavable(names: Iterable[str]) -> frozenset[str]:
-    """Return these names of tools; raises `ValueError` for one that is not in `LEAVABLE`."""
+    """Return these names of tools; raises `ValueError` for one that is not among the `leavable_tools`."""
+    known = leavable_tools()
     for name in names:
-        if name not in LEAVABLE:
-            raise ValueError(f"{name!r} is not one of {', '.join(LEAVABLE)}")
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of {', '.join(known)}")
     return frozenset(names)
 
 
 def built_in(tool: params.ToolParam) -> HostedKind | None:
-    """Return the built-in tool that a tool of the request means, or None."""
+    """Return the kind of built-in tool that a tool of the request means, or None."""
     match tool:
-        case params.McpToolParam(connector_id=None) if tool.server_url is None or tool.server_label in _OF_VLLM:
-            return LABELS.get(tool.server_label)
+        case params.McpToolParam(connector_id=None, server_label=label):
+            kind = kinds().by_label.get(label)
+            return kind if kind and (tool.server_url is None or label == kind.label_of_vllm) else None
         case params.ShellToolParam(runs_here=False):
             return None
         case _:
-            return _BUILT_IN.get(unversioned(tool.type))
+            return kinds().by_type.get(unversioned(tool.type))
 
 
 def kinds_of(choice_type: str) -> tuple[str, ...]:
     """Return the kinds of tools that a choice of this type may mean: a built-in tool, or a tool of the client."""
     if unversioned(choice_type) == "computer":
         return ("computer", "computer_use_preview")
-    hosted = _BUILT_IN.get(unversioned(choice_type))
-    return (choice_type,) if hosted is None else (hosted, choice_type)
+    hosted = kinds().by_type.get(unversioned(choice_type))
+    return (choice_type,) if hosted is None else (hosted.namespace, choice_type)
 
 
 def choice_without_secrets(choice: dict[str, Any]) -> dict[str, Any]:

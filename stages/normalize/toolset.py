@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol import tools as wire
 from penstock.pipeline.protocol.items import AdditionalTools, Item, ToolSearchOutput, of_type
 from penstock.pipeline.protocol.params import tools as params
@@ -24,7 +25,6 @@ from penstock.pipeline.protocol.tools import (
     NO_FILE_SEARCH,
     NO_OPTIONS,
     FileSearchOptions,
-    HostedKind,
     McpServer,
     Tool,
     ToolKey,
@@ -38,14 +38,12 @@ from penstock.stages.normalize.containers import ContainerWish, wish_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_types import (
     CLIENT_TOOLS,
-    LABELS,
     MISSING,
-    TYPE_OF_LABEL,
-    UNASKED,
     advice_on,
     built_in,
     client_tool,
     is_of_the_client,
+    is_unasked,
     kinds_of,
     unversioned,
 )
@@ -91,7 +89,7 @@ class ToolsetBuilder:
     of_unknown: str = ADVICE
     """The end of the error about a label that is not among the ``labels``."""
     takes_agents: bool = True
-    """True if agents declare tools here that they do not need: those in `UNASKED`, beside tools of their own."""
+    """True if agents declare tools here that they do not need: see `is_unasked`, beside tools of their own."""
     tools: dict[str, Tool] = field(default_factory=dict)
     """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
@@ -231,10 +229,10 @@ class ToolsetBuilder:
         if self._is_left_out(tool):
             self.ignored[tool.type] = None
             return None
-        if (kind := built_in(tool)) in self.hosted:
-            self._claim(kind, "built-in", f"{path}.type")
-            self._set_up(tool, kind, path)
-            return wire.HOSTED[kind]
+        if (kind := built_in(tool)) and kind.namespace in self.hosted:
+            self._claim(kind.namespace, "built-in", f"{path}.type")
+            self._set_up(tool, kind.namespace, path)
+            return kind.tools
         match tool:
             case params.FunctionToolParam() | params.CustomToolParam():
                 return (_tool(tool, None),)
@@ -264,7 +262,7 @@ class ToolsetBuilder:
         return not isinstance(tool, params.ShellToolParam) or tool.runs_here
 
     def _is_unasked(self, tool: params.ToolParam) -> bool:
-        return self._is_agent and unversioned(tool.type) in UNASKED
+        return self._is_agent and is_unasked(tool.type)
 
     def _is_of_the_client(self, tool: params.ToolParam) -> bool:
         match tool:
@@ -278,15 +276,15 @@ class ToolsetBuilder:
     def _missing(self, tool: params.ToolParam, path: str) -> UnsupportedParameter:
         if isinstance(tool, params.ComputerToolParam):
             message = f"This model reads text only, and cannot see the screen of a computer. {advice_on(tool.type)}"
-        elif built_in(tool) in self.denied:
+        elif (kind := built_in(tool)) and kind.namespace in self.denied:
             message = f"{self.of_denied} tools of type {shortened(tool.type)!r}."
-        elif own := TYPE_OF_LABEL.get(tool.type):
-            message = f"A tool of type {tool.type!r} is {own!r}, or 'mcp' with this server_label."
+        elif (named := kinds().get(tool.type)) and named.api_type != tool.type:
+            message = f"A tool of type {tool.type!r} is {named.api_type!r}, or 'mcp' with this server_label."
         else:
             message = f"This server does not run tools of type {shortened(tool.type)!r}. {advice_on(tool.type)}"
         return UnsupportedParameter(message, param=f"{path}.type")
 
-    def _set_up(self, tool: params.ToolParam, kind: HostedKind, path: str) -> None:
+    def _set_up(self, tool: params.ToolParam, kind: str, path: str) -> None:
         """Keep the options of a built-in tool; raises `InvalidRequest` for one that nothing here would obey."""
         options = NO_OPTIONS
         if isinstance(tool, params.FileSearchToolParam):
@@ -430,9 +428,11 @@ class ToolsetBuilder:
             allowed = self.servers[label].allowed
             if name is None or allowed is None or allowed.names is None or name in allowed.names:
                 return [(label, name or wire.ANY_NAME)]
-        elif keys := groups.get((kind := LABELS.get(label, ""), None), ()):
-            if kind in (self.labels or ()) and name is not None:  # the operator's server may have further functions
-                return [(kind, name)]
+        elif (kind := kinds().by_label.get(label)) and (keys := groups.get((kind.namespace, None), ())):
+            if (
+                kind.namespace in (self.labels or ()) and name is not None
+            ):  # the operator's server may have further functions
+                return [(kind.namespace, name)]
             if chosen := [key for key in keys if name in (None, key[1])]:
                 return chosen
         raise _bad_choice(f"There is no such tool of an MCP server labelled {shortened(label)!r}.")

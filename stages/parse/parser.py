@@ -15,16 +15,9 @@ from msgspec import UNSET
 from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame
+from penstock.pipeline.hosted_kinds import kinds, own_function
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.protocol.tools import (
-    TRAINED,
-    CustomTool,
-    FunctionTool,
-    HostedTool,
-    McpTool,
-    Tool,
-    tool_key,
-)
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool
 from penstock.pipeline.yield_point import YieldPoint
 from penstock.services.usage import Tallies, Tally, TurnTokens
 from penstock.stages.parse.text import StopStrings, TokenVocabulary
@@ -203,7 +196,7 @@ def call_of(tool: Tool) -> CallOpened:
             return frames.CustomToolCallOpened(tool.name, tool.namespace)
         case McpTool(needs_approval=True):
             return frames.McpApprovalOpened(tool.namespace, tool.name)
-        case HostedTool() if tool_key(tool) in TRAINED:
-            return frames.HOSTED_CALLS[tool.namespace](tool.name)
+        case HostedTool() if own_function(tool):
+            return kinds()[tool.namespace].opened(tool.name)
         case McpTool() | HostedTool():
             return frames.McpCallOpened(tool.namespace, tool.name)

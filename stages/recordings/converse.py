@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, Stage, source_of
 from penstock.pipeline.errors import CannotStart, EngineFailed
-from penstock.pipeline.protocol.tools import HOSTED, HostedKind
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
 from penstock.services.runs.turns import own_turn
 from penstock.services.tools import Toolbox
@@ -36,9 +36,9 @@ class RecordedTools(Toolbox):
     of_unknown: str = "recordings answer here, and no tools run"
 
     @property
-    def kinds(self) -> frozenset[HostedKind]:
+    def kinds(self) -> frozenset[str]:
         """All built-in tools."""
-        return frozenset(HOSTED)
+        return frozenset(kinds())
 
     @property
     def labels(self) -> frozenset[str]:

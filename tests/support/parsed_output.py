@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
 from msgspec import structs
 
 from penstock.pipeline import frames
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import Logprob
-from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Toolset
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Toolset
 from penstock.services.usage import TurnTokens
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony import vocabulary
@@ -277,7 +278,7 @@ EVERY_TOOL = Toolset(
         FunctionTool("shell", form="shell"),
         McpTool("docs", "look-up"),
         McpTool("docs", "write", needs_approval=True),
-        *chain.from_iterable(HOSTED.values()),
+        *kinds().tools,
     )
 )
 

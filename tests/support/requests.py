@@ -25,7 +25,7 @@ from penstock.services.tools import FULL_ACCESS, ToolAccess
 from penstock.stages.normalize.frames import ModelTraits
 from penstock.stages.normalize.normalize import normalizing
 from penstock.stages.normalize.recall import Recall
-from penstock.stages.normalize.tool_types import LEAVABLE, MISSING
+from penstock.stages.normalize.tool_types import MISSING, leavable_tools
 from tests.support.clock import count_instructions
 from tests.support.toolboxes import toolbox_of
 
@@ -117,7 +117,7 @@ Json: TypeAlias = Any
 MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
 ALL_HOSTED: frozenset[str] = frozenset({"python", "browser", "container"})
-ALL_LEFT_OUT = frozenset(LEAVABLE) - {MISSING}
+ALL_LEFT_OUT = frozenset(leavable_tools()) - {MISSING}
 """All tools that an operator can leave out, as for Codex, which sends some by default."""
 
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline, source_of
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
-from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
+from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
 from penstock.stages.converse.converse import Converse, Steering
 from penstock.stages.converse.tool_loop import Limits
@@ -70,7 +71,7 @@ def turn(*items: list[frames.ParsedFrame], reason: frames.FinishReason = "stop")
 
 def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> frames.ResolvedRequest:
     """A request with all built-in tools and a server of tools called ``docs``."""
-    hosted = tuple(tool for tools in HOSTED.values() for tool in tools)
+    hosted = kinds().tools
     hello = Message("msg_0", "completed", "user", (InputText("Hello."),))
     begun = response("resp_1", status="in_progress", output=(), completed_at=None)
     begun = replace(begun, max_tool_calls=fields.pop("max_tool_calls", None))
@@ -303,7 +304,7 @@ class RecordedTools:
 
     def __init__(self, path: Path) -> None:
         self._play = ScriptPlayer(msgspec.json.decode(path.read_bytes(), type=ToolScript))
-        hosts: dict[str, Host] = {kind: RecordedHost(kind, self._play) for kind in HOSTED}
+        hosts: dict[str, Host] = {kind: RecordedHost(kind, self._play) for kind in kinds()}
         self.toolbox = Toolbox(hosts, RecordedServers(self._play))
 
     def check(self) -> None:

@@ -16,11 +16,13 @@ import msgspec
 
 from penstock.extensions.tools.mcp.failures import McpFailure
 from penstock.extensions.tools.mcp.mcp_servers import McpServers, McpSession, arguments
-from penstock.pipeline.frames import CallData, CodeOutputs, ResolvedRequest, ShellOutput
-from penstock.pipeline.protocol.tools import TRAINED, HostedKind, HostedTool, McpServer
+from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.hosted_kinds import ByMcp, HostedKind, kinds, takes_text
+from penstock.pipeline.protocol.tools import HostedTool, McpServer
 from penstock.pipeline.secret import Secret
 from penstock.services.mcp_config import read_servers
 from penstock.services.tools import Declaration, HostSettings, ServerUnavailable, Session, ToolResult, bounded
+from penstock.stages.models.chat.names import CODE_ARGUMENT
 
 LONGEST = 64_000
 """Maximum characters of a result, the same as for the built-in tools."""
@@ -35,15 +37,15 @@ SESSION_HEADER = "x-session-id"
 class McpHost:
     """A `Host` that runs a built-in tool on the operator's MCP server labelled with the tool's name."""
 
-    def __init__(self, servers: McpServers, kind: HostedKind, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, servers: McpServers, kind: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._servers = servers
-        self._kind: HostedKind = kind
+        self._kind = kind
         self._clock = clock
         self._retry_at = -math.inf
 
     def session(self, request: ResolvedRequest) -> Session:
         inner = self._servers.private_session(self._server(request), {SESSION_HEADER: request.facts.response_id})
-        return _SESSIONS[self._kind](self._kind, inner)
+        return _HostedSession(kinds()[self._kind], inner)
 
     async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
         """Return the functions and the description that the server lists for this request.
@@ -63,7 +65,7 @@ class McpHost:
         tools = (
             HostedTool(self._kind, tool.name, tool.description or None, tool.input_schema) for tool in listing.tools
         )
-        prompted = (tool for tool in tools if tool.name not in listing.unprompted or tool.name == "python")
+        prompted = (tool for tool in tools if tool.name not in listing.unprompted or takes_text(tool))
         return Declaration(tuple(prompted), listing.instructions)
 
     def _server(self, request: ResolvedRequest) -> McpServer:
@@ -82,8 +84,8 @@ class McpHost:
 class OperatorServers(McpServers):
     """MCP servers, some of which run a built-in tool."""
 
-    def host(self, kind: HostedKind) -> McpHost | None:
-        return McpHost(self, kind) if kind in _SESSIONS and kind in self.labels else None
+    def host(self, kind: str) -> McpHost | None:
+        return McpHost(self, kind) if kind in self.labels and kinds()[kind].by_mcp else None
 
 
 def servers(settings: HostSettings) -> OperatorServers:
@@ -94,65 +96,29 @@ def servers(settings: HostSettings) -> OperatorServers:
 class _HostedSession:
     def __init__(self, kind: HostedKind, inner: McpSession) -> None:
         self._kind = kind
+        self._form = kind.by_mcp or ByMcp()
         self._inner = inner
+
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        """Return the action of a call, as far as its arguments reveal it."""
+        try:
+            return self._form.action(name, arguments(text))
+        except McpFailure:
+            return self._form.action(name, {})
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run a call; ``data`` of the outcome has the form of the built-in tool's items.
 
         Calls of further functions of the server are ``mcp_call`` items.
         """
-        is_trained = (self._kind, name) in TRAINED
+        function = self._kind.function(name)
         try:
-            call_arguments = self._arguments(text) if is_trained else arguments(text)
-            outcome = await self._inner.call(name, call_arguments, seconds)
+            is_text = function is not None and function.parameters is None
+            outcome = await self._inner.call(name, {CODE_ARGUMENT: text} if is_text else arguments(text), seconds)
         except McpFailure as failure:
             outcome = failure.outcome
         outcome = replace(outcome, result=bounded(outcome.result, LONGEST))
-        return replace(outcome, data=self._shown(outcome)) if is_trained else outcome
+        return replace(outcome, data=self._form.data(outcome.result, outcome.error)) if function else outcome
 
     async def close(self) -> None:
         await self._inner.close()
-
-    def _arguments(self, text: str) -> dict[str, Any]:
-        return arguments(text)
-
-    def _shown(self, outcome: ToolResult) -> CallData | None:
-        return None
-
-
-class _Python(_HostedSession):
-    def _arguments(self, text: str) -> dict[str, Any]:
-        return {"code": text}
-
-    def _shown(self, outcome: ToolResult) -> CallData | None:
-        logs = outcome.error or outcome.result
-        return CodeOutputs(({"type": "logs", "logs": logs},)) if logs else None
-
-
-class _Browser(_HostedSession):
-    def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """Build the action from the arguments.  A link given by number has no URL here: only the server knows it."""
-        try:
-            call_arguments = arguments(text)
-        except McpFailure:
-            call_arguments = {}
-        match name:
-            case "search":
-                return {"type": "search", "query": str(call_arguments.get("query", ""))}
-            case "find":
-                return {"type": "find_in_page", "pattern": str(call_arguments.get("pattern", "")), "url": ""}
-            case "open":
-                page = call_arguments.get("id")
-                return {"type": "open_page", "url": page if isinstance(page, str) else None}
-            case _:
-                return None
-
-
-class _Container(_HostedSession):
-    def _shown(self, outcome: ToolResult) -> CallData | None:
-        exit_code = 0 if outcome.error is None else 1
-        ended = {"type": "exit", "exit_code": exit_code}
-        return ShellOutput(({"stdout": outcome.result, "stderr": outcome.error or "", "outcome": ended},))
-
-
-_SESSIONS: dict[HostedKind, type[_HostedSession]] = {"python": _Python, "browser": _Browser, "container": _Container}

@@ -13,13 +13,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+from penstock.extensions.tools.sandbox.kinds import container_description
 from penstock.extensions.tools.sandbox.live_containers import Lease, OpenContainers, Turn
 from penstock.extensions.tools.sandbox.probe import offered
 from penstock.extensions.tools.sandbox.process import SandboxDied
 from penstock.extensions.tools.sandbox.python import SandboxHost, files_of
 from penstock.pipeline.frames import ResolvedRequest, ShellOutput
 from penstock.services.tools import ContainerFiles, HostSettings, ToolResult
-from penstock.stages.models.harmony.hosted import container_description
 from penstock.stages.models.shell_calls import ArgumentsInvalid, ShellCommands, executed, shell_action, shell_call
 
 _GRACE_SECONDS: Final = 10.0

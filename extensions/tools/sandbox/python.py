@@ -7,16 +7,16 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from penstock.extensions.tools.sandbox.kinds import python_description
 from penstock.extensions.tools.sandbox.live_containers import Lease, OpenContainer, OpenContainers, Turn
 from penstock.extensions.tools.sandbox.plan import Kind
 from penstock.extensions.tools.sandbox.probe import offered
 from penstock.extensions.tools.sandbox.process import Process, SandboxDied
 from penstock.pipeline.frames import CodeOutputs, ResolvedRequest
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.params.request import OUTPUTS
-from penstock.pipeline.protocol.tools import HOSTED
 from penstock.services.containers import FoundFile, NoSuchFile
 from penstock.services.tools import ContainerFiles, Declaration, HostSettings, ToolResult
-from penstock.stages.models.harmony.hosted import python_description
 
 _GRACE_SECONDS: Final = 5.0
 """Seconds that interrupted code may take to end: on a busy machine it waits for its turn."""
@@ -51,7 +51,9 @@ class SandboxHost:
     async def declaration(self, request: ResolvedRequest, seconds: float) -> Declaration:
         """Return the tool with the facts of the sandbox that works on this machine."""
         has_drive = self._containers.sandboxes[self._kind].has_home
-        return Declaration(HOSTED[self._kind], self._describe(self._containers.call_seconds, has_drive=has_drive))
+        return Declaration(
+            kinds()[self._kind].tools, self._describe(self._containers.call_seconds, has_drive=has_drive)
+        )
 
     def lease(self, request: ResolvedRequest) -> Lease:
         """Return the use of a container by one response; nothing is started yet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from penstock.pipeline.hosted_kinds import own_function
 from penstock.pipeline.protocol.tools import (
     CustomTool,
     FunctionTool,
@@ -75,7 +76,8 @@ def _described(tool: Tool) -> tuple[str | None, Mapping[str, Any] | None]:
         case HostedTool():
             if function := function_of(tool):
                 return function.description, function.parameters
-            return None, _one_text(CODE_ARGUMENT, "Python code to run.")
+            own = own_function(tool)
+            return None, _one_text(CODE_ARGUMENT, (own and own.description) or "")
 
 
 def _one_text(argument: str, description: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from penstock.pipeline.hosted_kinds import takes_text
 from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall, CustomToolCall
 from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Tool, ToolKey, Toolset, tool_key
 
@@ -53,7 +54,9 @@ def text_argument(tool: Tool | CallItem) -> str | None:
     match tool:
         case CustomTool() | CustomToolCall():
             return CUSTOM_ARGUMENT
-        case HostedTool(namespace="python", name="python") | CodeInterpreterCall():
+        case CodeInterpreterCall():
+            return CODE_ARGUMENT
+        case HostedTool() if takes_text(tool):
             return CODE_ARGUMENT
         case _:
             return None

@@ -20,8 +20,9 @@ import tiktoken
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall
-from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Tool
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool
 from penstock.stages.models.text_pieces import PIECE, pieces
 
 Spelled = TypeVar("Spelled")
@@ -191,8 +192,10 @@ def recipient_of(tool: Tool | CallItem) -> str:
     match tool:
         case FunctionTool() | CustomTool():  # first, as a request may have thousands of them
             return f"{tool.namespace or FUNCTIONS}.{tool.name}"
-        case CodeInterpreterCall() | HostedTool(namespace="python", name="python"):
-            return "python"
+        case CodeInterpreterCall():
+            return tool.tool[1]
+        case HostedTool() if takes_text(tool):
+            return tool.namespace
         case McpTool() | HostedTool():
             return f"{tool.namespace}.{tool.name}"
         case _:
@@ -200,8 +203,10 @@ def recipient_of(tool: Tool | CallItem) -> str:
             return f"{namespace or FUNCTIONS}.{name}"
 
 
-BUILT_IN = frozenset(recipient_of(tool) for tools in HOSTED.values() for tool in tools)
-"""Recipients that the model was trained on; it sometimes calls them even if the request declares no such tool."""
+@cache
+def built_in() -> Mapping[str, HostedTool]:
+    """Return the built-in tools by recipient; a model sometimes calls them even if the request declares none."""
+    return {recipient_of(tool): tool for tool in kinds().tools}
 
 
 def _texts(token_bytes: Sequence[bytes]) -> dict[int, str]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from penstock.pipeline.frames import CustomToolCallOpened, ReasoningOpened
+from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol import tools
-from penstock.stages.models.harmony.vocabulary import BUILT_IN, FUNCTIONS, recipient_of
+from penstock.stages.models.harmony.vocabulary import FUNCTIONS, built_in, recipient_of
 from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.parser import CallOpened, Opening, call_of
 
@@ -17,8 +18,6 @@ CONTENT_TYPES = ("json", "code", "text", "python")
 
 _PUNCTUATION = ".,:;!?"
 _FUNCTIONS = f"{FUNCTIONS}."
-_PYTHON = "python."
-"""Models also address the tool as ``python.exec``, though it has no functions."""
 
 
 class Recipients:
@@ -36,7 +35,7 @@ class Recipients:
     @cached_property
     def _served(self) -> tuple[str, ...]:
         """The prefixes of recipients, in lower case, that belong to tools run by this server."""
-        named = {tool.namespace for tool in self._toolset.tools if isinstance(tool, tools.McpTool)}.union(tools.HOSTED)
+        named = {tool.namespace for tool in self._toolset.tools if isinstance(tool, tools.McpTool)}.union(kinds())
         return tuple(f"{namespace.lower()}." for namespace in named)
 
     @cached_property
@@ -92,7 +91,7 @@ class Recipients:
 
 
 def _built_in(recipient: str) -> str | None:
-    return next((spelling for spelling in map(str.lower, _spellings(recipient)) if spelling in BUILT_IN), None)
+    return next((spelling for spelling in map(str.lower, _spellings(recipient)) if spelling in built_in()), None)
 
 
 def _spellings(recipient: str) -> Iterator[str]:
@@ -100,5 +99,6 @@ def _spellings(recipient: str) -> Iterator[str]:
     for spelling in (recipient, *map(recipient.removesuffix, CONTENT_TYPES)):  # "functions.get_weatherjson"
         trimmed = spelling.rstrip(_PUNCTUATION)
         yield from (spelling, trimmed, trimmed.removeprefix(_FUNCTIONS))
-    if recipient.lower().startswith(_PYTHON):
-        yield "python"
+    for tool in kinds().tools:  # models also address Python as ``python.exec``, though it has no functions
+        if takes_text(tool) and recipient.lower().startswith(f"{tool.namespace}."):
+            yield tool.namespace

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.pipeline.errors import UnsupportedParameter
+from penstock.pipeline.hosted_kinds import takes_text
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, HostedTool, McpTool, Tool, Toolset
 from penstock.stages.models.harmony import vocabulary
 from penstock.stages.render import constraint
@@ -94,7 +95,9 @@ def _input(tool: Tool, *, is_forced: bool) -> str:
                 return constraint.json_body(constraint.arguments_schema(parameters))
             case CustomTool(grammar=Grammar() as rule):
                 return constraint.tool_body(rule)
-            case CustomTool() | HostedTool(namespace="python", name="python"):
+            case CustomTool():
+                return _FREE
+            case HostedTool() if takes_text(tool):
                 return _FREE
             case FunctionTool() | McpTool() | HostedTool():
                 return ANY_OBJECT

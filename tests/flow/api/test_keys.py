@@ -23,7 +23,6 @@ from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import SHIPPED
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, StoreFailed, Unauthorized
-from penstock.pipeline.protocol.tools import HostedKind
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.store.store import Store
@@ -192,7 +191,7 @@ def test_key_file_has_one_key_per_line(key_file: Path, text: str) -> None:
 def test_key_file_names_the_tools_of_a_key(key_file: Path) -> None:
     key_file.write_text(f"{ALICE} tools=code_interpreter,web_search # Alice\n{BOB}\n")
     keys = Keys(key_file, None)
-    assert keys.tools(keys.owner(f"Bearer {ALICE}")) == frozenset[HostedKind](("python", "browser"))
+    assert keys.tools(keys.owner(f"Bearer {ALICE}")) == frozenset[str](("python", "browser"))
     assert keys.tools(keys.owner(f"Bearer {BOB}")) is None
     key_file.write_text(f"{ALICE} tools=python,ALL\n")
     with pytest.raises(UnusableKeys, match="'ALL' is not one of") as refused:

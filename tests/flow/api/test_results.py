@@ -10,7 +10,8 @@ import pytest
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest, with_facts
-from penstock.pipeline.protocol.tools import HOSTED, Toolset
+from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.protocol.tools import Toolset
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.tools import Toolbox, ToolResult
 from penstock.stages.converse.converse import Converse
@@ -36,7 +37,7 @@ class Last(ScriptedTool):
 
 async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for conversation in source:
-        yield with_facts(conversation, tools=Toolset((*conversation.facts.tools.tools, *HOSTED["python"])))
+        yield with_facts(conversation, tools=Toolset((*conversation.facts.tools.tools, *kinds()["python"].tools)))
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from openai.types.responses import ResponseIncludable, ResponseInputItemParam, T
 
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.protocol.tools import HostedKind
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.tools import Toolbox
 from tests.support.paths import ROOT
@@ -351,7 +350,7 @@ class UnusedHost:
 
 @asynccontextmanager
 async def serving_everything(
-    folder: Path, kinds: Sequence[HostedKind] = ("browser", "container", "python")
+    folder: Path, kinds: Sequence[str] = ("browser", "container", "python")
 ) -> AsyncGenerator[ScriptedServer, None]:
     """Serve with all tools, and as with a model that sees images."""
     toolbox = Toolbox({kind: UnusedHost() for kind in kinds}, McpServers({}))

@@ -9,7 +9,6 @@ import pytest
 from penstock.extensions.tools.mcp.builtin_tools import McpHost
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.extensions.tools.sandbox.probe import Sandbox
-from penstock.pipeline.protocol.tools import HostedKind
 from penstock.services.mcp_config import HttpServer, ServerConfig
 from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.converse.tool_loop import Limits
@@ -146,7 +145,7 @@ async def test_all_turns_have_the_priority_of_the_request(tmp_path: Path, http: 
             assert [prompt.facts.scheduling.priority for prompt in served.engine.prompts] == [priority] * 3
 
 
-def replaced(kind: HostedKind, config: ServerConfig) -> Toolbox:
+def replaced(kind: str, config: ServerConfig) -> Toolbox:
     """A toolbox in which an operator's server runs a built-in tool."""
     servers = McpServers({kind: config}, LOCAL)
     return Toolbox({kind: McpHost(servers, kind)}, servers)

@@ -12,7 +12,8 @@ import pytest
 from penstock.api.runs import scheduler
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ResolvedRequest, with_facts
-from penstock.pipeline.protocol.tools import HOSTED, Toolset
+from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.protocol.tools import Toolset
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.tools import Toolbox
 from penstock.stages.converse.converse import Converse
@@ -35,7 +36,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 
 async def python(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for conversation in source:
-        yield with_facts(conversation, tools=Toolset(HOSTED["python"]))
+        yield with_facts(conversation, tools=Toolset(kinds()["python"].tools))
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import jsonschema
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.tools import (
-    HOSTED,
     FunctionTool,
-    HostedKind,
     ToolFilter,
     ToolKey,
     WebSearchOptions,
@@ -21,7 +20,7 @@ from penstock.pipeline.protocol.tools import (
 )
 from penstock.services.store.store import Store
 from penstock.services.tools import ToolAccess
-from penstock.stages.normalize.tool_types import CLIENT_TOOLS, LABELS, named, unversioned
+from penstock.stages.normalize.tool_types import CLIENT_TOOLS, named, unversioned
 from penstock.stages.render.item_texts import split
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import (
@@ -40,7 +39,7 @@ CODE: Json = {"type": "code_interpreter", "container": {"type": "auto", "network
 CONTAINER: Json = {"type": "shell", "environment": {"type": "container_auto"}}
 WEB: Json = {"type": "web_search"}
 
-SPELLINGS: list[tuple[Json, HostedKind]] = [
+SPELLINGS: list[tuple[Json, str]] = [
     (CODE, "python"),
     ({"type": "code_interpreter"}, "python"),
     *[
@@ -55,7 +54,7 @@ def label(name: str) -> Json:
     return {"type": "mcp", "server_label": name}
 
 
-LABELLED: list[tuple[Json, HostedKind]] = [
+LABELLED: list[tuple[Json, str]] = [
     *[(label(name), "python") for name in ("python", "code_interpreter")],
     *[(label(name), "browser") for name in ("browser", "web_search", "web_search_preview")],
     *[(label(name), "container") for name in ("container", "shell")],
@@ -64,11 +63,11 @@ LABELLED: list[tuple[Json, HostedKind]] = [
 
 @pytest.mark.parametrize(("tool", "kind"), SPELLINGS + LABELLED, ids=str)
 async def test_built_in_tools_are_offered_if_available(
-    store: Store, tool: Json, kind: HostedKind, caplog: pytest.LogCaptureFixture
+    store: Store, tool: Json, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         resolved = await normalize(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
-    assert resolved.facts.tools.tools[1:] == HOSTED[kind]
+    assert resolved.facts.tools.tools[1:] == kinds()[kind].tools
     assert resolved.facts.tools.servers == ()
     assert resolved.facts.tools.runs_here
     assert resolved.facts.response.tools == (WEATHER, tool)
@@ -79,7 +78,7 @@ async def test_built_in_tools_are_offered_if_available(
 @pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["unavailable", "available"])
 @pytest.mark.parametrize(("tool", "kind"), SPELLINGS, ids=str)
 async def test_operator_can_leave_out_built_in_tools(
-    store: Store, tool: Json, kind: HostedKind, hosted: frozenset[str], caplog: pytest.LogCaptureFixture
+    store: Store, tool: Json, kind: str, hosted: frozenset[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     left_out = frozenset({unversioned(tool["type"])})
     with pytest.raises(UnsupportedParameter):
@@ -95,7 +94,7 @@ async def test_operator_can_leave_out_built_in_tools(
 async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
     tools = [WEB, WEATHER, {"type": "web_search_preview"}, label("browser"), CODE, {"type": "shell"}, {"type": "shell"}]
     resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert resolved.facts.tools.tools[:3] == HOSTED["browser"]
+    assert resolved.facts.tools.tools[:3] == kinds()["browser"].tools
     assert [tool_key(tool) for tool in resolved.facts.tools.tools[3:]] == [
         (None, "get_weather"),
         ("python", "python"),
@@ -115,7 +114,7 @@ async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: 
         resolved = await normalize(
             store, input="Hi", tools=tools, hosted=ALL_HOSTED, left_out=ALL_LEFT_OUT - {"code_interpreter"}
         )
-    assert resolved.facts.tools.tools == HOSTED["python"]
+    assert resolved.facts.tools.tools == kinds()["python"].tools
     (record,) = caplog.records
     assert "image_generation, file_search, computer" in record.getMessage()
 
@@ -125,7 +124,7 @@ async def test_search_without_web_access_is_refused(store: Store, sent: bool | N
     """Nothing was fetched before, and no page is fetched for it."""
     tools = [{"type": "web_search", "external_web_access": sent}]
     resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    assert resolved.facts.tools.tools == HOSTED["browser"]
+    assert resolved.facts.tools.tools == kinds()["browser"].tools
     with pytest.raises(UnsupportedParameter) as caught:
         await normalize(store, input="Hi", tools=[{**WEB, "external_web_access": False}], hosted=ALL_HOSTED)
     assert caught.value.param == "tools[0].external_web_access"
@@ -292,7 +291,7 @@ async def test_url_beside_a_label_of_vllm_is_not_used(store: Store, name: str) -
     """VLLM's own tests send one.  Without the built-in tool it is the server of that URL."""
     tool = label(name) | {"server_url": "http://localhost:8888"}
     resolved = await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED)
-    assert (resolved.facts.tools.tools, resolved.facts.tools.servers) == (HOSTED[LABELS[name]], ())
+    assert (resolved.facts.tools.tools, resolved.facts.tools.servers) == (kinds().by_label[name].tools, ())
     resolved = await normalize(store, input="Hi", tools=[tool])
     assert [server.url for server in resolved.facts.tools.servers] == ["http://localhost:8888"]
 

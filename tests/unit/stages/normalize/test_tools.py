@@ -10,7 +10,7 @@ from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
 from penstock.services.store.store import Store
 from penstock.services.tools import ToolAccess
-from penstock.stages.normalize.tool_types import MISSING, TYPE_OF_LABEL, unversioned
+from penstock.stages.normalize.tool_types import MISSING, unversioned
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
 from tests.support.requests import (
     ALL_HOSTED,
@@ -172,6 +172,10 @@ async def test_refusal_of_a_denied_tool_names_who_may_not_use_it(store: Store, a
         tool = {"type": "shell", "environment": {"type": "container_auto"}}
         await normalize(store, input="Hi", tools=[tool], hosted=ALL_HOSTED, access=access)
     assert caught.value.param == "tools[0].type"
+
+
+TYPE_OF_LABEL = {"python": "code_interpreter", "browser": "web_search", "container": "shell"}
+"""The types of built-in tools that have labels of other names."""
 
 
 @pytest.mark.parametrize(("label", "kind"), TYPE_OF_LABEL.items())

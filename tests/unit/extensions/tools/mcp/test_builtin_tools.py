@@ -10,7 +10,7 @@ from penstock.extensions.tools.mcp.builtin_tools import McpHost
 from penstock.extensions.tools.mcp.listings import Listing
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.pipeline.frames import CodeOutputs, McpError, ResolvedRequest, ShellOutput
-from penstock.pipeline.protocol.tools import HostedKind, McpServer
+from penstock.pipeline.protocol.tools import McpServer
 from penstock.pipeline.secret import Secret
 from penstock.services.mcp_config import HttpServer
 from penstock.services.tools import Acting, ServerUnavailable, ToolResult
@@ -58,7 +58,7 @@ async def test_shown_output_is_bounded(make: MakeServers) -> None:
 
 
 async def test_browser_and_container_take_json(make: MakeServers, http: HttpServers) -> None:
-    kinds: tuple[HostedKind, ...] = ("browser", "container")
+    kinds: tuple[str, ...] = ("browser", "container")
     servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
     browser, container = (McpHost(servers, kind).session(conversation("resp_1")) for kind in kinds)
     assert await browser.run("search", '{"query": "fjords", "topn": 3}', PATIENT) == ToolResult(
@@ -105,7 +105,7 @@ async def test_headers_of_the_request_reach_the_server_of_a_built_in_tool(make: 
 
 
 async def test_server_declares_its_functions(make: MakeServers, http: HttpServers) -> None:
-    kinds: tuple[HostedKind, ...] = ("python", "container")
+    kinds: tuple[str, ...] = ("python", "container")
     servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
     python, container = [await McpHost(servers, kind).declaration(conversation("resp_1"), PATIENT) for kind in kinds]
     assert (python.description, [tool.name for tool in python.tools]) == ("Python with numpy.", ["python", "header"])

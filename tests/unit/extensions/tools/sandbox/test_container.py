@@ -13,7 +13,7 @@ import pytest
 from penstock.extensions.tools.sandbox.container import ContainerSession
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.pipeline.frames import ShellOutput
-from penstock.pipeline.protocol.tools import HOSTED
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.services.tools import ToolResult
 from penstock.testing import ExampleCalls, check_host
 from tests.support.sandboxes import shell_host
@@ -21,7 +21,7 @@ from tests.support.scripted_tools import NO_CONVERSATION
 
 pytestmark = pytest.mark.io
 
-EXEC = HOSTED["container"][0].name
+EXEC = kinds()["container"].tools[0].name
 
 SET_ATTRIBUTE = 'python3 -c \'import os, sys; os.setxattr(sys.argv[1], "user.a", b"b")\''
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, HostedTool, McpTool, Toolset
+from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, HostedTool, McpTool, Toolset
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.names import ToolNames
 
@@ -44,7 +45,7 @@ def test_custom_tool_takes_one_text() -> None:
 
 
 def test_built_in_tools_have_harmony_descriptions() -> None:
-    shown = offered(Toolset(tuple(tool for tools in HOSTED.values() for tool in tools)))
+    shown = offered(Toolset(kinds().tools))
     browser = ["browser__search", "browser__open", "browser__find"]
     assert sorted(shown) == sorted(["python", *browser, "container__exec", "file_search__search"])
     assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.tools import (
-    HOSTED,
     CustomTool,
     FunctionTool,
     HostedTool,
@@ -35,7 +35,7 @@ TOOLS = st.one_of(
     st.builds(FunctionTool, WORDS, namespace=st.none() | WORDS),
     st.builds(CustomTool, WORDS, namespace=st.none() | WORDS),
     st.builds(McpTool, WORDS, WORDS),
-    st.sampled_from([tool for tools in HOSTED.values() for tool in tools]),
+    st.sampled_from(kinds().tools),
 )
 
 

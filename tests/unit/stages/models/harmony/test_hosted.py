@@ -7,11 +7,10 @@ from itertools import chain
 import pytest
 from openai_harmony import ToolNamespaceConfig
 
+from penstock.pipeline import hosted_kinds
 from penstock.pipeline.protocol.tools import (
     ANY_NAME,
-    HOSTED,
     FunctionTool,
-    HostedKind,
     HostedTool,
     McpTool,
     Tool,
@@ -34,8 +33,8 @@ TAUGHT = {"browser": ToolNamespaceConfig.browser(), "python": ToolNamespaceConfi
 CLOCK = function("clock", None, "What time it is.")
 
 
-def built_in(*kinds: HostedKind) -> list[Tool]:
-    return [*chain.from_iterable(HOSTED[kind] for kind in kinds)]
+def built_in(*kinds: str) -> list[Tool]:
+    return [*chain.from_iterable(hosted_kinds.kinds()[kind].tools for kind in kinds)]
 
 
 def prompt(*tools: Tool, choice: str = "auto") -> str:
@@ -43,14 +42,12 @@ def prompt(*tools: Tool, choice: str = "auto") -> str:
     return load_encoding().decode(prompt_ids(request))
 
 
-KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "python"), ("python", "browser")]
+KINDS: list[tuple[str, ...]] = [("browser",), ("python",), ("browser", "python"), ("python", "browser")]
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 @pytest.mark.parametrize("functions", [[], [CLOCK]], ids=["alone", "with functions"])
-def test_built_in_tools_have_their_trained_descriptions(
-    kinds: tuple[HostedKind, ...], functions: list[FunctionTool]
-) -> None:
+def test_built_in_tools_have_their_trained_descriptions(kinds: tuple[str, ...], functions: list[FunctionTool]) -> None:
     request = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
     system = reference_system("Medium", *(TAUGHT[kind] for kind in kinds))
     assert prompt_ids(request) == reference_ids(

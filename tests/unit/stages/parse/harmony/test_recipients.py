@@ -23,7 +23,8 @@ from penstock.pipeline.frames import (
     TokenChunk,
     WebCallOpened,
 )
-from penstock.pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, McpTool, Toolset
+from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.protocol.tools import ANY_NAME, CustomTool, FunctionTool, McpTool, Toolset
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, recipient_of
 from penstock.stages.parse.harmony.recipients import Recipients
 from tests.support.parsed_output import OPENINGS, parse_harmony_frames, parse_harmony_text, turn_started
@@ -169,9 +170,9 @@ HERE = Toolset(
         *(FunctionTool("shell", form="shell"), FunctionTool("apply_patch", form="apply_patch")),
         *(McpTool("docs", "read/all-of.it"), McpTool("docs", "write", needs_approval=True)),
         *(McpTool("my.wiki-2", "page.get"), McpTool("my.wiki-2", "weather")),
-        *HOSTED["python"],
-        *HOSTED["browser"],
-        *HOSTED["container"],
+        *kinds()["python"].tools,
+        *kinds()["browser"].tools,
+        *kinds()["container"].tools,
     )
 )
 

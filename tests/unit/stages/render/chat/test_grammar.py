@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
+from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, McpTool, Toolset
 from penstock.stages.render.constraint import MOST_CALLS
 from tests.support.chat_families import (
     THINKING_OFF,
@@ -33,7 +34,7 @@ LOOSE = FunctionTool("look", None, COUNT)
 DATE = CustomTool("date", None, Grammar("regex", r'\d{4}-\d{2}(\n"z")?'))
 NOTE = CustomTool("note")
 FAR = McpTool("far", "fetch", None, COUNT)
-ALL = (STRICT, LOOSE, DATE, NOTE, FAR, *HOSTED["python"])
+ALL = (STRICT, LOOSE, DATE, NOTE, FAR, *kinds()["python"].tools)
 
 CONST = {"type": "const_string", "value": "yes"}
 

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from openai_harmony import Message as PackageMessage
 
 from penstock.pipeline import frames
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol import items
-from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, McpTool, Toolset
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, McpTool, Toolset
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.render.harmony.messages import harmony_conversation
 from penstock.stages.render.harmony.render import RenderHarmony
@@ -220,9 +221,9 @@ SERVER_TOOLS = Toolset(
         *(FunctionTool("f"), CustomTool("g"), FunctionTool("h", namespace="team")),
         FunctionTool("shell", form="shell"),
         *(McpTool("docs", "read/all-of.it"), McpTool("my.wiki-2", "page.get")),
-        *HOSTED["python"],
-        *HOSTED["browser"],
-        *HOSTED["container"],
+        *kinds()["python"].tools,
+        *kinds()["browser"].tools,
+        *kinds()["container"].tools,
     )
 )
 TEXTS = st.one_of(st.text(min_size=1, max_size=30), st.sampled_from(["<|end|>", " to=functions.f", "{}", "\ud800"]))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Tool, Toolset
+from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.protocol.tools import ANY_NAME, CustomTool, FunctionTool, Grammar, McpTool, Tool, Toolset
 from penstock.stages.models.harmony.vocabulary import CALL, CHANNEL, END, MESSAGE, RETURN, load_encoding
 from penstock.stages.render.constraint import MOST_CALLS
 from penstock.stages.render.harmony.grammar import MOST_BEFORE, WARM_UP, grammar
@@ -134,9 +135,9 @@ HERE: tuple[Tool, ...] = (
     McpTool("docs", "read/all-of.it", None, {"type": "object", "not": {}}),
     McpTool("my.wiki-2", "größe", None, {"type": "date", "$ref": "#/nowhere", "uniqueItems": 1}, needs_approval=True),
     FunctionTool("shell", form="shell"),
-    *HOSTED["python"],
-    *HOSTED["browser"],
-    *HOSTED["container"],
+    *kinds()["python"].tools,
+    *kinds()["browser"].tools,
+    *kinds()["container"].tools,
 )
 MUST_CALL_HERE = grammar_for(required(*HERE))
 MAY_CALL_HERE_OR_JSON = grammar_for(Toolset((*HERE, STRICT)), COUNT)

@@ -1,0 +1,139 @@
+"""Kinds of tools that a server can run: each is one value, which the folder of the tool holds.
+
+A kind comes through the door: it is an entry point of the group ``penstock.kinds``.  The stages know kinds by what
+their values say, and import none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Protocol
+
+from penstock.pipeline.frames import CallData, HostedCallOpened
+from penstock.pipeline.plugins import KINDS, TOOL, installed, value_named
+from penstock.pipeline.protocol.items import HostedCall, Item, ShellCall
+from penstock.pipeline.protocol.tools import FunctionTool, HostedTool
+
+
+def _whole(data: CallData, include: Collection[str]) -> CallData | None:
+    return data
+
+
+class ReadsCall(Protocol):
+    """Makes the item of a call that a client has given as a message of the model."""
+
+    def __call__(self, name: str, text: str, suffix: str) -> HostedCall | ShellCall:
+        """Return the item, without an output yet; its id ends in ``suffix``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByMcp:
+    """The form of a kind's calls where a server of the operator's, which speaks MCP, runs them."""
+
+    data: Callable[[str, str | None], CallData | None] = lambda result, error: None
+    """Returns the data of a call from its result and its error."""
+    action: Callable[[str, Mapping[str, Any]], dict[str, Any] | None] = lambda name, arguments: None
+    """Returns the action of a call to a function, from its arguments; None if the item shows none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedKind:
+    """A kind of tool: all that the stages know of it."""
+
+    namespace: str
+    """Its name in prompts and recordings: the one that gpt-oss was trained with, if it was."""
+    api_type: str
+    """Its type in a request, without a version; metrics have this name, too."""
+    description: str
+    """Its words for the model, unless its host declares it."""
+    functions: tuple[FunctionTool, ...]
+    """Its functions in words for the model.  One without parameters takes plain text, which its description names."""
+    opened: Callable[[str], HostedCallOpened]
+    """Makes the frame that opens a call, from the name of the function."""
+    called: ReadsCall
+    """Makes the item of such a call."""
+    labels: tuple[str, ...] = ()
+    """The labels that enable it, for an ``mcp`` tool without a connector."""
+    label_of_vllm: str = ""
+    """The label that enables it in vLLM, where a ``server_url`` beside it has no effect."""
+    option: str = ""
+    """The option by which an operator gives it to the server."""
+    is_unasked: bool = False
+    """True if coding agents declare it beside their own tools in each request, whether a server runs it or not."""
+    shown: Callable[[CallData, Collection[str]], CallData | None] = _whole
+    """Returns the data that the item of a call shows by the ``include`` of the request."""
+    cited: type[Item] | None = None
+    """The item of its calls, if the model may cite what they have found."""
+    by_mcp: ByMcp | None = None
+    """Set if an MCP server of the operator, labelled with the namespace, can run it."""
+
+    @cached_property
+    def tools(self) -> tuple[HostedTool, ...]:
+        """Its functions as tools of a request."""
+        return tuple(HostedTool(self.namespace, function.name) for function in self.functions)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which an operator allows it."""
+        return self.labels or (self.namespace,)
+
+    def function(self, name: str) -> FunctionTool | None:
+        """Return one of its own functions; None for another name: a server of the operator may offer more."""
+        return next((function for function in self.functions if function.name == name), None)
+
+
+class Kinds(Mapping[str, HostedKind]):
+    """The kinds that are installed, by namespace."""
+
+    def __init__(self, kinds: Collection[HostedKind]) -> None:
+        self._kinds = {kind.namespace: kind for kind in kinds}
+
+    def __getitem__(self, namespace: str) -> HostedKind:
+        return self._kinds[namespace]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    @cached_property
+    def by_type(self) -> Mapping[str, HostedKind]:
+        """The kinds by their types in a request."""
+        return {kind.api_type: kind for kind in self.values()}
+
+    @cached_property
+    def by_label(self) -> Mapping[str, HostedKind]:
+        """The kinds by the labels that enable them."""
+        return {label: kind for kind in self.values() for label in kind.labels}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, HostedKind]:
+        """The kinds by the names with which an operator allows them."""
+        return {name: kind for kind in self.values() for name in kind.names}
+
+    @cached_property
+    def tools(self) -> tuple[HostedTool, ...]:
+        """The functions of all kinds."""
+        return tuple(tool for kind in self.values() for tool in kind.tools)
+
+
+@cache
+def kinds() -> Kinds:
+    """Return the kinds that are installed; raises `WrongPlugin` for an entry point that is none."""
+    return Kinds([value_named(name, TOOL, KINDS, HostedKind) for name in sorted(installed(KINDS))])
+
+
+def own_function(tool: HostedTool) -> FunctionTool | None:
+    """Return the function of a tool's kind, in its words for the model; None if it is one of a server's own."""
+    kind = kinds().get(tool.namespace)
+    return kind.function(tool.name) if kind else None
+
+
+def takes_text(tool: HostedTool) -> bool:
+    """Return True if the model calls a tool with plain text, such as code, and not with JSON."""
+    function = own_function(tool)
+    return function is not None and function.parameters is None
