@@ -253,7 +253,7 @@ _NO_TOOLS = Toolset()
 _NONE_UNSEEN: Mapping[str, str] = {}
 
 
-class ResolvedRequest(_Frame, frozen=True):
+class ResolvedRequest(_Frame, frozen=True, dict=True, gc=True):
     """The request, validated, with the history that it continues."""
 
     facts: RequestFacts
@@ -276,9 +276,14 @@ class ResolvedRequest(_Frame, frozen=True):
     def items(self) -> tuple[Item, ...]:
         """All items that the model reads: those that no compaction has superseded (see `unsuperseded`).
 
-        They have texts and images in the place of files, which so count among the texts that a compaction leaves.
+        They have texts and images in the place of files, which so count among the texts that a compaction leaves.  They
+        are put together once for each frame: a stage that changes the history or the input makes a new one.
         """
-        return unsuperseded(self._read(self.history), self._read(self.facts.input))
+        known = vars(self)  # not `cached_property`: its lock would be one for all requests, before Python 3.12
+        if "items" not in known:
+            known["items"] = unsuperseded(self._read(self.history), self._read(self.facts.input))
+        items: tuple[Item, ...] = known["items"]
+        return items
 
     def _read(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         if not self.files and not self.unseen:

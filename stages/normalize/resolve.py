@@ -17,7 +17,6 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import ContainerUse
 from penstock.pipeline.tasks import in_thread
 from penstock.services.file_reading import Files, open_files
-from penstock.services.sealing import SealedSummary, Unverified
 from penstock.services.store.store import Store
 from penstock.services.tools import Toolbox
 from penstock.stages.normalize.containers import ContainerFinder
@@ -110,7 +109,7 @@ class Resolve:
         """
         if read.latest is None or read.latest.id in read.recalled.past.results:
             return {}
-        return {read.latest.id: await in_thread(_opened, read.latest, read.recalled)}
+        return {read.latest.id: await in_thread(_summary, read.latest, read.recalled)}
 
     async def _results(self, read: ReadRequest) -> Mapping[str, str]:
         """Return the stored results of calls in the input that this server may have run, by item id.
@@ -136,14 +135,11 @@ class Resolve:
         return Scheduling(salt, request.priority or 0, envelope.trace_headers, session)
 
 
-def _opened(compaction: Compaction, recalled: RecalledRequest) -> str:
-    """Open a compaction.  Raises `InvalidEncryptedContent` if it is changed, or another maker's or owner's."""
-    text, sealer = compaction.encrypted_content, recalled.thoughts.sealer
-    try:
-        opened = sealer and sealer.open(text, recalled.owner, SealedSummary)
-    except Unverified:
-        opened = None
-    if not opened:
+def _summary(compaction: Compaction, recalled: RecalledRequest) -> str:
+    """Return the summary of a compaction; raises `InvalidEncryptedContent` if it cannot be opened."""
+    summary = recalled.thoughts.summary(compaction)
+    if summary is None:
+        text = compaction.encrypted_content
         given = [getattr(item, "encrypted_content", None) for item in recalled.request.input_items]
         raise InvalidEncryptedContent(f"input[{given.index(text)}]" if text in given else shortened(compaction.id))
-    return opened.text
+    return summary

@@ -1,4 +1,4 @@
-"""Sealed thoughts: give reasoning items the text and the tokens back that are sealed in their ``encrypted_content``."""
+"""Sealed contents of items: open the text and the tokens of thoughts, and the summaries of compactions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from penstock.pipeline.errors import InvalidEncryptedContent, InvalidRequest
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.logs import counted
-from penstock.pipeline.protocol.items import Item, Reasoning, ReasoningText
-from penstock.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, Sealer, Unverified
+from penstock.pipeline.protocol.items import Compaction, Item, Reasoning, ReasoningText
+from penstock.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, SealedSummary, Sealer, Unverified
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _TOKEN_BYTES = 4
 
 @dataclass
 class ThoughtOpener:
-    """Opens the thoughts of one request, whose sender is ``owner``.
+    """Opens the thoughts and the summary of one request, whose sender is ``owner``.
 
     The thoughts of a request have `MOST_BYTES` together, because one short text may hold a long thought, and a request
     may hold it many times.
@@ -68,6 +68,14 @@ class ThoughtOpener:
         They were accepted once: what no longer opens stays as it is.
         """
         return tuple(item if item.id in known else self._opened_if_possible(item) for item in items)
+
+    def summary(self, compaction: Compaction) -> str | None:
+        """Return the summary that a compaction holds; None if it is changed, or another maker's or owner's."""
+        try:
+            sealed = self.sealer and self.sealer.open(compaction.encrypted_content, self.owner, SealedSummary)
+        except Unverified:
+            return None
+        return sealed.text if sealed else None
 
     def _opened_if_possible(self, item: Item) -> Item:
         try:

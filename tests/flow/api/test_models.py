@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,12 @@ import pytest
 
 from penstock.extensions.tools.browser.search_engines import search_backend
 from penstock.extensions.tools.browser.session import BrowserHost
+from penstock.pipeline.core import Pipeline, Stage
+from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.tools import ToolAccess, Toolbox
-from tests.support.server import WEATHER, ScriptedServer, running_server
+from tests.support.server import HELLO, WEATHER, ScriptedServer, running_server, script
 
 NAMES = ("tiny", "folder/tiny-lora")
 
@@ -62,6 +67,23 @@ async def test_model_that_sees_says_so(tmp_path: Path) -> None:
     async with running_server(ScriptedEngine(), tmp_path, sees_images=True) as served:
         [model] = (await served.get("/v1/models"))[1]["data"]
     assert model["input_modalities"] == ["text", "image"]
+
+
+async def test_model_of_a_server_whose_normalize_is_wrapped_says_the_same(tmp_path: Path) -> None:
+    def wrapped(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        normalize: Stage[CreateResponse, ResolvedRequest] = pipeline.stage("normalize")
+
+        async def wrap(source: AsyncIterator[CreateResponse]) -> AsyncGenerator[ResolvedRequest, None]:
+            async with aclosing(normalize(source)) as resolved:
+                async for request in resolved:
+                    yield request
+
+        return pipeline.replace("normalize", wrap)
+
+    async with running_server(ScriptedEngine(script(HELLO)), tmp_path, edit=wrapped, sees_images=True) as served:
+        [model] = (await served.get("/v1/models"))[1]["data"]
+        status, _ = await served.post({"input": "Hi"})
+    assert (status, model["input_modalities"]) == (200, ["text", "image"])
 
 
 async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from pydantic import ValidationError
 
-from penstock.pipeline.frames import ItemDelta, ResolvedRequest, replace, with_sampling
+from penstock.pipeline.frames import ItemDelta, ResolvedRequest, replace, with_facts, with_sampling
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope
+from tests.support.requests import user_message
 from tests.support.stored_responses import facts, response
 
 
@@ -45,6 +47,17 @@ def test_an_envelope_is_copied_too_and_put_around_a_request_by_inside() -> None:
         replace(request, envelope=Envelope(owner="bob"))
     with pytest.raises(TypeError, match="not a value of the type dict"):
         replace({}, text="a")  # type: ignore[type-var]
+
+
+def test_items_of_a_request_are_put_together_once_and_anew_for_a_copy() -> None:
+    first, second = user_message("msg_1", "Hi"), user_message("msg_2", "Go on")
+    request = ResolvedRequest(facts(response("resp_1"), input=(second,)), (first,))
+    encoded = msgspec.json.encode(request)
+    assert request.items == (first, second)
+    assert request.items is request.items
+    assert msgspec.json.encode(request) == encoded  # a recording holds each item once
+    assert with_facts(request, input=()).items == (first,)
+    assert replace(request, history=()).items == (second,)
 
 
 SHOWN = {"temperature": 0.25, "top_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": 1.5}

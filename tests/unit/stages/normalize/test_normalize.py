@@ -2,28 +2,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from penstock.pipeline.core import source_of
+from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from penstock.pipeline.frames import Sampling, Scheduling
 from penstock.pipeline.logs import current_response
+from penstock.pipeline.plugins import guarded
+from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.request import LOGPROBS, Envelope
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.pipeline.protocol.response import ReasoningOptions, Response
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
-from penstock.stages.normalize.frames import ModelTraits
+from penstock.stages.normalize.frames import ModelTraits, RecalledRequest
 from penstock.stages.normalize.normalize import normalizing
 from penstock.stages.normalize.parameters import INCLUDABLE
 from penstock.stages.normalize.recall import Recall, draw_suffix
 from penstock.stages.normalize.resolve import CacheSharing
+from penstock.stages.responses import recorded_responses
+from tests.support.event_streams import run_pipeline
 from tests.support.request_bodies import WEATHER
-from tests.support.requests import MODEL, NOW, normalize
+from tests.support.requests import MODEL, NOW, normalize, user_message
 
 # Ids and time
 
@@ -381,3 +386,15 @@ async def test_refusal_quotes_little(store: Store, sent: dict[str, Any]) -> None
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
         await normalize(store, input="Hi", **sent)
     assert len(caught.value.message) < 400
+
+
+async def test_stage_of_an_operator_may_stand_between_the_inner_ones() -> None:
+    async def remind(source: AsyncIterator[RecalledRequest]) -> AsyncGenerator[RecalledRequest, None]:
+        async for request in source:
+            yield replace(request, past=History((user_message("msg_0", "Be brief."),)))
+
+    pipeline: Pipeline[Any, Any] = recorded_responses()
+    edited = guarded(pipeline.insert_after("recall", "remind", remind), pipeline)
+    request = read_request(b'{"model": "recorded", "input": "Hi"}')
+    [resolved] = await run_pipeline(edited.through("normalize"), [request])
+    assert [item.text for item in resolved.items] == ["Be brief.", "Hi"]
