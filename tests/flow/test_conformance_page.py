@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
@@ -18,19 +19,32 @@ MARK = "<!-- checks -->\n"
 SOURCES = list(dict.fromkeys(check.source for check in ALL))
 HEAD = "A name in bold is part of the core. The numbers stand for these sources:\n"
 
+Shown = tuple[str, str, bool, str]
+"""The name of a check without its API, its rule, whether it is core, and its area: what several APIs may share."""
 
-def line(check: Check) -> str:
-    name, source = check.name.partition(".")[2], SOURCES.index(check.source) + 1
-    return f"* {f'**`{name}`**' if check.is_core else f'`{name}`'} {check.rule.removesuffix('.')} ({source})."
+
+def shown(check: Check) -> Shown:
+    return check.name.partition(".")[2], check.rule, check.is_core, check.area
+
+
+def lines() -> Iterator[str]:
+    yield from (HEAD, *(f"{number}. {source}" for number, source in enumerate(SOURCES, 1)), "")
+    groups: dict[str, dict[Shown, str]] = {}
+    for each, checks in ((each, [check for check in ALL if shown(check) == each]) for each in map(shown, ALL)):
+        title = ", ".join(NAMES[check.speech] for check in checks)
+        numbers = dict.fromkeys(str(SOURCES.index(check.source) + 1) for check in checks)
+        groups.setdefault(title, {})[each] = ", ".join(numbers)
+    for title, found in groups.items():
+        yield from (f"### {title}", "")
+        for area, rules in groupby(found.items(), lambda item: item[0][3]):
+            yield from (f"Area `{area}`:", "")
+            for (name, rule, is_core, _), numbers in rules:
+                yield f"* {f'**`{name}`**' if is_core else f'`{name}`'} {rule.removesuffix('.')} ({numbers})."
+            yield ""
 
 
 def test_page_lists_the_checks(pytestconfig: pytest.Config) -> None:
-    lines = [HEAD, *(f"{number}. {source}" for number, source in enumerate(SOURCES, 1)), ""]
-    for speech, checks in groupby(ALL, lambda check: check.speech):
-        lines += [f"### {NAMES[speech]}", ""]
-        for area, found in groupby(checks, lambda check: check.area):
-            lines += [f"Area `{area}`:", "", *map(line, found), ""]
-    page = PAGE.read_text().partition(MARK)[0] + MARK + "\n" + "\n".join(lines)
+    page = PAGE.read_text().partition(MARK)[0] + MARK + "\n" + "\n".join(lines())
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page

@@ -16,12 +16,9 @@ HEAD = """# Metrics
 
 `/metrics` reports, in the text format of Prometheus:
 
-* all metrics of vLLM (`vllm:...`), unchanged, if the engine runs in this process; boards for vLLM show them. With
-  `--engine`, scrape the engines themselves as well;
-* those of penstock (`penstock_...`), listed below;
-* those of Python and of the process (`process_open_fds`, `process_resident_memory_bytes`, ...);
-* those of your own stages: a `Counter` of `prometheus_client` in the module of a stage is all it takes, as
-  [count_tokens.py](RECIPES.md#count-tokens) shows.
+* vLLM's (`vllm:...`), if the engine runs in this process. With `--engine`, scrape the engines as well;
+* those of penstock (`penstock_...`), listed below, and of the process (`process_open_fds`, ...);
+* those of your own stages: make a `Counter` of `prometheus_client`, as [count_tokens.py](RECIPES.md#count-tokens) does.
 
 ```yaml
 # prometheus.yml
@@ -47,7 +44,7 @@ empty the folder before they start. Metrics of the process itself are left out t
 
 """
 
-COLUMNS = "| metric | type | labels | |\n|---|---|---|---|\n"
+COLUMNS = "| metric | labels | |\n|---|---|---|\n"
 
 
 def rows() -> Iterator[str]:
@@ -55,7 +52,8 @@ def rows() -> Iterator[str]:
         if isinstance(metric, MetricWrapperBase):
             name = metric._name + ("_total" if metric._type == "counter" else "")
             labels = ", ".join(f"`{label}`" for label in metric._labelnames)
-            yield f"| `{name}` | {metric._type} | {labels} | {metric._documentation} |\n"
+            kind = "" if metric._type == "counter" else f" {metric._type}"
+            yield f"| `{name}`{kind} | {labels} | {metric._documentation} |\n"
 
 
 def test_page_lists_the_metrics(pytestconfig: pytest.Config) -> None:

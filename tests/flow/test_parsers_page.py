@@ -104,13 +104,16 @@ def agreement() -> str:
     headings, *families = csv.reader(COUNTS.read_text().splitlines())
     sums = [sum(map(int, column)) for column in list(zip(*families, strict=True))[1:]]
     servers = zip(headings[1:-VERDICTS], sums, strict=False)
+    differing = [(name, counts) for name, *counts in families if any(map(int, counts[1 - VERDICTS :]))]
+    agreeing = (f"`{name}`" for name, *counts in families if not any(map(int, counts[1 - VERDICTS :])))
     rows = (
-        row(f"`{name}`", *(each if each != "0" else "" for each in counts[-VERDICTS:])) for name, *counts in families
+        row(f"`{name}`", *(each if each != "0" else "" for each in counts[-VERDICTS:])) for name, counts in differing
     )
     return "\n".join(
         (
             f"Outputs: {', '.join(f'{count:,} of {server}' for server, count in servers)}.\n",
             markdown_table("family", *headings[-VERDICTS:], rows=(row("**all**", *map(str, sums[-VERDICTS:])), *rows)),
+            f"All outputs agree of {', '.join(agreeing)}.\n",
         )
     )
 
@@ -122,12 +125,14 @@ def signs(table: Iterable[Sign], own: Collection[str]) -> str:
 
 def templates() -> Iterator[str]:
     for server, each in tomllib.loads(TEMPLATES.read_text()).items():
-        rows = (
-            row(f"`{name}`", code([model_type]), code([entry.get("reasoning")]), code([entry.get("calls")]) or why)
-            for name, entry in each.items()
-            if (model_type := entry.get("type")) and ((why := entry.get("why", "")) or entry.keys() - {"type"})
-        )
-        yield markdown_table(f"of {server}", "model type", "reasoning", "calls", rows=rows)
+        by_parsers: dict[tuple[str, str], list[str]] = {}
+        for name, entry in each.items():
+            why = entry.get("why", "")
+            if entry.get("type") and (why or entry.keys() - {"type"}):
+                parsers = code([entry.get("reasoning")]), code([entry.get("calls")]) or why
+                by_parsers.setdefault(parsers, []).append(f"`{name}`")
+        rows = (row(reasoning, calls, ", ".join(names)) for (reasoning, calls), names in sorted(by_parsers.items()))
+        yield markdown_table("reasoning", "calls", f"templates of {server}", rows=rows)
 
 
 def page() -> str:
@@ -139,7 +144,7 @@ def page() -> str:
             "## Reasoning\n",
             signs(REASONING, OWN_THOUGHTS),
             "## Templates\n",
-            "Templates with tools or thoughts that other servers ship, each for a model of this type:\n",
+            "Templates with tools or thoughts that other servers ship:\n",
             *templates(),
             "vLLM's template for DeepSeek R1 shows no reasoning; the model's own template adds `deepseek_r1`.\n",
         )

@@ -162,13 +162,22 @@ def as_code(text: str) -> str:
     return re.sub(r"(?<![\w-])(--[a-z][a-z-]+)", r"`\1`", text)
 
 
+NEEDLESS = "nothing is needed"
+
+
 def test_page_has_everything_without_effect(pytestconfig: pytest.Config) -> None:
     by_text: dict[str, list[str]] = {}
     for variable, text in VARIABLES.items():
         by_text.setdefault(text, []).append(f"`{variable}`")
     variables = "".join(f"| {', '.join(names)} | {text} |\n" for text, names in by_text.items())
+    needless = (name for names, text in OPTIONS.items() if text.startswith(NEEDLESS) for name in names.split())
     options = "".join(
-        f"| {', '.join(f'`{name}`' for name in names.split())} | {as_code(text)} |\n" for names, text in OPTIONS.items()
+        f"| {', '.join(f'`{name}`' for name in names.split())} | {as_code(text)} |\n"
+        for names, text in OPTIONS.items()
+        if not text.startswith(NEEDLESS)
+    )
+    options += (
+        f"| {', '.join(f'`{name}`' for name in needless)} | nothing is needed; the error of the start says why |\n"
     )
     page = with_table(FROM_VLLM.read_text(), "### Variables", f"| variable | |\n|---|---|\n{variables}")
     page = with_table(page, "### Instead of the other options", f"| option | instead |\n|---|---|\n{options}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from penstock.api.cli.__main__ import all_commands
 from penstock.pipeline.errors import CannotRun, CannotStart
-from penstock.stages.responses import responses_pipeline
 from tests.support.paths import ROOT
 from tests.support.processes import RunCommand
 
@@ -34,10 +32,6 @@ def test_show_draws_the_stages_of_the_operator(penstock: RunCommand, tmp_path: P
     shown = penstock("show", "--with", f"{tmp_path}/first.py:install", "--with", f"{tmp_path}/second.py:install")
     stages = [line.split()[0] for line in shown.out.decode().splitlines()]
     assert stages[stages.index("parse") :] == ["parse", "second", "first", "emit", "persist"]
-
-
-def test_readme_of_stages_shows_the_factory() -> None:
-    assert inspect.getsource(responses_pipeline) in (ROOT / "docs" / "STAGES.md").read_text()
 
 
 def test_unknown_command_lists_the_known_ones(penstock: RunCommand) -> None:
