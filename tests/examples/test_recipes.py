@@ -26,11 +26,9 @@ SETTINGS = {"guard_words": {"words": ["swordfish"]}}
 LONGEST = 41
 HEAD = """# Recipes
 
-Stages for common tasks. Each is a whole file: copy it, change it, and name it with `--with FILE.py:install`.
-[STAGES.md](STAGES.md) explains the places where a stage can go, and [FRAMES.md](FRAMES.md) the frames.
-
-To try one without a model, run recorded responses through it, or serve them. Recordings have no use for `generate`,
-which `cache_answers.py` wraps: serve that one with the [echo engine](ENGINES.md).
+Each is a whole file: copy it, change it, and name it with `--with FILE.py:install`. [STAGES.md](STAGES.md) explains the
+places where a stage can go, and [FRAMES.md](FRAMES.md) the frames. To try one without a model, run recorded responses
+through it; `cache_answers.py` needs the [echo engine](ENGINES.md).
 
 ```sh
 penstock replay fixtures/harmony/greeting --with redact_emails.py:install --sse
@@ -54,8 +52,7 @@ def section(name: str) -> str:
 
 
 def test_page_shows_the_recipes(pytestconfig: pytest.Config) -> None:
-    listed = "".join(f"* [{title(name)}](#{name.replace('_', '-')})\n" for name in (*RECIPES, *NO_STAGES))
-    page = HEAD + "\n" + listed + "".join(map(section, (*RECIPES, *NO_STAGES)))
+    page = HEAD + "".join(map(section, (*RECIPES, *NO_STAGES)))
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page

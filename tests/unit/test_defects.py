@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
 SOURCES = [path.read_text() for path in TESTS.rglob("test_*.py") if "node_modules" not in path.parts]
-LINES = re.findall(r"^\| ([VB]?\d+) \| (.*)$", (TESTS / "DEFECTS.md").read_text(), re.MULTILINE)
+LINES = re.findall(r"^\* \*\*([VB]?\d+)\*\* (.*)$", (TESTS / "DEFECTS.md").read_text(), re.MULTILINE)
 
 
 def marked(source: str) -> Iterator[str]:
