@@ -16,8 +16,7 @@ PAGE = ROOT / "docs" / "CONFORMANCE.md"
 MARK = "<!-- checks -->\n"
 
 
-SOURCES = list(dict.fromkeys(check.source for check in ALL))
-HEAD = "A name in bold is part of the core. The numbers stand for these sources:\n"
+HEAD = "A name in bold is part of the core. A report names the source of each rule that is broken.\n"
 
 Shown = tuple[str, str, bool, str]
 """The name of a check without its API, its rule, whether it is core, and its area: what several APIs may share."""
@@ -28,18 +27,15 @@ def shown(check: Check) -> Shown:
 
 
 def lines() -> Iterator[str]:
-    yield from (HEAD, *(f"{number}. {source}" for number, source in enumerate(SOURCES, 1)), "")
-    groups: dict[str, dict[Shown, str]] = {}
-    for each, checks in ((each, [check for check in ALL if shown(check) == each]) for each in map(shown, ALL)):
-        title = ", ".join(NAMES[check.speech] for check in checks)
-        numbers = dict.fromkeys(str(SOURCES.index(check.source) + 1) for check in checks)
-        groups.setdefault(title, {})[each] = ", ".join(numbers)
+    yield HEAD
+    groups: dict[str, list[Shown]] = {}
+    for each in dict.fromkeys(map(shown, ALL)):
+        groups.setdefault(", ".join(NAMES[check.speech] for check in ALL if shown(check) == each), []).append(each)
     for title, found in groups.items():
         yield from (f"### {title}", "")
-        for area, rules in groupby(found.items(), lambda item: item[0][3]):
+        for area, rules in groupby(found, lambda each: each[3]):
             yield from (f"Area `{area}`:", "")
-            for (name, rule, is_core, _), numbers in rules:
-                yield f"* {f'**`{name}`**' if is_core else f'`{name}`'} {rule.removesuffix('.')} ({numbers})."
+            yield from (f"* {f'**`{name}`**' if is_core else f'`{name}`'} {rule}" for name, rule, is_core, _ in rules)
             yield ""
 
 

@@ -42,22 +42,22 @@ empty the folder before they start. Metrics of the process itself are left out t
 
 **Cost.** Nothing is measured per token but the first one of a stream. Gauges are set once a second and at each scrape.
 
-"""
+Those without another type are counters; labels stand in brackets.
 
-COLUMNS = "| metric | labels | |\n|---|---|---|\n"
+"""
 
 
 def rows() -> Iterator[str]:
     for metric in vars(metrics).values():
         if isinstance(metric, MetricWrapperBase):
             name = metric._name + ("_total" if metric._type == "counter" else "")
-            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
-            kind = "" if metric._type == "counter" else f" {metric._type}"
-            yield f"| `{name}`{kind} | {labels} | {metric._documentation} |\n"
+            kind = "" if metric._type == "counter" else f", {metric._type}"
+            labels = f" ({', '.join(f'`{label}`' for label in metric._labelnames)})" if metric._labelnames else ""
+            yield f"* `{name}`{kind}{labels}: {metric._documentation}\n"
 
 
 def test_page_lists_the_metrics(pytestconfig: pytest.Config) -> None:
-    page = HEAD + COLUMNS + "".join(rows())
+    page = HEAD + "".join(rows())
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page

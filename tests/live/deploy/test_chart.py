@@ -157,7 +157,7 @@ def test_keda_asks_for_metrics_that_exist() -> None:
     queries = [trigger["metadata"]["query"] for trigger in scaled["triggers"]]
     asked = [re.fullmatch(r'sum\((\w+)\{namespace="default",pod=~"chat-penstock-\.\*"\}\)', query) for query in queries]
     assert {found and found[1] for found in asked} == {"penstock_responses_running", "penstock_turns_waiting"}
-    known = re.findall(r"^\| `(\w+)` gauge ", (ROOT / "docs/METRICS.md").read_text(), re.MULTILINE)
+    known = re.findall(r"^\* `(\w+)`, gauge\b", (ROOT / "docs/METRICS.md").read_text(), re.MULTILINE)
     assert {found and found[1] for found in asked} <= set(known)
     assert "HorizontalPodAutoscaler" not in rendered(CASES["keda"])
 
