@@ -411,13 +411,18 @@ PARAMETERS: Mapping[str, str] = {
 }
 """The fields of `Sampling` with another name in the API."""
 
+_NAMES = {name: PARAMETERS.get(name, name) for name in Sampling.__struct_fields__}
+
+_SHOWN = {name: shown for name, shown in _NAMES.items() if shown in ECHOED}
+"""The fields of `Sampling` that a response echoes, each with its name in the API."""
+
 
 def echo_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a response that echo these fields of `Sampling`."""
-    fields = {PARAMETERS.get(name, name): value for name, value in sampling.items()}
+    fields = {_SHOWN[name]: value for name, value in sampling.items() if name in _SHOWN}
     if "top_logprobs" in fields:
         fields["top_logprobs"] = fields["top_logprobs"] or 0
-    return {name: value for name, value in fields.items() if name in ECHOED}
+    return fields
 
 
 def with_sampling(frame: FactsFrame, **changes: Any) -> FactsFrame:
