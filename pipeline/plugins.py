@@ -52,6 +52,9 @@ KINDS = "penstock.kinds"
 RESOURCES = "penstock.resources"
 """The group of entry points for resources: functions that open groups of routes beside the dialects."""
 
+STORE_PARTS = "penstock.store_parts"
+"""The group of entry points for parts of the store: classes, each with tables of its own."""
+
 CHECKS = "penstock.checks"
 """The group of entry points for checks: async functions of the settings, whose text ``penstock check`` shows."""
 

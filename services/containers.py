@@ -1,11 +1,11 @@
 """The interface of containers: sandboxes that outlive a response, each with an id, an owner and a folder.
 
-The server that made a container has it.  The others of the same store find it in the `Ledger`.
+The server that made a container has it.  The others of the same store know of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -72,7 +72,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A container in the ledger, and the server that has it."""
+    """A container, and the server of the store that has it."""
 
     described: Described
     server_id: str
@@ -171,6 +171,10 @@ class Containers(Protocol):
         """Return the containers of an owner."""
         ...
 
+    async def elsewhere(self, container_ids: Sequence[str], owner: str) -> Mapping[str, Recorded]:
+        """Return the living containers of an owner that other servers of the store have, by id."""
+        ...
+
     async def create(
         self, container_id: str, owner: str, name: str, ttl: float, memory_limit: MemoryLimit | None
     ) -> LiveContainer:
@@ -191,20 +195,4 @@ class Containers(Protocol):
 
     async def close(self) -> None:
         """End all containers, and make no more."""
-        ...
-
-
-class Ledger(Protocol):
-    """The record of the containers of all servers of a store."""
-
-    async def add(self, described: Described) -> None:
-        """Record a container of this server."""
-        ...
-
-    async def touch(self, container_id: str, at: float) -> None:
-        """Record that a container of this server was used."""
-        ...
-
-    async def end(self, container_id: str) -> None:
-        """Record that a container of this server has ended."""
         ...

@@ -71,7 +71,7 @@ class OrphanRecovery:
             return
         async with self._lock:
             try:
-                await self.store.files.withdraw_abandoned()
+                await self.store.recover_parts()
                 await self._claim()
                 while self._claimed:
                     await self._recover(self._claimed[0])

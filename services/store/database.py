@@ -63,7 +63,7 @@ class Unit:
     """Statements that are executed together or not at all.
 
     If ``counted``, the database returns the number of rows changed by each statement.  Units that are not counted may
-    be merged: each statement is executed once, for all units that contain it, in the order of `STATEMENTS`.
+    be merged: each statement is executed once, for all units that contain it, in the order of `bulks`.
     """
 
     statements: tuple[Statement, ...]

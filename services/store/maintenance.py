@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.response import Response
-from penstock.services.store import containers, rows
+from penstock.services.store import rows
 from penstock.services.store.database import BATCH, NOW, Row, Statement, Value, placeholders
 from penstock.services.store.heartbeats import of_dead_server
 from penstock.services.store.stored import Orphan, Report
@@ -161,9 +161,8 @@ async def sweep(context: StoreContext, keep_responses: float, keep_logs: float) 
         if not await _forget_logs(context, ids):
             break
     forgotten = Statement(_OLD_APPROVALS, (now - keep_responses,))
-    gone = Statement(containers.SWEEP, (now - containers.KEPT, context.stale))
     left = (Statement(sql, ()) for sql in (_LONG_GONE, _PLACES_OF_NONE, _LEFT_WEBHOOKS))
-    await context.writer.carry_out((gone, *left, forgotten))
+    await context.writer.carry_out((*left, forgotten))
     ((count, oldest),) = await context.read(_COUNT) or ((0, None),)
     return Report(count, await context.size(), max(0.0, now - oldest) if oldest else 0.0)
 

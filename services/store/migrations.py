@@ -2,7 +2,8 @@
 
 A database stores how many statements of its list (`POSTGRES` or `SQLITE`) it has executed; opening it executes the
 rest.  So new statements are only ever appended to a list.  None is removed as long as a commit of the main branch could
-have left a database that lacks it: the number of statements is the version of such a database.
+have left a database that lacks it: the number of statements is the version of such a database.  The parts of the store
+that packages bring along (`StorePart`) have lists of their own, and a database stores the number of each by its name.
 
 During a rolling upgrade the servers of two releases share a store.  So a database also stores the version from which on
 a penstock can use it: the last release's, as long as the new statements only add tables, indexes, and columns that are
@@ -11,10 +12,12 @@ null or have a default.  A release may drop only what its last release does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from string import punctuation
+from typing import TypeAlias
 
 from penstock.pipeline.errors import StoreFailed
 
@@ -217,54 +220,6 @@ _SINCE_0_1 = (
 )
 """The statements of release 0.2.0, for both databases; 0.1.0 goes on without knowing what they add."""
 
-_FILES = (
-    """
-    create table files (
-        id text primary key,
-        owner text not null,
-        filename text not null,
-        purpose text not null,
-        media_type text not null,
-        bytes bigint not null,
-        created_at double precision not null,
-        expires_at double precision,
-        sha256 text not null,
-        server_id text
-    )
-    """,
-    "create index files_of_owner on files (owner, created_at, id)",
-    "create index files_bytes on files (owner, bytes)",
-    "create index files_expiring on files (expires_at) where expires_at is not null",
-    "create index files_received on files (server_id) where server_id is not null",
-    """
-    create table file_chunks (
-        file_id text not null,
-        start bigint not null,
-        data bytea not null,
-        primary key (file_id, start)
-    )
-    """,
-)
-"""The uploaded files, and their bytes from ``start`` on; a server that still receives a file is named."""
-
-_CONTAINERS = (
-    """
-    create table containers (
-        id text primary key,
-        owner text not null,
-        server_id text not null,
-        name text not null,
-        created_at double precision not null,
-        last_active_at double precision not null,
-        ttl double precision not null,
-        memory_limit text,
-        ended_at double precision
-    )
-    """,
-    "create index containers_of_owner on containers (owner, created_at)",
-)
-"""The containers of all servers, and which server has each."""
-
 
 @dataclass(frozen=True)
 class Each:
@@ -274,7 +229,10 @@ class Each:
     sqlite: tuple[str, ...]
 
 
-def _numbered(table: str) -> Each:
+Statements: TypeAlias = Sequence[str | Each]
+
+
+def numbered(table: str) -> Each:
     """Return the statement for a table whose rows are numbered by the database; no number comes twice."""
     return Each(
         (table.format(number="bigint generated always as identity primary key"),),
@@ -291,106 +249,40 @@ _CHUNKS = """
     )
 """
 
-_VECTOR_STORES: tuple[str | Each, ...] = (
-    _numbered(
+_SEARCHED = Each((_CHUNKS.format(number="bigint primary key"),), (_CHUNKS.format(number="integer primary key"),))
+
+_TERMS = Each(
+    (
         """
-        create table vector_stores (
-            number {number},
-            id text not null unique,
-            owner text not null,
-            name text not null,
-            metadata text not null,
-            created_at double precision not null,
-            active_at double precision not null,
-            expires_days bigint
-        )
-        """
+        create index vector_store_terms on vector_store_chunks using gin (string_to_array(terms, ' '))
+        with (gin_pending_list_limit = 512)
+        """,
     ),
-    "create index vector_stores_of_owner on vector_stores (owner, number)",
-    "create index vector_stores_expiring on vector_stores (active_at) where expires_days is not null",
-    _numbered(
-        """
-        create table vector_store_files (
-            number {number},
-            vector_store_id text,
-            file_id text not null,
-            batch_id text,
-            owner text not null,
-            filename text not null,
-            created_at double precision not null,
-            attributes text not null,
-            chunk_tokens bigint not null,
-            overlap_tokens bigint not null,
-            status text not null,
-            error text,
-            bytes bigint not null,
-            chunks bigint not null,
-            work text,
-            server_id text,
-            unique (vector_store_id, file_id)
+    (
+        f"""
+        create virtual table vector_store_terms using fts5 (
+            terms, content = 'vector_store_chunks', content_rowid = 'number', detail = 'none', columnsize = 0,
+            tokenize = 'ascii tokenchars {_PUNCTUATION}'
         )
+        """,
         """
-    ),
-    "create index vector_store_files_of_store on vector_store_files (vector_store_id, number)",
-    "create index vector_store_files_of_batch on vector_store_files (batch_id, number) where batch_id is not null",
-    "create index vector_store_files_of_file on vector_store_files (file_id)",
-    "create index vector_store_files_to_do on vector_store_files (owner, number) where work is not null",
-    "create index vector_store_files_bytes on vector_store_files (owner, bytes)",
-    """
-    create table vector_store_attributes (
-        file bigint not null,
-        name text not null,
-        words bytea,
-        number double precision,
-        flag bigint,
-        primary key (file, name)
-    )
-    """,
-    """
-    create table vector_store_batches (
-        id text primary key,
-        vector_store_id text not null,
-        created_at double precision not null,
-        is_cancelled bigint not null
-    )
-    """,
-    "create index vector_store_batches_of_store on vector_store_batches (vector_store_id)",
-    Each((_CHUNKS.format(number="bigint primary key"),), (_CHUNKS.format(number="integer primary key"),)),
-    "create table vector_store_vectors (first bigint primary key, count bigint not null, data bytea not null)",
-    Each(
-        (
-            """
-            create index vector_store_terms on vector_store_chunks using gin (string_to_array(terms, ' '))
-            with (gin_pending_list_limit = 512)
-            """,
-        ),
-        (
-            f"""
-            create virtual table vector_store_terms using fts5 (
-                terms, content = 'vector_store_chunks', content_rowid = 'number', detail = 'none', columnsize = 0,
-                tokenize = 'ascii tokenchars {_PUNCTUATION}'
-            )
-            """,
-            """
-            create trigger vector_store_chunk_added after insert on vector_store_chunks begin
-                insert into vector_store_terms (rowid, terms) values (new.number, new.terms);
-            end
-            """,
-            """
-            create trigger vector_store_chunk_deleted after delete on vector_store_chunks begin
-                insert into vector_store_terms (vector_store_terms, rowid, terms)
-                values ('delete', old.number, old.terms);
-            end
-            """,
-        ),
+        create trigger vector_store_chunk_added after insert on vector_store_chunks begin
+            insert into vector_store_terms (rowid, terms) values (new.number, new.terms);
+        end
+        """,
+        """
+        create trigger vector_store_chunk_deleted after delete on vector_store_chunks begin
+            insert into vector_store_terms (vector_store_terms, rowid, terms)
+            values ('delete', old.number, old.terms);
+        end
+        """,
     ),
 )
-"""The vector stores, the files in them, and the chunks of these: texts, the terms that are searched, and vectors.
+"""Chunks of texts, and the terms by which they are found.
 
-A file that has left its store has no ``vector_store_id`` any more, but chunks that a server still has to delete.
-``work`` is what is left to do with a file, and ``server_id`` the server that does it.  The number of a chunk is that of
-its file, shifted, and its place in the file; its text is ``fresh`` from that character on, after the overlap.  SQLite
-finds terms by a table of FTS5, which holds no positions, and PostgreSQL by an index over an array.
+A text is ``fresh`` from that character on, after what it repeats of the chunk before.  SQLite finds terms by a table of
+FTS5, which holds no positions, and PostgreSQL by an index over an array.  These tables stand here because each database
+has a search of its own (`with_term` of ``database.py``).
 """
 
 _WEBHOOKS = (
@@ -409,13 +301,19 @@ _WEBHOOKS = (
 )
 """The notifications of ended responses that are not delivered yet, and the time at which each is tried next."""
 
-_REPLACEMENTS = (
-    "alter table vector_store_files add column replaces bigint",
-    "create index vector_store_files_replacing on vector_store_files (replaces) where replaces is not null",
-)
-"""The number of the file in a vector store whose place another takes once it is read: the same file, read anew."""
 
-_SINCE_0_2: tuple[str | Each, ...] = (
+_MOVED = "-- "
+
+
+def _moved(part: str, count: int) -> tuple[str, ...]:
+    """Return the places of statements that stand with a part of the store now, so that no number changes.
+
+    They are not executed.  What a database has executed at these places, it has executed of the part.
+    """
+    return (f"{_MOVED}{part}",) * count
+
+
+_SINCE_0_2: Statements = (
     """
     create table approvals (
         owner text not null,
@@ -425,35 +323,47 @@ _SINCE_0_2: tuple[str | Each, ...] = (
         primary key (owner, id)
     )
     """,
-    *_FILES,
-    *_CONTAINERS,
-    *_VECTOR_STORES,
+    *_moved("files", 6),
+    *_moved("containers", 2),
+    *_moved("vector_stores", 12),
+    _SEARCHED,
+    *_moved("vector_stores", 1),
+    _TERMS,
     *_WEBHOOKS,
     "alter table responses add column model text",
-    *_REPLACEMENTS,
+    *_moved("vector_stores", 2),
 )
 """The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used.
 
 The ``model`` of a response is the one that its request names; it is null if an older release wrote the row.
 """
 
-EXECUTED_TABLE = "create table if not exists schema_statements (executed bigint not null)"
+EXECUTED_TABLES = (
+    "create table if not exists schema_statements (executed bigint not null)",
+    "create table if not exists schema_parts (name text primary key, executed bigint not null)",
+)
 EXECUTED = "select max(executed) from schema_statements"
+EXECUTED_OF_PARTS = "select name, executed from schema_parts"
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The statements that bring a database from empty to this penstock's tables."""
+    """The statements that bring a database from empty to this penstock's tables, without those of its parts."""
 
     statements: tuple[str, ...]
     usable_from: int
     """The number of statements that a penstock must know to use a database that has executed all of these."""
+    own: Callable[[Each], tuple[str, ...]]
+    """Returns the form of statements that this database has."""
 
-    def upgrade(self, usable_from: int, executed: int | None) -> tuple[tuple[str, ...], int]:
+    def upgrade(
+        self, usable_from: int, executed: int | None, of_parts: Mapping[str, int], parts: Mapping[str, Statements]
+    ) -> tuple[tuple[str, ...], int]:
         """Return the statements that upgrade a database, and its new ``usable_from``.
 
         ``executed`` is the result of `EXECUTED`: None in a database of 0.1.0, which has executed ``usable_from``.
-        A newer penstock's numbers are not lowered.  Raises `StoreFailed` if that has made the database unusable.
+        ``of_parts`` is that of `EXECUTED_OF_PARTS`, and ``parts`` are the statements of the parts that are here.  A
+        newer penstock's numbers are not lowered.  Raises `StoreFailed` if that has made the database unusable.
         """
         known = len(self.statements)
         if usable_from > known:
@@ -463,14 +373,41 @@ class Schema:
             )
         executed = usable_from if executed is None else executed
         record = f"insert into schema_statements values ({max(executed, known)})"
-        statements = (*self.statements[executed:], "delete from schema_statements", record)
+        done = {**Counter(part for part in map(_part, self.statements[:executed]) if part), **of_parts}
+        statements = (
+            *(statement for statement in self.statements[executed:] if not _part(statement)),
+            "delete from schema_statements",
+            record,
+            *self._upgrade_parts(done, parts),
+        )
         return statements, max(usable_from, self.usable_from)
 
+    def _upgrade_parts(self, done: Mapping[str, int], parts: Mapping[str, Statements]) -> Iterator[str]:
+        """Yield the statements that are left of the parts.
 
-def _since_0_2(own: Callable[[Each], tuple[str, ...]]) -> tuple[str, ...]:
-    each = ((entry,) if isinstance(entry, str) else own(entry) for entry in _SINCE_0_2)
-    return tuple(chain.from_iterable(each))
+        The number of each is recorded, also of a part that is not here, whose places count once only.
+        """
+        moved = {part: () for part in map(_part, self.statements) if part}
+        for name, statements in {**moved, **parts}.items():
+            known, executed = flat(statements, self.own), done.get(name, 0)
+            yield from known[executed:]
+            yield f"delete from schema_parts where name = '{name}'"
+            yield f"insert into schema_parts (name, executed) values ('{name}', {max(executed, len(known))})"
 
 
-POSTGRES = Schema((*_POSTGRES_0_1, *_SINCE_0_1, *_since_0_2(lambda each: each.postgres)), len(_POSTGRES_0_1))
-SQLITE = Schema((*_SQLITE_0_1, *_SINCE_0_1, *_since_0_2(lambda each: each.sqlite)), len(_SQLITE_0_1))
+def _part(statement: str) -> str:
+    """Return the part whose place this is in the list, or an empty string."""
+    return statement.removeprefix(_MOVED) if statement.startswith(_MOVED) else ""
+
+
+def flat(statements: Statements, own: Callable[[Each], tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the statements in the form of one database."""
+    return tuple(chain.from_iterable((entry,) if isinstance(entry, str) else own(entry) for entry in statements))
+
+
+def _schema(statements_of_0_1: tuple[str, ...], own: Callable[[Each], tuple[str, ...]]) -> Schema:
+    return Schema((*statements_of_0_1, *_SINCE_0_1, *flat(_SINCE_0_2, own)), len(statements_of_0_1), own)
+
+
+POSTGRES = _schema(_POSTGRES_0_1, lambda each: each.postgres)
+SQLITE = _schema(_SQLITE_0_1, lambda each: each.sqlite)

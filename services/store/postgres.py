@@ -26,7 +26,8 @@ from penstock.services.store.database import (
     Value,
     is_search,
 )
-from penstock.services.store.migrations import EXECUTED, EXECUTED_TABLE, POSTGRES
+from penstock.services.store.migrations import EXECUTED, EXECUTED_OF_PARTS, EXECUTED_TABLES, POSTGRES
+from penstock.services.store.parts import tables_of_parts
 from penstock.services.store.statements import bulks
 
 _READERS = 4
@@ -156,9 +157,11 @@ class PostgresDatabase:
         async with connection.transaction():
             await connection.execute(f"select pg_advisory_xact_lock({_MIGRATING})")
             await connection.execute("create table if not exists schema_version (version bigint not null)")
-            await connection.execute(EXECUTED_TABLE)
+            for table in EXECUTED_TABLES:
+                await connection.execute(table)
             version = await connection.fetchval("select max(version) from schema_version") or 0
-            statements, usable_from = POSTGRES.upgrade(version, await connection.fetchval(EXECUTED))
+            executed, of_parts = await connection.fetchval(EXECUTED), await connection.fetch(EXECUTED_OF_PARTS)
+            statements, usable_from = POSTGRES.upgrade(version, executed, dict(of_parts), tables_of_parts())
             for statement in statements:
                 await connection.execute(statement)
             await connection.execute("delete from schema_version")

@@ -24,7 +24,8 @@ from typing import TypeVar
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.foreign_errors import named_error
 from penstock.services.store import database
-from penstock.services.store.migrations import EXECUTED, EXECUTED_TABLE, SQLITE
+from penstock.services.store.migrations import EXECUTED, EXECUTED_OF_PARTS, EXECUTED_TABLES, SQLITE
+from penstock.services.store.parts import tables_of_parts
 from penstock.services.store.statements import bulks
 
 T = TypeVar("T")
@@ -195,10 +196,12 @@ def _upgrade(connection: sqlite3.Connection) -> None:
     """Upgrade the file to the current schema."""
     _enable_wal(connection)
     with _transaction(connection):
-        connection.execute(EXECUTED_TABLE)
+        for table in EXECUTED_TABLES:
+            connection.execute(table)
         (usable_from,) = connection.execute("pragma user_version").fetchone()
         (executed,) = connection.execute(EXECUTED).fetchone()
-        statements, usable_from = SQLITE.upgrade(usable_from, executed)
+        of_parts = dict(connection.execute(EXECUTED_OF_PARTS).fetchall())
+        statements, usable_from = SQLITE.upgrade(usable_from, executed, of_parts, tables_of_parts())
         for statement in statements:
             connection.execute(statement)
         connection.execute(f"pragma user_version = {usable_from}")

@@ -1,4 +1,4 @@
-"""The statements of runs, and one of uploads.  They wait in the queue, and are executed for many runs at once.
+"""The statements of runs.  They wait in the queue, and are executed for many runs at once.
 
 Each statement is fenced: it changes only rows that belong to the calling server.  So a server that seemed dead cannot
 overwrite the rows that others have taken over.  A change may be executed twice without further effect: after a lost
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.services.store.database import NOW, SHARED, Statement, Unit, Value
+from penstock.services.store.parts import installed_parts
 
 BEGIN = """
     insert into responses (id, owner, previous_response_id, conversation_id, position, created_at, status, server_id,
@@ -81,15 +82,6 @@ WITHDRAWAL = (
 
 RELEASE = "update responses set server_id = null where id = $1 and server_id = $2"
 
-FORGET_FILE = "delete from files where id = $1"
-"""Deletes a file whose upload broke off."""
-
-CLEAR_FILE = """
-    delete from file_chunks
-    where file_id = $1 and start < $2 and not exists (select 1 from files where files.id = file_id)
-"""
-"""Deletes chunks of a file that has no row."""
-
 STATEMENTS = (
     BEGIN,
     *WITHDRAWAL,
@@ -102,15 +94,14 @@ STATEMENTS = (
     NOTIFY,
     END,
     RELEASE,
-    FORGET_FILE,
-    CLEAR_FILE,
 )
-"""All statements, in their order of execution when many units are merged."""
+"""The statements of runs, in their order of execution when many units are merged."""
 
 
 def bulks(units: Iterable[Unit]) -> dict[str, list[tuple[Value, ...]]]:
-    """Return the arguments of all units by statement, in the order of `STATEMENTS`."""
-    rows: dict[str, list[tuple[Value, ...]]] = {sql: [] for sql in STATEMENTS}
+    """Return the arguments of all units by statement, in the order of `STATEMENTS`, and then of those of the parts."""
+    of_parts = (sql for part in installed_parts() for sql in part.queued)
+    rows: dict[str, list[tuple[Value, ...]]] = {sql: [] for sql in (*STATEMENTS, *of_parts)}
     for unit in units:
         for statement in unit.statements:
             rows[statement.sql].append(statement.arguments)

@@ -1,4 +1,6 @@
-"""The store: responses, their events, conversations and files, each with an owner.  It outlives all runs and servers.
+"""The store: responses, their events and conversations, each with an owner, and the parts that packages bring along.
+
+It outlives all runs and servers.
 
 A run only queues its changes, and never waits.  A request waits until its changes are durable.  A read sees every
 change that this server queued before it.  Objects of another owner are not found, as if they did not exist.
@@ -10,8 +12,10 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -30,7 +34,6 @@ from penstock.services.runs.event_log import Block
 from penstock.services.store import rows
 from penstock.services.store import statements as run_sql
 from penstock.services.store.approvals import StoredApprovals
-from penstock.services.store.containers import StoredContainers
 from penstock.services.store.conversations import StoredConversations
 from penstock.services.store.database import (
     KEPT_BYTES,
@@ -43,18 +46,19 @@ from penstock.services.store.database import (
     placeholders,
     size_of,
 )
-from penstock.services.store.files import StoredFiles
 from penstock.services.store.heartbeats import STALE, Servers
 from penstock.services.store.item_lookup import find_items, find_results
 from penstock.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.services.store.maintenance import claim, name_model, orphaned_models, orphans, restart, sweep
+from penstock.services.store.parts import StorePart, installed_parts
 from penstock.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.services.store.stored_keys import StoredKeys
-from penstock.services.store.vector_stores import StoredVectorStores
 from penstock.services.store.webhooks import StoredWebhooks
 from penstock.services.store.writer import BULK, Statements, StoreContext
 
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
+
+Part = TypeVar("Part", bound=StorePart)
 
 _GET = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and owner = $2"
 
@@ -79,13 +83,10 @@ _IN_BACKGROUND = """
     where ended_at is null and request is not null and (owner = $1 or cast($1 as text) is null)
 """
 
-_OWNED = ("responses", "conversations", "files", "vector_store_files")
-"""The tables whose rows count as bytes of their owners."""
+_OWNED = ("responses", "conversations")
+"""The tables whose rows count as bytes of their owners, as those of the parts do."""
 
-_BYTES = tuple(
-    [f"select coalesce(sum(bytes), 0) from {table} where bytes > 0 {own}" for table in _OWNED]
-    for own in ("and owner = $1", "")
-)
+_BYTES = "select coalesce(sum(bytes), 0) from {table} where bytes > 0 {own}"
 
 _RESOLVED_REQUEST = msgspec.json.Decoder(ResolvedRequest, dec_hook=unread)
 
@@ -101,11 +102,12 @@ _DELETE = (
 
 
 class Store:
-    """The storage of responses, conversations and files; without ``keeps`` there are none, and nothing may be stored.
+    """The storage of responses and conversations, and of what the parts have.
 
-    An operation that fails raises `StoreFailed`, as does every operation after `close`.  The responses that this server
-    runs carry its id.  After ``stale`` seconds without a heartbeat, other servers may take them over.  If the store
-    ``notifies``, the end of a background response leaves a notification in ``webhooks``.
+    Without ``keeps`` there are none, and nothing may be stored.  An operation that fails raises `StoreFailed`, as does
+    every operation after `close`.  The responses that this server runs carry its id.  After ``stale`` seconds without a
+    heartbeat, other servers may take them over.  If the store ``notifies``, the end of a background response leaves a
+    notification in ``webhooks``.
     """
 
     def __init__(self, database: Database, stale: float = STALE, *, keeps: bool = True, notifies: bool = False) -> None:
@@ -115,16 +117,24 @@ class Store:
         self.context = StoreContext(database, stale)
         self.writer = self.context.writer
         self.conversations = StoredConversations(self.context)
-        self.files = StoredFiles(self.context)
-        self.vector_stores = StoredVectorStores(self.context)
         self.servers = Servers(self.context)
         self.keys = StoredKeys(self.context)
         self.allowances = StoredAllowances(self.context)
         self.reservations = StoredReservations(self.context)
         self.approvals = StoredApprovals(self.context)
-        self.containers = StoredContainers(self.context)
         self.webhooks = StoredWebhooks(self.context)
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
+
+    @cached_property
+    def parts(self) -> Mapping[type[StorePart], StorePart]:
+        """The parts of the store that packages bring along."""
+        return {kind: kind(self.context) for kind in installed_parts()}
+
+    def part(self, kind: type[Part]) -> Part:
+        """Return the part of a class; raises `LookupError` if its package is not installed."""
+        part = self.parts[kind]
+        assert isinstance(part, kind)
+        return part
 
     @property
     def server_id(self) -> str:
@@ -373,7 +383,7 @@ class Store:
 
     async def has_file(self, file_id: str, owner: str) -> bool:
         """Return True if an owner has a file with this id."""
-        return await self.files.get(file_id, owner) is not None
+        return any([await part.has_file(file_id, owner) for part in self.parts.values()])
 
     async def in_background(self, owner: str | None) -> int:
         """Return the number of background responses of an owner, or of all if None, that have not ended."""
@@ -386,10 +396,10 @@ class Store:
 
         What this server has only queued, and what an older release has stored, does not count.
         """
-        arguments = () if owner is None else (owner,)
-        return sum(
-            [int(count) for sql in _BYTES[owner is None] for (count,) in await self.context.read(sql, *arguments)]
-        )
+        own, arguments = ("", ()) if owner is None else ("and owner = $1", (owner,))
+        tables = (*_OWNED, *chain.from_iterable(part.counted for part in self.parts))
+        counted = [await self.context.read(_BYTES.format(table=table, own=own), *arguments) for table in tables]
+        return sum(int(count) for rows_read in counted for (count,) in rows_read)
 
     async def delete(self, response_id: str, owner: str) -> bool:
         """Delete the response, its events and items durably; False if there is no such response.
@@ -425,6 +435,11 @@ class Store:
     async def name_model(self, response: Response) -> None:
         await name_model(self.context, response)
 
+    async def recover_parts(self) -> None:
+        """Have the parts take back what dead servers have left unfinished."""
+        for part in self.parts.values():
+            await part.recover()
+
     async def claim(self, orphan: Orphan) -> bool:
         return await claim(self.context, orphan)
 
@@ -434,8 +449,8 @@ class Store:
     async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
         self._known.clear()  # what has expired, or was deleted by another server, leaves the memory too
         self.conversations.forget()
-        await self.files.sweep()
-        await self.vector_stores.sweep()
+        for part in self.parts.values():
+            await part.sweep()
         return await sweep(self.context, keep_responses, keep_logs)
 
 

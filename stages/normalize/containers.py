@@ -98,9 +98,7 @@ class ContainerFinder:
     async def _recorded(self, ids: Iterable[str]) -> Mapping[str, Recorded]:
         """Return the living containers among ``ids`` that other servers have."""
         unknown = [name for name in dict.fromkeys(ids) if not self.containers.get(name, self.owner)]
-        found = await self.store.containers.find(unknown, self.owner) if unknown else {}
-        own = self.store.server_id
-        return {name: each for name, each in found.items() if each.described.is_live and each.server_id != own}
+        return await self.containers.elsewhere(unknown, self.owner) if unknown else {}
 
     async def _use(
         self, wish: ContainerWish, earlier: Sequence[str], recorded: Mapping[str, Recorded], new_id: str

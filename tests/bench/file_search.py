@@ -35,10 +35,16 @@ from penstock.extensions.tools.search.ingestion import GROUP, Ingestion
 from penstock.extensions.tools.search.ranking import unit
 from penstock.extensions.tools.search.searcher import Searcher
 from penstock.extensions.tools.search.terms import terms
+from penstock.extensions.tools.search.vector_stores import (
+    Chunk,
+    Chunking,
+    NewFile,
+    StoredVectorStore,
+    StoredVectorStores,
+)
 from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.pipeline.tasks import in_thread
 from penstock.services.store.store import Store
-from penstock.services.store.vector_stores import Chunk, Chunking, NewFile, StoredVectorStore
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.stores import database_at, running_postgres
 from tests.support.vector_stores import uploaded
@@ -161,8 +167,8 @@ async def watched() -> AsyncGenerator[list[float], None]:
 
 async def made(store: Store) -> StoredVectorStore:
     """Make a vector store, and return it."""
-    await store.vector_stores.create("vs_bench", "", "", {}, None)
-    found = await store.vector_stores.get("vs_bench", "")
+    await store.part(StoredVectorStores).create("vs_bench", "", "", {}, None)
+    found = await store.part(StoredVectorStores).get("vs_bench", "")
     assert found
     return found
 
@@ -174,16 +180,16 @@ def _group(number: int) -> list[Chunk]:
 
 async def fill(store: Store, into: StoredVectorStore, chunks: int) -> None:
     """Add files until the vector store has so many chunks."""
-    found = await store.vector_stores.get(into.id, "")
+    found = await store.part(StoredVectorStores).get(into.id, "")
     have = found.counts.chunks if found else 0
     while have < chunks:
-        await store.vector_stores.add(into.id, [NewFile(f"file-{have}", "a.txt", {}, Chunking())])
-        ((_, number),) = await store.vector_stores.waiting(1)
-        await store.vector_stores.claim(number)
+        await store.part(StoredVectorStores).add(into.id, [NewFile(f"file-{have}", "a.txt", {}, Chunking())])
+        ((_, number),) = await store.part(StoredVectorStores).waiting(1)
+        await store.part(StoredVectorStores).claim(number)
         for first in range(0, PER_FILE, GROUP):
             group = (await in_thread(_group, into.number))[: PER_FILE - first]
-            await store.vector_stores.append(number, first, group, some_vectors(len(group)).tobytes())
-        await store.vector_stores.complete(number, 1, PER_FILE)
+            await store.part(StoredVectorStores).append(number, first, group, some_vectors(len(group)).tobytes())
+        await store.part(StoredVectorStores).complete(number, 1, PER_FILE)
         have += PER_FILE
 
 
@@ -225,18 +231,20 @@ async def _ingested(
     store: Store, into: StoredVectorStore, embedder: Embedder | None, text: str
 ) -> tuple[float, float, int]:
     name = await uploaded(store, "book.txt", text)
-    await store.vector_stores.add(into.id, [NewFile(name, "book.txt", {}, Chunking())])
+    await store.part(StoredVectorStores).add(into.id, [NewFile(name, "book.txt", {}, Chunking())])
     load_encoding()
     async with Ingestion(store, FileReader(), embedder).running():
         async with watched() as longest:
             before = time.monotonic()
-            while (found := await store.vector_stores.file(into.id, "", name)) and found.status == "in_progress":
+            while (
+                found := await store.part(StoredVectorStores).file(into.id, "", name)
+            ) and found.status == "in_progress":
                 await asyncio.sleep(0.02)
             seconds = time.monotonic() - before
         assert found
         assert found.status == "completed", found.error
-        await store.vector_stores.remove(into.id, "", name)
-        while await store.vector_stores.waiting(1):
+        await store.part(StoredVectorStores).remove(into.id, "", name)
+        while await store.part(StoredVectorStores).waiting(1):
             await asyncio.sleep(0.1)
     return seconds, longest[0], found.chunks
 

@@ -10,11 +10,11 @@ from unittest.mock import patch
 from penstock.api.dialects.responses.routes import Responses
 from penstock.api.limits.allowance import OwnAllowances
 from penstock.api.runs.scheduler import Scheduler
+from penstock.extensions.tools.files import stored_files
 from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
 from penstock.services.runs import run as runs
 from penstock.services.runs.run import Run, RunRegistry
-from penstock.services.store import files as stored_files
 from penstock.services.store import postgres, statements
 from penstock.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.services.store.store import Store

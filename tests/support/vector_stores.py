@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from penstock.api.cli.command_line import read_settings
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.searcher import Searcher
 from penstock.extensions.tools.search.session import FileSearchHost
@@ -42,7 +43,7 @@ def file_search(*stores: str, **fields: Any) -> Json:
 
 async def uploaded(store: Store, filename: str, content: str | bytes, owner: str = "") -> str:
     """Upload a file, and return its id."""
-    async with store.files.uploading(owner) as upload:
+    async with store.part(StoredFiles).uploading(owner) as upload:
         await upload.write(content.encode() if isinstance(content, str) else content)
         return (await upload.finish(filename, "assistants")).id
 

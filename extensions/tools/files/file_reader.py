@@ -25,6 +25,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.extensions.tools.files.owned import OwnedFiles
+from penstock.extensions.tools.files.stored_files import StoredFile, StoredFiles
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage
@@ -36,7 +37,6 @@ from penstock.services.file_reading import PlacedFile
 from penstock.services.foreign import Unreadable, read_whole
 from penstock.services.lru_cache import LruCache
 from penstock.services.slots import Slots
-from penstock.services.store.files import StoredFile
 from penstock.services.store.store import Store
 from penstock.services.tools import USUAL_LIMITS, FileLimits, HostSettings
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
@@ -175,7 +175,7 @@ class FileReader:
         A file that is too much beside those before it cannot be read.  They are read one after another, so that one
         conversation takes no more than one place of `MOST_AT_ONCE`.
         """
-        owned = OwnedFiles(store.files, owner) if store else None
+        owned = OwnedFiles(store.part(StoredFiles), owner) if store else None
         readings, sums = list[FileReading](), _Sums(self._limits)
         for placed in files:
             part, path = placed.part, placed.path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.extensions.tools.files.stored_files import StoredFile, StoredFiles
 from penstock.pipeline.tasks import LARGE, apart
-from penstock.services.store.files import StoredFile, StoredFiles
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ from penstock.api.http.query import AnyText
 from penstock.api.http.request_body import off_loop, receive
 from penstock.api.limits.admission import PAUSE
 from penstock.api.resources.resources import BASE, ServerParts
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.resources.upload_form import ANY_TYPE, UploadForm
+from penstock.extensions.tools.sandbox.stored_containers import StoredContainers
 from penstock.pipeline import errors
 from penstock.pipeline.protocol.params.containers import AddContainerFile, CreateContainer, UploadContainerFile
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -148,6 +150,16 @@ class ContainerRoutes:
     store: Store
     draw: Callable[[], str] = draw_suffix
 
+    @property
+    def files(self) -> StoredFiles:
+        """The files in the store."""
+        return self.store.part(StoredFiles)
+
+    @property
+    def ledger(self) -> StoredContainers:
+        """The containers of all servers of the store."""
+        return self.store.part(StoredContainers)
+
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Return the routes under ``base``."""
         one = f"{base}/containers/{{container_id}}"
@@ -175,7 +187,7 @@ class ContainerRoutes:
             raise errors.InvalidRequest(message, param="expires_after.minutes", code="integer_above_max_value")
         check_memory(asked.memory_limit, containers, "memory_limit")
         for position, name in enumerate(asked.file_ids or ()):
-            if await self.store.files.get(name, owner) is None:
+            if await self.files.get(name, owner) is None:
                 raise errors.StoredFileNotFound(shortened(name), param=f"file_ids[{position}]")
         container_id = f"cntr_{self.draw()}"
         try:
@@ -195,7 +207,7 @@ class ContainerRoutes:
     async def list_containers(self, request: web.Request) -> web.Response:
         """List the containers, page by page; those that have ended are in the list for a day."""
         containers, owner = self._offered(), request[OWNER]
-        known = {each.described.id: each.described for each in await self.store.containers.of(owner, MOST_LISTED)}
+        known = {each.described.id: each.described for each in await self.ledger.of(owner, MOST_LISTED)}
         known |= {each.described.id: each.described for each in containers.of(owner)}
         name = NAME.read(request)
         found = [each for each in known.values() if name in (None, each.name)]
@@ -216,7 +228,7 @@ class ContainerRoutes:
         found = await self._known(request)
         if not isinstance(found, Recorded):
             await self._offered().end(found)
-        await self.store.containers.forget(found.described.id, request[OWNER])
+        await self.ledger.forget(found.described.id, request[OWNER])
         return as_json(DeletedContainer(found.described.id))
 
     @operation(
@@ -240,11 +252,11 @@ class ContainerRoutes:
                         file = await upload.finish(plain_name(sent.file))
                 else:
                     asked = await off_loop(read_body, await receive(request), AddContainerFile)
-                    stored = await self.store.files.get(asked.file_id, request[OWNER])
+                    stored = await self.files.get(asked.file_id, request[OWNER])
                     if stored is None:
                         raise errors.StoredFileNotFound(shortened(asked.file_id))
                     async with container.uploading() as upload:
-                        async for piece in self.store.files.chunks(stored):
+                        async for piece in self.files.chunks(stored):
                             await upload.write(piece)
                         file = await upload.finish(plain_name(stored.filename))
             except FolderFull:
@@ -310,7 +322,7 @@ class ContainerRoutes:
         name, owner = request.match_info["container_id"], request[OWNER]
         if container := self._offered().get(name, owner):
             return container
-        recorded = (await self.store.containers.find([name], owner)).get(name)
+        recorded = (await self.ledger.find([name], owner)).get(name)
         if recorded is None:
             raise errors.ContainerNotFound(shortened(name))
         if recorded.described.is_live and recorded.server_id != self.store.server_id:

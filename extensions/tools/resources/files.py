@@ -23,6 +23,7 @@ from penstock.api.http.pagination import ends
 from penstock.api.http.query import AnyText, Choice, Number
 from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import BASE, ServerParts
+from penstock.extensions.tools.files.stored_files import StoredFile, StoredFiles, Upload
 from penstock.extensions.tools.resources.upload_form import ANY_TYPE, UploadForm
 from penstock.pipeline.errors import (
     BodyTooLarge,
@@ -39,7 +40,6 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.services.file_names import plain_name
 from penstock.services.slots import Slots
-from penstock.services.store.files import StoredFile, Upload
 from penstock.services.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -173,6 +173,11 @@ class Files:
     most: int
     places: Slots = field(default_factory=lambda: Slots(MOST_AT_ONCE, per_owner=-(-MOST_AT_ONCE // 2)), init=False)
 
+    @property
+    def files(self) -> StoredFiles:
+        """The files in the store."""
+        return self.store.part(StoredFiles)
+
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Return the routes under ``base``."""
         one = f"{base}/files/{{file_id}}"
@@ -199,7 +204,7 @@ class Files:
         await self.admission.storing(owner, self.store, request.content_length or 1)
         api = _form_of(request)
         with self._turn(owner):
-            uploading = self.store.files.uploading(owner, size=request.content_length or 0)
+            uploading = self.files.uploading(owner, size=request.content_length or 0)
             async with uploading as upload, self._counting(owner, upload) as write:
                 await form.receive(write)
                 asked = read_body(msgspec.json.encode(form.fields), api.upload)
@@ -214,7 +219,7 @@ class Files:
         if _is_anthropic(request):
             return as_json(await self._page_of_anthropic(request))
         limit = LIMIT.read(request)
-        found = await self.store.files.page(
+        found = await self.files.page(
             request[OWNER],
             limit=limit + 1,
             after=AFTER.read(request),
@@ -237,7 +242,7 @@ class Files:
         place = request.query[places[0]].removeprefix("page_") if places else None
         is_back = places == ["before_id"]
         try:
-            found = await self.store.files.page(owner, limit=limit + 1, after=place, newest_first=not is_back)
+            found = await self.files.page(owner, limit=limit + 1, after=place, newest_first=not is_back)
         except StoredFileNotFound as error:
             error.param = places[0]
             raise
@@ -249,7 +254,7 @@ class Files:
         names = dict.fromkeys(ids)
         if len(names) > _MOST_IDS:
             raise InvalidRequest(f"ids may have {_MOST_IDS} entries.", param="ids")
-        data = tuple([FileMetadata.of(file) for name in names if (file := await self.store.files.get(name, owner))])
+        data = tuple([FileMetadata.of(file) for name in names if (file := await self.files.get(name, owner))])
         return FileMetadataList(data, *ends(data), has_more=False, next_page=None)
 
     @operation(Operation(FileObject, refusals=_REFUSALS))
@@ -263,7 +268,7 @@ class Files:
         """Delete a file."""
         self._check_store()
         file_id = request.match_info["file_id"]
-        if not await self.store.files.delete(file_id, request[OWNER]):
+        if not await self.files.delete(file_id, request[OWNER]):
             raise StoredFileNotFound(shortened(file_id))
         return as_json(_form_of(request).deleted(file_id))
 
@@ -288,7 +293,7 @@ class Files:
         request[STREAMING] = True
         await answer.prepare(request)
         try:
-            async for chunk in self.store.files.chunks(file, start, end):
+            async for chunk in self.files.chunks(file, start, end):
                 await answer.write(chunk)
         except (StoredFileNotFound, StoreFailed) as error:
             logger.warning("The download of %s broke off: %s", file.id, error)
@@ -301,7 +306,7 @@ class Files:
     async def _found(self, request: web.Request) -> StoredFile:
         self._check_store()
         file_id = request.match_info["file_id"]
-        if (file := await self.store.files.get(file_id, request[OWNER])) is None:
+        if (file := await self.files.get(file_id, request[OWNER])) is None:
             raise StoredFileNotFound(shortened(file_id))
         return file
 

@@ -23,9 +23,12 @@ from penstock.api.http.request_body import off_loop, receive
 from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import BASE, ServerParts
 from penstock.extensions.tools.files.file_reader import reader
+from penstock.extensions.tools.files.stored_files import StoredFiles
+from penstock.extensions.tools.search import vector_stores as stored
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.ingestion import Ingestion
 from penstock.extensions.tools.search.searcher import HasSearcher, Hit, Searcher
+from penstock.extensions.tools.search.vector_stores import StoredVectorStores
 from penstock.pipeline.errors import (
     InvalidRequest,
     StorageFull,
@@ -50,7 +53,6 @@ from penstock.pipeline.protocol.params.vector_stores import (
     UpdateVectorStore,
 )
 from penstock.pipeline.protocol.tools import FileSearchOptions
-from penstock.services.store import vector_stores as stored
 from penstock.services.store.store import Store
 
 BEFORE = AnyText("before")
@@ -217,6 +219,11 @@ class VectorStoreRoutes:
     searcher: Searcher
     ingestion: Ingestion
 
+    @property
+    def stores(self) -> StoredVectorStores:
+        """The vector stores in the store."""
+        return self.store.part(StoredVectorStores)
+
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Return the routes under ``base``."""
         one = f"{base}/vector_stores/{{vector_store_id}}"
@@ -253,7 +260,7 @@ class VectorStoreRoutes:
         added = await self._named(files, owner, "file_ids[{}]")
         days = body.expires_after.days if body.expires_after else None
         store_id = f"vs_{secrets.token_hex(12)}"
-        await self.store.vector_stores.create(store_id, owner, body.name or "", body.metadata or {}, days)
+        await self.stores.create(store_id, owner, body.name or "", body.metadata or {}, days)
         await self._add(store_id, added)
         return as_json(_shown(await self._found(store_id, owner)))
 
@@ -262,7 +269,7 @@ class VectorStoreRoutes:
         """List the vector stores, page by page."""
         wanted = _page(request)
         with _known_cursor(wanted):
-            found, has_more = await self.store.vector_stores.page(request[OWNER], wanted)
+            found, has_more = await self.stores.page(request[OWNER], wanted)
         shown = tuple(map(_shown, found))
         return as_json(VectorStores(shown, *ends(shown), has_more))
 
@@ -281,7 +288,7 @@ class VectorStoreRoutes:
         days = store.expires_days
         if "expires_after" in sent:
             days = body.expires_after.days if body.expires_after else None
-        changed = await self.store.vector_stores.update(store.id, request[OWNER], name, metadata, days)
+        changed = await self.stores.update(store.id, request[OWNER], name, metadata, days)
         if changed is None:
             raise VectorStoreNotFound(store.id)
         return as_json(_shown(changed))
@@ -290,7 +297,7 @@ class VectorStoreRoutes:
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a vector store with all chunks of its files; the files are kept."""
         store_id = request.match_info["vector_store_id"]
-        if not await self.store.vector_stores.delete(store_id, request[OWNER]):
+        if not await self.stores.delete(store_id, request[OWNER]):
             raise VectorStoreNotFound(shortened(store_id))
         self.ingestion.wake()
         return as_json(DeletedVectorStore(store_id))
@@ -332,7 +339,7 @@ class VectorStoreRoutes:
         """Replace the attributes of a file."""
         body, store = await off_loop(read_body, await receive(request), UpdateFile), await self._of(request)
         file_id, owner = request.match_info["file_id"], request[OWNER]
-        if not await self.store.vector_stores.set_attributes(store.id, owner, file_id, body.attributes or {}):
+        if not await self.stores.set_attributes(store.id, owner, file_id, body.attributes or {}):
             raise _no_file(file_id)
         return as_json(await self._file(store.id, owner, file_id))
 
@@ -340,7 +347,7 @@ class VectorStoreRoutes:
     async def remove_file(self, request: web.Request) -> web.Response:
         """Take a file out of a vector store; the file itself is kept."""
         store, file_id = await self._of(request), request.match_info["file_id"]
-        if not await self.store.vector_stores.remove(store.id, request[OWNER], file_id):
+        if not await self.stores.remove(store.id, request[OWNER], file_id):
             raise _no_file(file_id)
         self.ingestion.wake()
         return as_json(DeletedVectorStoreFile(file_id))
@@ -349,10 +356,10 @@ class VectorStoreRoutes:
     async def content(self, request: web.Request) -> web.Response:
         """Return the text of a file in a vector store."""
         store, file_id = await self._of(request), request.match_info["file_id"]
-        file = await self.store.vector_stores.file(store.id, request[OWNER], file_id)
+        file = await self.stores.file(store.id, request[OWNER], file_id)
         if file is None:
             raise _no_file(file_id)
-        texts = await self.store.vector_stores.texts(file) if file.chunks else ()
+        texts = await self.stores.texts(file) if file.chunks else ()
         return as_json(FileContent(tuple(map(TextContent, texts))))
 
     # Batches
@@ -379,7 +386,7 @@ class VectorStoreRoutes:
         store, owner, batch_id = await self._of(request), request[OWNER], request.match_info["batch_id"]
         batch = await self._batch(store.id, owner, batch_id)
         if batch.status == "in_progress":
-            await self.store.vector_stores.cancel(batch)
+            await self.stores.cancel(batch)
             self.ingestion.wake()
         return as_json(_batch(await self._batch(store.id, owner, batch_id)))
 
@@ -402,17 +409,17 @@ class VectorStoreRoutes:
         return (await self.searcher.stores(places, request[OWNER]))[0]
 
     async def _found(self, store_id: str, owner: str) -> stored.StoredVectorStore:
-        if (store := await self.store.vector_stores.get(store_id, owner)) is None:
+        if (store := await self.stores.get(store_id, owner)) is None:
             raise VectorStoreNotFound(shortened(store_id))
         return store
 
     async def _file(self, store_id: str, owner: str, file_id: str) -> VectorStoreFile:
-        if (file := await self.store.vector_stores.file(store_id, owner, file_id)) is None:
+        if (file := await self.stores.file(store_id, owner, file_id)) is None:
             raise _no_file(file_id)
         return _shown_file(file)
 
     async def _batch(self, store_id: str, owner: str, batch_id: str) -> stored.Batch:
-        if (batch := await self.store.vector_stores.batch(batch_id, store_id, owner)) is None:
+        if (batch := await self.stores.batch(batch_id, store_id, owner)) is None:
             raise VectorStoreNotFound(shortened(batch_id), kind="File batch", param="batch_id")
         return batch
 
@@ -421,7 +428,7 @@ class VectorStoreRoutes:
     ) -> web.Response:
         wanted, status = _page(request), FILTER.read(request) or None
         with _known_cursor(wanted):
-            found, has_more = await self.store.vector_stores.files(store.id, request[OWNER], wanted, status, batch_id)
+            found, has_more = await self.stores.files(store.id, request[OWNER], wanted, status, batch_id)
         shown = tuple(map(_shown_file, found))
         return as_json(VectorStoreFiles(shown, *ends(shown), has_more))
 
@@ -432,7 +439,7 @@ class VectorStoreRoutes:
         """
         added: dict[str, stored.NewFile] = {}
         for position, file in enumerate(files):
-            known = await self.store.files.get(file.file_id, owner)
+            known = await self.store.part(StoredFiles).get(file.file_id, owner)
             if known is None:
                 raise StoredFileNotFound(shortened(file.file_id), param=place.format(position))
             chunking = _chunking(file.chunking_strategy)
@@ -441,7 +448,7 @@ class VectorStoreRoutes:
 
     async def _add(self, store_id: str, files: Sequence[stored.NewFile], batch_id: str | None = None) -> None:
         if files:
-            await self.store.vector_stores.add(store_id, files, batch_id)
+            await self.stores.add(store_id, files, batch_id)
             self.ingestion.wake()
 
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.sandbox.folder import CHUNK, Folder, sweep
 from penstock.extensions.tools.sandbox.plan import Kind, Plan
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.extensions.tools.sandbox.process import Process, SandboxDied
+from penstock.extensions.tools.sandbox.stored_containers import StoredContainers
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StageError, StoredFileNotFound, StoreFailed
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -30,10 +32,10 @@ from penstock.services.containers import (
     Described,
     FolderFull,
     FoundFile,
-    Ledger,
     LiveContainer,
     MemoryLimit,
     OwnerLimits,
+    Recorded,
     TooManyContainers,
     no_owner_limits,
 )
@@ -187,8 +189,8 @@ class OpenContainers:
     _is_closed: bool = False
 
     @property
-    def _ledger(self) -> Ledger | None:
-        return self.store.containers if self.store else None
+    def _ledger(self) -> StoredContainers | None:
+        return self.store.part(StoredContainers) if self.store else None
 
     @property
     def are_offered(self) -> bool:
@@ -213,6 +215,10 @@ class OpenContainers:
     def of(self, owner: str) -> list[OpenContainer]:
         """Return the containers of an owner, the oldest first."""
         return [container for container in self._live.values() if container.known.owner == owner]
+
+    async def elsewhere(self, container_ids: Sequence[str], owner: str) -> Mapping[str, Recorded]:
+        """Return the living containers of an owner that other servers of the store have, by id."""
+        return await self._ledger.elsewhere(container_ids, owner) if self._ledger else {}
 
     async def create(
         self, container_id: str, owner: str, name: str, ttl: float, memory_limit: MemoryLimit | None
@@ -242,11 +248,11 @@ class OpenContainers:
         for file_id in file_ids:
             if file_id in container.placed:
                 continue
-            stored = await self.store.files.get(file_id, container.known.owner) if self.store else None
+            stored = await self.store.part(StoredFiles).get(file_id, container.known.owner) if self.store else None
             if self.store is None or stored is None:
                 raise StoredFileNotFound(shortened(file_id), param=None)
             async with container.uploading() as upload:
-                async for piece in self.store.files.chunks(stored):
+                async for piece in self.store.part(StoredFiles).chunks(stored):
                     await upload.write(piece)
                 await upload.finish(stored.filename)
             container.placed.add(file_id)

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from penstock.extensions.tools.files.file_reader import FileReader, NotRead
 from penstock.extensions.tools.files.owned import OwnedFiles
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.search.chunking import Cut, chunks
 from penstock.extensions.tools.search.embedder import Embedder, NotEmbedded
 from penstock.extensions.tools.search.terms import terms
+from penstock.extensions.tools.search.vector_stores import Chunk, Claimed, FileError, StoredVectorStores
 from penstock.pipeline.errors import DiskFull, StoreFailed
 from penstock.pipeline.logs import current_response
 from penstock.pipeline.tasks import in_thread
 from penstock.services.store.store import Store
-from penstock.services.store.vector_stores import Chunk, Claimed, FileError
 from penstock.stages.models.harmony.vocabulary import load_encoding
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Ingestion:
 
     def __init__(self, store: Store, reader: FileReader, embedder: Embedder | None = None) -> None:
         self._store = store
-        self._stores = store.vector_stores
+        self._stores = store.part(StoredVectorStores)
         self._reader = reader
         self._embedder = embedder
         self._woken = asyncio.Event()
@@ -168,12 +169,12 @@ class Ingestion:
                 raise _GivenUp
 
     async def _text(self, claimed: Claimed) -> str:
-        stored = await self._store.files.get(claimed.file.id, claimed.owner)
+        stored = await self._store.part(StoredFiles).get(claimed.file.id, claimed.owner)
         if stored is None:
             raise NotRead("It does not exist any more.")
         if stored.bytes > self._reader.limits.bytes:
             raise NotRead(f"It is larger than {self._reader.limits.bytes:,} bytes.")
-        data = await OwnedFiles(self._store.files, claimed.owner).content(stored)
+        data = await OwnedFiles(self._store.part(StoredFiles), claimed.owner).content(stored)
         text = await self._reader.text_of(data, stored.filename, stored.media_type, claimed.owner)
         return text.replace("\0", " ")
 

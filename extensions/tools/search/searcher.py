@@ -24,14 +24,15 @@ from penstock.extensions.tools.search.ranking import (
     scored,
     weights,
 )
+from penstock.extensions.tools.search.tables import PLACES
 from penstock.extensions.tools.search.terms import term, words
+from penstock.extensions.tools.search.vector_stores import StoredVectorStore, StoredVectorStores, VectorStoreFile
 from penstock.pipeline.errors import VectorStoreExpired, VectorStoreNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import FileSearchOptions
-from penstock.pipeline.tasks import MANY, apart, in_thread
+from penstock.pipeline.tasks import LARGE, MANY, apart, in_thread
 from penstock.services.lru_cache import LruCache
 from penstock.services.store.store import Store
-from penstock.services.store.vector_stores import PLACES, StoredVectorStore, VectorStoreFile
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Searcher:
 
     def __init__(self, store: Store, embedder: Embedder | None = None) -> None:
         self._store = store
-        self._stores = store.vector_stores
+        self._stores = store.part(StoredVectorStores)
         self._embedder = embedder
         self._vectors: LruCache[NDArray[np.float32]] = LruCache(KEPT_VECTORS)
         self._warned_at = -_QUIET_SECONDS
@@ -175,7 +176,9 @@ class Searcher:
     async def _vectors_of(self, files: Sequence[int]) -> Mapping[int, NDArray[np.float32]]:
         kept = {file: self._vectors.get(str(file)) for file in files}
         unknown = [file for file, vectors in kept.items() if vectors is None]
-        read = await self._stores.vectors(unknown) if unknown else {}
+        pieces = await self._stores.vectors(unknown) if unknown else ()
+        is_large = sum(len(data) for _, _, data in pieces) > LARGE
+        read = await apart(is_large, _joined, unknown, pieces)
         for file, vectors in read.items():
             self._vectors.put(str(file), vectors, vectors.nbytes + 64)
         return {file: vectors for file, vectors in {**kept, **read}.items() if vectors is not None}
@@ -191,6 +194,14 @@ class Searcher:
             for number, score in found
             if number in texts and number >> PLACES in files
         ]
+
+
+def _joined(files: Sequence[int], pieces: Sequence[tuple[int, int, bytes]]) -> Mapping[int, NDArray[np.float32]]:
+    """Return the vectors of each file, one in each row; none of a file without pieces."""
+    parts = {file: list[NDArray[np.float32]]() for file in files}
+    for file, count, data in pieces:
+        parts[file].append(np.frombuffer(data, np.float32).reshape(count, -1))
+    return {file: np.concatenate(some) if some else np.empty((0, 0), np.float32) for file, some in parts.items()}
 
 
 def _words(query: str) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.searcher import Hit, Searcher
+from penstock.extensions.tools.search.vector_stores import StoredVectorStore
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.frames import FileSearchResults, ResolvedRequest
 from penstock.pipeline.protocol.items import FileSearchCall, of_type
 from penstock.services.file_marks import safe_name
-from penstock.services.store.vector_stores import StoredVectorStore
 from penstock.services.tools import FileSource, HostSettings, ToolResult
 from penstock.stages.models.file_searches import MOST_QUERIES, all_queries_in, bounded, queries_in
 

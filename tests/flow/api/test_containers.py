@@ -17,6 +17,7 @@ from openai.types.responses import ResponseCodeInterpreterToolCall, ResponseOutp
 from openai.types.responses.response_output_text import AnnotationContainerFileCitation
 
 from penstock.api.http.auth import Keys
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.pipeline.protocol.items import CodeInterpreterCall
 from penstock.services.engines.scripted import Script
@@ -341,7 +342,7 @@ async def test_upload_beyond_the_disk_leaves_nothing(served: ScriptedServer) -> 
 
 
 async def test_stored_file_is_put_into_the_folder(served: ScriptedServer) -> None:
-    async with served.store.files.uploading("") as sent:
+    async with served.store.part(StoredFiles).uploading("") as sent:
         await sent.write(b"1,2")
         stored = await sent.finish("a.csv", "user_data")
     _, made = await served.post({"name": "mine", "file_ids": [stored.id]}, "/v1/containers")

@@ -22,10 +22,10 @@ from penstock.api.http.auth import Keys
 from penstock.api.limits import admission as admissions
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
+from penstock.extensions.tools.files.stored_files import CHUNK
 from penstock.extensions.tools.resources import files, upload_form
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.store import writer
-from penstock.services.store.files import CHUNK
 from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.store.store import Store
 from tests.support.api_clients import openai_client

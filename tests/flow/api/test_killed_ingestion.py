@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from penstock.extensions.tools.search.vector_stores import StoredVectorStores
 from tests.support.server_process import running_process
 from tests.support.stores import open_store
 from tests.support.vector_stores import uploaded
@@ -25,7 +26,7 @@ async def test_other_server_goes_on_where_one_was_killed(store_at: str, tmp_path
             while not (await store.context.read("select count(*) from vector_store_chunks"))[0][0]:
                 await asyncio.sleep(0.01)
         await first.kill()
-        assert (await store.vector_stores.get(made["id"], "")).counts.of("in_progress")  # type: ignore[union-attr]
+        assert (await store.part(StoredVectorStores).get(made["id"], "")).counts.of("in_progress")  # type: ignore[union-attr]
         async with running_process(store_at, tmp_path, "quick", *stale) as second, asyncio.timeout(240):
             while (answer := (await second.get(one))[1])["status"] == "in_progress":
                 await asyncio.sleep(0.1)
@@ -35,7 +36,7 @@ async def test_other_server_goes_on_where_one_was_killed(store_at: str, tmp_path
             ((chunks,),) = await store.context.read("select count(*) from vector_store_chunks")
             listed, _ = await second.get(f"{one}/files")
             assert listed == 200
-            found = await store.vector_stores.get(made["id"], "")
+            found = await store.part(StoredVectorStores).get(made["id"], "")
             assert found
             assert found.counts.chunks == chunks
             _, results = await second.post({"query": "armadillo", "max_num_results": 50}, f"{one}/search")

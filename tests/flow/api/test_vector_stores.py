@@ -13,7 +13,9 @@ from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from penstock.api.http.auth import Keys
 from penstock.extensions.tools.files.file_reader import FileReader, NotRead
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.resources.vector_stores import POLL_AFTER_MS
+from penstock.extensions.tools.search.vector_stores import StoredVectorStores
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer
 from tests.support.vector_stores import DOCUMENTS, Json, new_store, search_server, uploaded
@@ -175,7 +177,7 @@ async def test_unreadable_files_fail_with_a_reason(served: ScriptedServer) -> No
 
 async def test_deleted_file_leaves_its_vector_stores_with_all_chunks(served: ScriptedServer, files: list[str]) -> None:
     store = await new_store(served, files)
-    assert await served.store.files.delete(files[1], "")
+    assert await served.store.part(StoredFiles).delete(files[1], "")
     assert await found(served, store["id"], "tea") == []
     assert (await served.get(f"{STORES}/{store['id']}"))[1]["file_counts"]["total"] == 2
     await served.ask("DELETE", f"{STORES}/{store['id']}")
@@ -358,7 +360,9 @@ async def test_file_that_is_added_again_is_found_meanwhile(
 
 async def until_done(served: ScriptedServer) -> None:
     """Wait until nothing is left to do with any file."""
-    while await served.store.vector_stores.context.read("select 1 from vector_store_files where work is not null"):
+    while await served.store.part(StoredVectorStores).context.read(
+        "select 1 from vector_store_files where work is not null"
+    ):
         await asyncio.sleep(0.01)
 
 
@@ -377,7 +381,7 @@ async def test_what_a_repetition_names_takes_effect(
     assert (read.status, read.attributes, read.chunking_strategy == STATIC_READ) == ("completed", {}, False)
     assert await found(served, store, "a", filters={"type": "eq", "key": "lang", "value": "de"}) == []
     await until_done(served)
-    ((rows,),) = await served.store.vector_stores.context.read("select count(*) from vector_store_files")
+    ((rows,),) = await served.store.part(StoredVectorStores).context.read("select count(*) from vector_store_files")
     assert rows == len(files)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from penstock.services.store.files import CHUNK
+from penstock.extensions.tools.files.stored_files import CHUNK
 from penstock.services.store.store import Store
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.stores import open_store

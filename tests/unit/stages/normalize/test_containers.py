@@ -26,13 +26,7 @@ class Known:
 
     here: dict[str, MemoryLimit | None] = field(default_factory=dict)
     there: dict[str, MemoryLimit | None] = field(default_factory=dict)
-    dead: set[str] = field(default_factory=set)
     memory: MemoryLimit = "4g"
-    server_id: str = "this"
-
-    @property
-    def containers(self) -> Any:
-        return self
 
     async def has_file(self, file_id: str, owner: str) -> bool:
         return file_id == "file-1"
@@ -40,14 +34,13 @@ class Known:
     def get(self, container_id: str, owner: str) -> Live | None:
         return Live(described(container_id, self.here[container_id])) if container_id in self.here else None
 
-    async def find(self, ids: list[str], owner: str) -> dict[str, Recorded]:
+    async def elsewhere(self, ids: list[str], owner: str) -> dict[str, Recorded]:
         known = {name: Recorded(described(name, limit), "other", "http://other") for name, limit in self.there.items()}
-        dead = {name: Recorded(described(name, None, is_live=False), "other", "") for name in self.dead}
-        return {name: each for name, each in (known | dead).items() if name in ids}
+        return {name: each for name, each in known.items() if name in ids}
 
 
-def described(container_id: str, limit: MemoryLimit | None, *, is_live: bool = True) -> Described:
-    return Described(container_id, "", "", 0.0, 0.0, 60.0, limit, is_live)
+def described(container_id: str, limit: MemoryLimit | None) -> Described:
+    return Described(container_id, "", "", 0.0, 0.0, 60.0, limit)
 
 
 async def use(known: Known, wish: ContainerWish, *earlier: str, moves: bool = False) -> ContainerUse:
@@ -59,7 +52,7 @@ AUTO = ContainerWish("tools[0].container")
 
 
 async def test_auto_takes_the_latest_container_that_lives() -> None:
-    known = Known({"cntr_2": None, "cntr_3": None}, dead={"cntr_1"})
+    known = Known({"cntr_2": None, "cntr_3": None})
     assert await use(known, AUTO, "cntr_1", "cntr_2", "cntr_3") == ContainerUse("cntr_2")
     assert await use(known, AUTO, "cntr_1") == ContainerUse("cntr_new")
     assert await use(known, AUTO) == ContainerUse("cntr_new")
@@ -82,7 +75,7 @@ async def test_auto_with_another_memory_limit_makes_a_new_one() -> None:
 
 
 async def test_named_container_has_to_live() -> None:
-    known = Known({"cntr_1": "1g"}, {"cntr_2": None}, {"cntr_3"})
+    known = Known({"cntr_1": "1g"}, {"cntr_2": None})
     assert await use(known, ContainerWish("a", "cntr_1")) == ContainerUse("cntr_1", is_own=False)
     with pytest.raises(ContainerElsewhere) as moved:
         await use(known, ContainerWish("a", "cntr_2"))

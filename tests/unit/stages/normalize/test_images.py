@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.services.store.store import Store
@@ -106,7 +107,7 @@ async def test_a_part_of_the_wrong_form_is_refused_in_an_output_too(store: Store
 
 @pytest.mark.parametrize("call", [CALL, CUSTOM_CALL])
 async def test_stored_image_is_read_in_place_of_its_id(store: Store, call: Json) -> None:
-    async with store.files.uploading("ann") as upload:
+    async with store.part(StoredFiles).uploading("ann") as upload:
         await upload.write(png())
         file = await upload.finish("a.png", "vision")
     sent = {"type": "input_image", "file_id": file.id, "detail": "high"}
@@ -123,7 +124,7 @@ async def test_stored_image_is_read_in_place_of_its_id(store: Store, call: Json)
 
 
 async def test_stored_file_that_is_no_image_is_refused(store: Store) -> None:
-    async with store.files.uploading("") as upload:
+    async with store.part(StoredFiles).uploading("") as upload:
         await upload.write(b"words")
         file = await upload.finish("a.png", "vision")
     with pytest.raises(InvalidRequest, match=r"'a\.png' cannot be read\. It is not a PNG") as refused:

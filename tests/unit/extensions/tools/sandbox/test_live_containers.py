@@ -7,11 +7,10 @@ import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.sandbox.container import ContainerHost
 from penstock.extensions.tools.sandbox.folder import PREFIX, Folder, sweep
 from penstock.extensions.tools.sandbox.live_containers import OpenContainers
@@ -26,6 +25,7 @@ from penstock.services.slots import Slots
 from penstock.services.tools import ContainerFiles, ToolResult
 from tests.support.sandboxes import available
 from tests.support.scripted_tools import another_conversation
+from tests.support.stores import open_store
 from tests.support.tool_servers import data_url, png
 
 pytestmark = pytest.mark.io
@@ -278,24 +278,19 @@ async def test_content_of_a_file_that_is_none_is_refused(containers: OpenContain
                 pass
 
 
-async def test_stored_files_are_put_into_the_folder_once(containers: OpenContainers) -> None:
-    reads = []
-
-    class Files:
-        async def get(self, file_id: str, owner: str) -> Any:
-            return SimpleNamespace(id=file_id, filename="a.csv") if file_id == "file-1" else None
-
-        async def chunks(self, stored: Any) -> AsyncIterator[bytes]:
-            reads.append(stored.id)
-            yield b"1,2"
-
-    containers.store = SimpleNamespace(files=Files(), containers=None)  # type: ignore[assignment]
-    use = ContainerUse("cntr_a", file_ids=("file-1",))
-    assert (await code(containers, "open('a.csv').read()", request("resp_1", use))).result == "'1,2'\n"
-    assert (await code(containers, "open('a.csv').read()", request("resp_2", use))).result == "'1,2'\n"
-    assert reads == ["file-1"]
-    gone = ContainerUse("cntr_b", file_ids=("file-2",))
-    assert "No such File object" in ((await code(containers, "1", request("resp_3", gone))).error or "")
+async def test_stored_files_are_put_into_the_folder_once(containers: OpenContainers, tmp_path: Path) -> None:
+    async with open_store(str(tmp_path / "folder" / "store.sqlite3")) as store:
+        containers.store, files = store, store.part(StoredFiles)
+        async with files.uploading("") as upload:
+            await upload.write(b"1,2")
+            file = await upload.finish("a.csv", "user_data")
+        use = ContainerUse("cntr_a", file_ids=(file.id,))
+        assert (await code(containers, "open('a.csv').read()", request("resp_1", use))).result == "'1,2'\n"
+        assert await files.delete(file.id, "")
+        assert (await code(containers, "open('a.csv').read()", request("resp_2", use))).result == "'1,2'\n"
+        gone = ContainerUse("cntr_b", file_ids=(file.id,))
+        assert "No such File object" in ((await code(containers, "1", request("resp_3", gone))).error or "")
+        await containers.close()
 
 
 @pytest.fixture

@@ -17,11 +17,18 @@ from penstock.extensions.tools.search.embedder import Embedder, NotEmbedded
 from penstock.extensions.tools.search.ingestion import Ingestion
 from penstock.extensions.tools.search.searcher import Searcher
 from penstock.extensions.tools.search.session import FileSearchHost
+from penstock.extensions.tools.search.vector_stores import (
+    Chunk,
+    Chunking,
+    NewFile,
+    Page,
+    StoredVectorStore,
+    StoredVectorStores,
+)
 from penstock.pipeline.frames import with_facts
 from penstock.pipeline.protocol.params.file_search import Filters
 from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.services.store.store import Store
-from penstock.services.store.vector_stores import Chunk, Chunking, NewFile, Page, StoredVectorStore
 from penstock.testing import ExampleCalls, check_host
 from penstock.testing.stages import resolved
 from tests.support.examples import examples
@@ -92,8 +99,8 @@ def sort_of(value: Any) -> type:
 
 async def new_store(store: Store) -> StoredVectorStore:
     name = f"vs_{next(_numbers)}_{id(store)}"
-    await store.vector_stores.create(name, "", "", {}, None)
-    made = await store.vector_stores.get(name, "")
+    await store.part(StoredVectorStores).create(name, "", "", {}, None)
+    made = await store.part(StoredVectorStores).get(name, "")
     assert made
     return made
 
@@ -102,9 +109,9 @@ async def filled(store: Store, texts: Sequence[tuple[str, str]], embedder: Embed
     """Make a vector store with files of these names and texts, and read them."""
     made, ingestion = await new_store(store), Ingestion(store, FileReader(), embedder)
     files = [NewFile(await uploaded(store, name, text), name, {}, Chunking()) for name, text in texts]
-    await store.vector_stores.add(made.id, files)
+    await store.part(StoredVectorStores).add(made.id, files)
     async with ingestion.running(), asyncio.timeout(120):
-        while (found := await store.vector_stores.get(made.id, "")) and found.counts.of("in_progress"):
+        while (found := await store.part(StoredVectorStores).get(made.id, "")) and found.counts.of("in_progress"):
             await asyncio.sleep(0.01)
     assert found
     return found
@@ -117,14 +124,16 @@ async def test_filters_select_the_files_that_a_simple_evaluator_selects(
 ) -> None:
     made = await new_store(store)
     new = [NewFile(f"file-{at}", "a.txt", attributes, Chunking()) for at, attributes in enumerate(files)]
-    await store.vector_stores.add(made.id, new)
-    numbers = [number for _, number in await store.vector_stores.waiting(10)]
+    await store.part(StoredVectorStores).add(made.id, new)
+    numbers = [number for _, number in await store.part(StoredVectorStores).waiting(10)]
     for number in numbers:
-        assert await store.vector_stores.claim(number)
-        assert await store.vector_stores.append(number, 0, [Chunk("t", 0, "t")], None)
-        assert await store.vector_stores.complete(number, 1, 1)
-    readable = await store.vector_stores.readable(made.id, given_filter)
-    selected = await store.vector_stores.files_of([int(number) for number in (readable or "").split(",") if number])
+        assert await store.part(StoredVectorStores).claim(number)
+        assert await store.part(StoredVectorStores).append(number, 0, [Chunk("t", 0, "t")], None)
+        assert await store.part(StoredVectorStores).complete(number, 1, 1)
+    readable = await store.part(StoredVectorStores).readable(made.id, given_filter)
+    selected = await store.part(StoredVectorStores).files_of(
+        [int(number) for number in (readable or "").split(",") if number]
+    )
     assert sorted(file.id for file in selected.values()) == [
         f"file-{at}" for at, attributes in enumerate(files) if passes(given_filter, attributes)
     ]
@@ -139,9 +148,9 @@ def test_valid_filters_pass_validation_unchanged(given_filter: dict[str, Any]) -
 async def test_long_file_is_read_in_chunks_that_overlap(store: Store) -> None:
     text = " ".join(f"word{number}" for number in range(2_000))
     made = await filled(store, [("long.txt", text)])
-    page, _ = await store.vector_stores.files(made.id, "", Page())
+    page, _ = await store.part(StoredVectorStores).files(made.id, "", Page())
     assert page[0].chunks > 3
-    assert "".join(await store.vector_stores.texts(page[0])) == text
+    assert "".join(await store.part(StoredVectorStores).texts(page[0])) == text
     hits = await Searcher(store).search([made], "", ["word1000"], FileSearchOptions())
     assert 1 <= len(hits) <= 2
     assert all("word1000" in hit.text for hit in hits)
@@ -173,7 +182,7 @@ async def test_file_fails_if_it_cannot_be_embedded(store: Store, monkeypatch: py
         server.is_down = True
         embedder = Embedder(server.url)
         made = await filled(store, [("a.txt", "text")], embedder)
-        ((file,), _) = await store.vector_stores.files(made.id, "", Page())
+        ((file,), _) = await store.part(StoredVectorStores).files(made.id, "", Page())
         assert (file.status, file.error and file.error.code) == ("failed", "server_error")
         await embedder.close()
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from penstock.extensions.tools.files import stored_files
+from penstock.extensions.tools.files.stored_files import StoredFile, StoredFiles
 from penstock.pipeline.errors import StoredFileNotFound, StoreFailed
-from penstock.services.store import files, writer
+from penstock.services.store import writer
 from penstock.services.store.database import DatabaseUnavailable, Unit
-from penstock.services.store.files import StoredFile
 from penstock.services.store.store import Store
 from tests.support.examples import examples
 from tests.support.stored_responses import execute_sql
@@ -28,7 +29,7 @@ _numbers = count()
 
 
 async def stored(store: Store, *pieces: bytes, owner: str = "ann", at: float | None = None, **named: Any) -> StoredFile:
-    async with store.files.uploading(owner, at) as upload:
+    async with store.part(StoredFiles).uploading(owner, at) as upload:
         for piece in pieces:
             await upload.write(piece)
         return await upload.finish(**{"filename": "a.txt", "purpose": "user_data", **named})
@@ -48,7 +49,7 @@ async def wait_for_rows(store: Store, files_left: int = 0, chunks_left: int = 0)
 
 
 async def read(store: Store, file: StoredFile, start: int = 0, end: int | None = None) -> bytes:
-    return b"".join([chunk async for chunk in store.files.chunks(file, start, end)])
+    return b"".join([chunk async for chunk in store.part(StoredFiles).chunks(file, start, end)])
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8), st.integers(0, 250), st.integers(0, 250))
@@ -57,9 +58,9 @@ async def test_what_was_written_is_read_from_any_place_to_any_other(
     store: Store, pieces: Sequence[bytes], start: int, end: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "CHUNK", 7)
+        patch.setattr(stored_files, "CHUNK", 7)
         file = await stored(store, *pieces, media_type="text/plain", expires_at=4e9)
-    assert await store.files.get(file.id, "ann") == file
+    assert await store.part(StoredFiles).get(file.id, "ann") == file
     whole = b"".join(pieces)
     assert (file.bytes, file.sha256) == (len(whole), sha256(whole).hexdigest())
     assert await read(store, file) == whole
@@ -82,7 +83,7 @@ async def test_pages_list_each_file_once_in_order(
         (file for file in new if purpose in (None, file.purpose)), key=lambda file: (file.created_at, file.id)
     )
     listed: list[StoredFile] = []
-    while page := await store.files.page(
+    while page := await store.part(StoredFiles).page(
         owner, limit=limit, after=listed[-1].id if listed else None, newest_first=newest_first, purpose=purpose
     ):
         assert len(page) <= limit
@@ -91,47 +92,51 @@ async def test_pages_list_each_file_once_in_order(
 
 
 async def test_file_is_not_found_before_its_upload_is_finished(store: Store, other: Store) -> None:
-    async with store.files.uploading("ann") as upload:
-        await upload.write(bytes(files.CHUNK + 1))
+    async with store.part(StoredFiles).uploading("ann") as upload:
+        await upload.write(bytes(stored_files.CHUNK + 1))
         assert await rows(store) == (1, 1)
-        assert await store.bytes_of("ann") == files.CHUNK
+        assert await store.bytes_of("ann") == stored_files.CHUNK
         for server in (store, other):
-            assert await server.files.get(upload.id, "ann") is None
-            assert await server.files.page("ann", limit=10) == []
-            assert not await server.files.delete(upload.id, "ann")
+            assert await server.part(StoredFiles).get(upload.id, "ann") is None
+            assert await server.part(StoredFiles).page("ann", limit=10) == []
+            assert not await server.part(StoredFiles).delete(upload.id, "ann")
         file = await upload.finish("a.txt", "user_data")
-    assert await other.files.get(file.id, "ann") == file == (await store.files.page("ann", limit=10))[0]
-    assert await store.bytes_of("ann") == files.CHUNK + 1
-    assert await store.bytes_of(None) == files.CHUNK + 1
+    assert (
+        await other.part(StoredFiles).get(file.id, "ann")
+        == file
+        == (await store.part(StoredFiles).page("ann", limit=10))[0]
+    )
+    assert await store.bytes_of("ann") == stored_files.CHUNK + 1
+    assert await store.bytes_of(None) == stored_files.CHUNK + 1
 
 
 async def test_files_of_others_do_not_exist(store: Store) -> None:
     file = await stored(store, b"secret")
-    assert await store.files.get(file.id, "bob") is None
-    assert not await store.files.delete(file.id, "bob")
-    assert await store.files.page("bob", limit=10) == []
+    assert await store.part(StoredFiles).get(file.id, "bob") is None
+    assert not await store.part(StoredFiles).delete(file.id, "bob")
+    assert await store.part(StoredFiles).page("bob", limit=10) == []
     with pytest.raises(StoredFileNotFound):
-        await store.files.page("bob", limit=10, after=file.id)
+        await store.part(StoredFiles).page("bob", limit=10, after=file.id)
     assert await store.bytes_of("bob") == 0
     assert await read(store, file) == b"secret"
 
 
 @pytest.mark.parametrize("name", ["", "file-1", "\0", "\ud800", "x" * 600, "'; drop table files"])
 async def test_unknown_id_is_not_found(store: Store, name: str) -> None:
-    assert await store.files.get(name, "ann") is None
-    assert not await store.files.delete(name, "ann")
+    assert await store.part(StoredFiles).get(name, "ann") is None
+    assert not await store.part(StoredFiles).delete(name, "ann")
     with pytest.raises(StoredFileNotFound):
-        await store.files.page("ann", limit=10, after=name)
+        await store.part(StoredFiles).page("ann", limit=10, after=name)
 
 
 class Broken(Exception):
     """The client is gone."""
 
 
-@pytest.mark.parametrize("size", [0, 10, files.CHUNK + 1])
+@pytest.mark.parametrize("size", [0, 10, stored_files.CHUNK + 1])
 async def test_upload_that_breaks_off_leaves_nothing(store: Store, size: int) -> None:
     with pytest.raises(Broken):
-        async with store.files.uploading("ann") as upload:
+        async with store.part(StoredFiles).uploading("ann") as upload:
             await upload.write(bytes(size))
             raise Broken
     await wait_for_rows(store)
@@ -140,9 +145,9 @@ async def test_upload_that_breaks_off_leaves_nothing(store: Store, size: int) ->
 
 async def test_upload_that_is_cancelled_in_a_commit_leaves_nothing(store: Store) -> None:
     async def receive() -> None:
-        async with store.files.uploading("ann") as upload:
+        async with store.part(StoredFiles).uploading("ann") as upload:
             for _ in range(1_000):
-                await upload.write(bytes(files.CHUNK))
+                await upload.write(bytes(stored_files.CHUNK))
 
     task = asyncio.create_task(receive())
     while not await store.bytes_of("ann"):
@@ -158,10 +163,10 @@ async def test_upload_that_meets_an_outage_leaves_nothing(store_at: str, monkeyp
     store = Store(faulty)
     await store.open()
     with pytest.raises(StoreFailed):
-        async with store.files.uploading("ann") as upload:
-            await upload.write(bytes(files.CHUNK))
+        async with store.part(StoredFiles).uploading("ann") as upload:
+            await upload.write(bytes(stored_files.CHUNK))
             faulty.is_down = True
-            await upload.write(bytes(files.CHUNK))
+            await upload.write(bytes(stored_files.CHUNK))
     for _ in range(100):
         await asyncio.sleep(0)
     faulty.is_down = False
@@ -186,10 +191,10 @@ async def test_no_chunk_stays_of_a_file_whose_deletion_has_no_answer(store_at: s
     unsure = Unsure(database_at(store_at))
     store = Store(unsure)
     await store.open()
-    file = await stored(store, bytes(files.CHUNK))
+    file = await stored(store, bytes(stored_files.CHUNK))
     unsure.is_unsure = True
     with pytest.raises(StoreFailed):
-        await store.files.delete(file.id, "ann")
+        await store.part(StoredFiles).delete(file.id, "ann")
     unsure.is_unsure = False
     await wait_for_rows(store)
     await store.close()
@@ -199,14 +204,14 @@ async def test_uploads_of_a_dead_server_are_deleted(store: Store, other: Store) 
     await store.servers.join("http://a")
     await other.servers.join("http://b")
     kept = await stored(store, b"whole")
-    async with store.files.uploading("ann") as upload:
-        await upload.write(bytes(files.CHUNK))
-        await other.files.withdraw_abandoned()
+    async with store.part(StoredFiles).uploading("ann") as upload:
+        await upload.write(bytes(stored_files.CHUNK))
+        await other.part(StoredFiles).recover()
         assert await rows(store) == (2, 2)
         await execute_sql(store, f"update servers set beat_at = 0 where id = '{store.server_id}'")
-        await store.files.withdraw_abandoned()  # it never takes its own
+        await store.part(StoredFiles).recover()  # it never takes its own
         assert await rows(store) == (2, 2)
-        await other.files.withdraw_abandoned()
+        await other.part(StoredFiles).recover()
         await wait_for_rows(store, 1, 1)
         with pytest.raises(StoreFailed, match="given up"):
             await upload.finish("a.txt", "user_data")
@@ -216,22 +221,22 @@ async def test_uploads_of_a_dead_server_are_deleted(store: Store, other: Store) 
 async def test_expired_file_is_not_found_and_swept(store: Store) -> None:
     lasting = await stored(store, b"x", expires_at=time.time() + LONG)
     expired = await stored(store, b"y", expires_at=time.time() - 1)
-    assert await store.files.get(expired.id, "ann") is None
-    assert await store.files.page("ann", limit=10) == [lasting]
-    assert not await store.files.delete(expired.id, "ann")
+    assert await store.part(StoredFiles).get(expired.id, "ann") is None
+    assert await store.part(StoredFiles).page("ann", limit=10) == [lasting]
+    assert not await store.part(StoredFiles).delete(expired.id, "ann")
     assert await rows(store) == (2, 2)
     await store.sweep(LONG, LONG)
     assert await rows(store) == (1, 1)
 
 
 async def test_deleted_file_leaves_nothing_and_ends_its_readers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "CHUNK", 100)
-    monkeypatch.setattr(files, "_STEP", 250)
+    monkeypatch.setattr(stored_files, "CHUNK", 100)
+    monkeypatch.setattr(stored_files, "_STEP", 250)
     file, kept = await stored(store, bytes(1_000)), await stored(store, b"kept")
-    reading = store.files.chunks(file)
+    reading = store.part(StoredFiles).chunks(file)
     assert await anext(reading) == bytes(100)
-    assert await store.files.delete(file.id, "ann")
-    assert not await store.files.delete(file.id, "ann")
+    assert await store.part(StoredFiles).delete(file.id, "ann")
+    assert not await store.part(StoredFiles).delete(file.id, "ann")
     await wait_for_rows(store, 1, 1)
     with pytest.raises(StoredFileNotFound):
         await anext(reading)
@@ -240,7 +245,7 @@ async def test_deleted_file_leaves_nothing_and_ends_its_readers(store: Store, mo
 
 async def test_chunks_without_a_file_are_swept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is killed while it deletes a file leaves such chunks."""
-    monkeypatch.setattr(files, "CHUNK", 10)
+    monkeypatch.setattr(stored_files, "CHUNK", 10)
     kept = await stored(store, bytes(30))
     await stored(store, bytes(35))
     await execute_sql(store, f"delete from files where id <> '{kept.id}'")

@@ -6,6 +6,7 @@ server is dead has ended with it, whatever its row says.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, cast
@@ -16,10 +17,28 @@ from penstock.pipeline.errors import StoreFailed
 from penstock.services.containers import Described, MemoryLimit, Recorded
 from penstock.services.store import rows
 from penstock.services.store.database import NOW, Row, Statement, placeholders
-from penstock.services.store.writer import StoreContext
+from penstock.services.store.parts import StorePart
 
 KEPT: Final = 86_400.0
 """Seconds for which the row of a container stays after its end."""
+
+_TABLES = (
+    """
+    create table containers (
+        id text primary key,
+        owner text not null,
+        server_id text not null,
+        name text not null,
+        created_at double precision not null,
+        last_active_at double precision not null,
+        ttl double precision not null,
+        memory_limit text,
+        ended_at double precision
+    )
+    """,
+    "create index containers_of_owner on containers (owner, created_at)",
+)
+"""The containers of all servers, and which server has each."""
 
 _TEXT = msgspec.json.Decoder(str)
 
@@ -44,7 +63,7 @@ _END = "update containers set ended_at = last_active_at where id = $1 and server
 
 _DELETE = "delete from containers where id = $1 and owner = $2"
 
-SWEEP = f"""
+_SWEEP = f"""
     delete from containers where last_active_at < $1 and (
         ended_at is not null or not exists (
             select 1 from servers where servers.id = server_id and beat_at >= {NOW} - cast($2 as double precision)
@@ -53,11 +72,11 @@ SWEEP = f"""
 """
 
 
-class StoredContainers:
+class StoredContainers(StorePart):
     """The containers of all owners."""
 
-    def __init__(self, context: StoreContext) -> None:
-        self.context = context
+    name = "containers"
+    tables = _TABLES
 
     async def add(self, described: Described) -> None:
         """Record a container of this server, which may replace one that has ended."""
@@ -97,11 +116,20 @@ class StoredContainers:
         found = await self.context.read(f"select {_COLUMNS} {where}", self.context.stale, owner, *known)
         return {row[0]: self._recorded(row) for row in found}
 
+    async def elsewhere(self, container_ids: Sequence[str], owner: str) -> dict[str, Recorded]:
+        """Return the living containers of an owner with these ids that other servers have, by id."""
+        found, own = await self.find(container_ids, owner), self.context.server_id
+        return {name: each for name, each in found.items() if each.described.is_live and each.server_id != own}
+
     async def of(self, owner: str, most: int) -> list[Recorded]:
         """Return the containers of an owner, the newest first, at most so many."""
         where = f"where containers.owner = $2 order by created_at desc, containers.id limit {int(most)}"
         found = await self.context.read(f"select {_COLUMNS} {where}", self.context.stale, owner)
         return [self._recorded(row) for row in found]
+
+    async def sweep(self) -> None:
+        """Delete the rows of containers that ended long ago."""
+        await self.context.writer.carry_out([Statement(_SWEEP, (time.time() - KEPT, self.context.stale))])
 
     def _recorded(self, row: Row) -> Recorded:
         container_id, owner, name, created, active, ttl, memory, ended_at, server_id, url, is_alive = row

@@ -16,12 +16,12 @@ from hashlib import sha256
 
 import msgspec
 
+from penstock.extensions.tools.search.tables import LEAVE_ALL
 from penstock.pipeline.errors import StoredFileNotFound, StoreFailed
 from penstock.services.store import rows
 from penstock.services.store.database import BATCH, Row, Statement, placeholders
 from penstock.services.store.heartbeats import of_dead_server
-from penstock.services.store.statements import CLEAR_FILE, FORGET_FILE
-from penstock.services.store.vector_stores import LEAVE_ALL
+from penstock.services.store.parts import StorePart
 from penstock.services.store.writer import StoreContext
 
 CHUNK = 512 << 10
@@ -29,6 +29,36 @@ CHUNK = 512 << 10
 
 _STEP = 4 << 20
 """Bytes of the chunks that are deleted in one transaction."""
+
+_TABLES = (
+    """
+    create table files (
+        id text primary key,
+        owner text not null,
+        filename text not null,
+        purpose text not null,
+        media_type text not null,
+        bytes bigint not null,
+        created_at double precision not null,
+        expires_at double precision,
+        sha256 text not null,
+        server_id text
+    )
+    """,
+    "create index files_of_owner on files (owner, created_at, id)",
+    "create index files_bytes on files (owner, bytes)",
+    "create index files_expiring on files (expires_at) where expires_at is not null",
+    "create index files_received on files (server_id) where server_id is not null",
+    """
+    create table file_chunks (
+        file_id text not null,
+        start bigint not null,
+        data bytea not null,
+        primary key (file_id, start)
+    )
+    """,
+)
+"""The uploaded files, and their bytes from ``start`` on; a server that still receives a file is named."""
 
 _COLUMNS = "id, filename, purpose, media_type, bytes, created_at, expires_at, sha256"
 
@@ -73,6 +103,16 @@ _WITHOUT_ROW = f"""
     select file_id, max(start) from file_chunks
     where not exists (select 1 from files where files.id = file_id) group by file_id limit {BATCH}
 """
+
+
+_FORGET = "delete from files where id = $1"
+"""Deletes a file whose upload broke off."""
+
+_CLEAR = """
+    delete from file_chunks
+    where file_id = $1 and start < $2 and not exists (select 1 from files where files.id = file_id)
+"""
+"""Deletes chunks of a file that has no row."""
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -145,11 +185,16 @@ class Upload:
             raise StoreFailed("The upload was given up. Try again.")
 
 
-class StoredFiles:
+class StoredFiles(StorePart):
     """The files in the store."""
 
+    name = "files"
+    tables = _TABLES
+    queued = (_FORGET, _CLEAR)
+    counted = ("files",)
+
     def __init__(self, context: StoreContext) -> None:
-        self.context = context
+        super().__init__(context)
         self._clearing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -174,7 +219,7 @@ class StoredFiles:
     def _withdraw(self, upload: Upload) -> None:
         """Delete an upload, also if the outcome of its last commit is unknown, without a wait for the store."""
         with suppress(StoreFailed):  # a sweep deletes it
-            forgotten = self.context.writer.queue([Statement(FORGET_FILE, (upload.id,))], upload.id)
+            forgotten = self.context.writer.queue([Statement(_FORGET, (upload.id,))], upload.id)
             self._begin_clearing(upload.id, upload.received, forgotten)
 
     async def get(self, file_id: str, owner: str) -> StoredFile | None:
@@ -222,7 +267,10 @@ class StoredFiles:
         deleted = Statement(_DELETE, (owner, time.time(), file_id))
         return await self._forget([deleted, Statement(LEAVE_ALL, (file_id,))], {file_id: file.bytes}) > 0
 
-    async def withdraw_abandoned(self) -> None:
+    async def has_file(self, file_id: str, owner: str) -> bool:
+        return await self.get(file_id, owner) is not None
+
+    async def recover(self) -> None:
         """Delete the unfinished uploads of dead servers; raises `StoreFailed`."""
         dead = (self.context.server_id, self.context.stale)
         while found := await self.context.read(_FIND_ABANDONED, *dead):
@@ -244,7 +292,7 @@ class StoredFiles:
 
     async def sweep(self) -> None:
         """Delete expired files, the unfinished uploads of dead servers, and chunks without a file."""
-        await self.withdraw_abandoned()
+        await self.recover()
         now = time.time()
         while ids := [name for (name,) in await self.context.read(_FIND_EXPIRED, now)]:
             named = f"delete from files where expires_at <= $1 and id in ({placeholders(len(ids), 2)})"
@@ -273,7 +321,7 @@ class StoredFiles:
         An outage, such as that of a full disk, delays the deletion, and does not leave it to the next sweep.
         """
         for start in range(0, size + 1, _STEP):
-            await asyncio.shield(self.context.writer.queue([Statement(CLEAR_FILE, (file_id, start + _STEP))]))
+            await asyncio.shield(self.context.writer.queue([Statement(_CLEAR, (file_id, start + _STEP))]))
 
 
 def _file(row: Row) -> StoredFile:
