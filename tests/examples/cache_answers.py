@@ -1,9 +1,8 @@
 """Answer repeated prompts from memory, without the engine.
 
-Only answers of temperature 0 are kept, because other answers are meant to differ each time. The key holds all that
-the engine reads, and the owner of the request, so that the speed of an answer tells no client what another one has
-sent. The usage is that of the first answer. Each turn of the model is kept by itself: tools run again. A stage that
-wraps another one finds it in the pipeline, and closes what it opened.
+Only answers of temperature 0 are kept. The key holds all that the engine reads, and the owner of the request, so that
+the speed of an answer tells no client what another one has sent. Each turn of the model is kept by itself: tools run
+again. A stage that wraps another one finds it in the pipeline, and closes what it opened.
 """
 
 from __future__ import annotations

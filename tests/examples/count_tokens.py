@@ -3,10 +3,10 @@
 A stage after `parse` sees the tokens of each item at its `ItemClosed`. Tokens outside whole items count as `Other`: the
 markup at the end of a turn, and an item that was cut or repaired.
 
-To count by the user, read the request from the first frame of a turn, `GenerationStarted`. The API key has its name in
-`frame.facts.origin.key_name`, and `frame.facts.response.user` is what the client sent as `user`. In a test, the turn of
-`turn("hel", "lo", key_name="laptop")` of `penstock.testing` has a key. Each value of a label costs memory: keys are
-few, but clients choose `user`.
+To count by the user, read `frame.facts` of the first frame of a turn, `GenerationStarted`: `origin.key_name` is the
+name of the API key, and `response.user` what the client sent as `user`. In a test, `turn("hel", "lo",
+key_name="laptop")` of `penstock.testing` has a key. Each value of a label costs memory: keys are few, but clients
+choose `user`.
 """
 
 from __future__ import annotations

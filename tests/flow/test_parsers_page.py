@@ -23,9 +23,9 @@ and `penstock serve --print-pipeline MODEL` shows them.
 
 ## Agreement
 
-`make oracles` reads the outputs in the tests of other servers and compares ([how](../tests/README.md#oracles)). Where
-penstock reads otherwise, the verdict is `ours` (penstock is wrong, or no reason is known), `theirs` (the other is) or
-`arguable` (both have a reason). [`differences.toml`](../tests/oracles/differences.toml) has the reasons.
+`make oracles` [compares](../tests/README.md#oracles) with the outputs in the tests of other servers. Where penstock
+reads otherwise, the verdict is `ours` (penstock is wrong), `theirs` (the other is) or `arguable`, with the reasons in
+[`differences.toml`](../tests/oracles/differences.toml).
 
 {agreement}
 ## Selection
@@ -44,8 +44,7 @@ penstock reads otherwise, the verdict is `ours` (penstock is wrong, or no reason
   function, its reader reads the thoughts and the calls. A reader that fails leaves the rest of the output as text.
   After a reasoning parser of your own, vLLM's tool call parsers are not available.
   [The recipe](RECIPES.md#a-parser-of-your-own) has one of each.
-* **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import a file or a module that registers
-  parsers with vLLM, as in `vllm serve`. The other two options name them.
+* **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import what registers parsers with vLLM.
 * **Readers.** Penstock reads all families from a description of each (`stages/models/chat/forms.py`), each token at the
   same cost, but those marked (vLLM) and all other names that are registered there, as by a plug-in.
 * **Suffixes.** Checkpoints of Hunyuan write their marks as `<think:opensource>` or with another suffix. The vocabulary
@@ -106,14 +105,20 @@ def agreement() -> str:
     servers = zip(headings[1:-VERDICTS], sums, strict=False)
     differing = [(name, counts) for name, *counts in families if any(map(int, counts[1 - VERDICTS :]))]
     agreeing = (f"`{name}`" for name, *counts in families if not any(map(int, counts[1 - VERDICTS :])))
+    found = [column for column in range(-VERDICTS, 0) if sums[column]]
     rows = (
-        row(f"`{name}`", *(each if each != "0" else "" for each in counts[-VERDICTS:])) for name, counts in differing
+        row(f"`{name}`", *(each if each != "0" else "" for each in (counts[at] for at in found)))
+        for name, counts in differing
     )
     return "\n".join(
         (
             f"Outputs: {', '.join(f'{count:,} of {server}' for server, count in servers)}.\n",
-            markdown_table("family", *headings[-VERDICTS:], rows=(row("**all**", *map(str, sums[-VERDICTS:])), *rows)),
-            f"All outputs agree of {', '.join(agreeing)}.\n",
+            markdown_table(
+                "family",
+                *(headings[at] for at in found),
+                rows=(row("**all**", *(str(sums[at]) for at in found)), *rows),
+            ),
+            f"All outputs agree of {', '.join(agreeing)}. A verdict without a column has no output.\n",
         )
     )
 

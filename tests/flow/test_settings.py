@@ -57,7 +57,7 @@ so are unknown variables that begin with `PENSTOCK_`. Kubernetes sets such varia
 `penstock`: turn them off by `enableServiceLinks: false`. Settings that have no effect with the engine that answers are
 no mistakes: the log names them at the start.
 
-The tables are generated from `api/settings.py`.
+Defaults stand in brackets.
 """
 TAIL = """
 Some options of vLLM that operators often need:
@@ -76,21 +76,20 @@ Secrets are no options, as every process of the machine can read a command line.
 """
 
 
-def options_table(section: str, members: Iterable[Option]) -> str:
-    rows = [
-        f"| {', '.join(f'`{flag}`' for flag in each.flags)} | {shown(each)} | {each.description} |" for each in members
-    ]
-    return "\n".join((f"\n## {section}\n", "| option | default | |", "|---|---|---|", *rows, ""))
+def options_list(section: str, members: Iterable[Option]) -> str:
+    lines = (f"* {', '.join(f'`{flag}`' for flag in each.flags)}{shown(each)}: {each.description}" for each in members)
+    return "\n".join((f"\n## {section}\n", *lines, ""))
 
 
 def shown(option: Option) -> str:
-    return f"`{option.default_text}`" if "/" in option.default_text else option.default_text
+    text = option.default_text
+    return f" ({f'`{text}`' if '/' in text else text})" if text else ""
 
 
 def test_page_has_every_setting(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     sections = groupby(options(), lambda option: option.section)
-    page = HEAD + "".join(options_table(section, members) for section, members in sections) + TAIL
+    page = HEAD + "".join(options_list(section, members) for section, members in sections) + TAIL
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page
