@@ -38,7 +38,7 @@ from penstock.api.runs.watchdog import watching
 from penstock.api.settings import Settings
 from penstock.api.shadow import shadowed
 from penstock.api.share import ALONE, Share
-from penstock.pipeline.core import NamedStage, Pipeline
+from penstock.pipeline.core import Pipeline, Step
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
@@ -150,7 +150,7 @@ async def pipeline(
     entrance = Entrance()
     async with running(settings, start_engine) as server:
         try:
-            yield Pipeline((NamedStage("request", entrance), *server.scheduler.pipeline.steps))
+            yield Pipeline((Step("request", entrance), *server.scheduler.pipeline.steps))
         finally:
             entrance.is_closed = True
 

@@ -1,9 +1,9 @@
 """Stages, and the pipelines that they are composed into.
 
-A stage turns an async iterator of frames into an async generator of frames.  A pipeline is an immutable list of named
-stages.  Every junction is checked twice: by a type checker, through ``then``, and from the annotations when the
-pipeline is built.  Frames only flow inside ``Pipeline.open``, which closes every stage, so a stage needs no code for a
-consumer that leaves early.
+A stage turns an async iterator of frames into an async generator of frames.  A pipeline is an immutable list of steps,
+which are stages with names.  Every junction is checked twice: by a type checker, through ``then``, and from the
+annotations when the pipeline is built.  Frames only flow inside ``Pipeline.open``, which closes every stage, so a stage
+needs no code for a consumer that leaves early.
 
 A stage waits, and its state machine decides: ``machine.feed(frame)`` returns the frames that follow from a frame.  The
 machines on the way of every token offer a hot path: ``machine.feed_text(frame)`` returns the single frame that follows
@@ -56,8 +56,8 @@ async def source_of(frames: Iterable[In]) -> AsyncGenerator[In, None]:
 
 
 @dataclass(frozen=True)
-class NamedStage:
-    """A stage and its name in the pipeline: an element of `Pipeline.steps`.
+class Step:
+    """A stage with its name in a pipeline: an element of `Pipeline.steps`.
 
     The name is unique in the pipeline, composite stages included.  It is the ``anchor`` of an edit, and recordings,
     logs and errors show it.
@@ -78,7 +78,7 @@ class NamedStage:
         inner = getattr(self.stage, "inner", None)
         return inner if isinstance(inner, Pipeline) else None
 
-    def with_inner(self, inner: Pipeline[Any, Any]) -> NamedStage:
+    def with_inner(self, inner: Pipeline[Any, Any]) -> Step:
         """Return this composite step around another pipeline."""
         stage = typing.cast("Any", self.stage)
         return dataclasses.replace(self, stage=dataclasses.replace(stage, inner=inner))
@@ -87,7 +87,7 @@ class NamedStage:
         """Return the name of this step and the names of the steps inside it."""
         return (step.name for step in self.every_step())
 
-    def every_step(self) -> Iterator[NamedStage]:
+    def every_step(self) -> Iterator[Step]:
         """Yield this step and the steps inside it."""
         yield self
         if self.inner:
@@ -121,7 +121,7 @@ class NamedStage:
             taken.check(self.inner.emits(), self.inner.steps[-1].name, self.name)
 
 
-_Edit: TypeAlias = Callable[[NamedStage], tuple[NamedStage, ...]]
+_Edit: TypeAlias = Callable[[Step], tuple[Step, ...]]
 """A function from one step to the steps that replace it."""
 
 
@@ -140,14 +140,14 @@ class Pipeline(Generic[In, Out]):
     stage raise `LookupError` if the pipeline has none of that name.
     """
 
-    steps: tuple[NamedStage, ...]
+    steps: tuple[Step, ...]
 
     # Composing
 
     @staticmethod
     def start(name: str, stage: Stage[First, Next]) -> Pipeline[First, Next]:
         """Return a pipeline of one stage, to which `then` adds more."""
-        return Pipeline((NamedStage(name, stage),))
+        return Pipeline((Step(name, stage),))
 
     def then(self, name: str, stage: Stage[Out, Next]) -> Pipeline[In, Next]:
         """Return this pipeline with one more stage at its end.
@@ -156,18 +156,18 @@ class Pipeline(Generic[In, Out]):
         methods that edit a pipeline name a stage by a text, which a type checker cannot follow; they are checked when
         they run.
         """
-        return Pipeline((*self.steps, NamedStage(name, stage)))
+        return Pipeline((*self.steps, Step(name, stage)))
 
     # Editing: each method returns a new, checked pipeline, and finds stages inside composite stages, too.  A cut
     # inside a composite stage drops the composite: the inner stages that are left join the pipeline and run once.
 
     def insert_before(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
         """Insert a stage before ``anchor``: it sees the frames that ``anchor`` would take."""
-        return self._edited(anchor, lambda step: (NamedStage(name, stage), step))
+        return self._edited(anchor, lambda step: (Step(name, stage), step))
 
     def insert_after(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
         """Insert a stage after ``anchor``: it sees the frames that ``anchor`` gives."""
-        return self._edited(anchor, lambda step: (step, NamedStage(name, stage)))
+        return self._edited(anchor, lambda step: (step, Step(name, stage)))
 
     def replace(self, anchor: str, stage: Stage[Any, Any], *, first: str | None = None) -> Pipeline[In, Out]:
         """Replace the stage ``anchor``, or all from ``first`` to it; the new stage takes the name of ``anchor``.
@@ -176,7 +176,7 @@ class Pipeline(Generic[In, Out]):
         not in the same pipeline as ``anchor``, or comes after it.
         """
         names = _neighbours(self.steps, first, anchor) if first else (anchor,)
-        return self._edited(anchor, lambda step: (NamedStage(step.name, stage),), names[:-1])
+        return self._edited(anchor, lambda step: (Step(step.name, stage),), names[:-1])
 
     def remove(self, anchor: str) -> Pipeline[In, Out]:
         """Remove the stage ``anchor``; its neighbours must fit each other."""
@@ -255,7 +255,7 @@ class Pipeline(Generic[In, Out]):
         """The names of all stages, inner ones included."""
         return [step.name for step in self.every_step()]
 
-    def every_step(self) -> Iterator[NamedStage]:
+    def every_step(self) -> Iterator[Step]:
         """Yield all steps, inner ones included."""
         for step in self.steps:
             yield from step.every_step()
@@ -298,7 +298,7 @@ class Pipeline(Generic[In, Out]):
         self._holding(anchor)
         return Pipeline(_edited(self.steps, anchor, edit, dropped))
 
-    def _holding(self, anchor: str) -> tuple[int, NamedStage]:
+    def _holding(self, anchor: str) -> tuple[int, Step]:
         """The position and the step of ``anchor``, or of the composite step around it."""
         for position, step in enumerate(self.steps):
             if anchor in step.names():
@@ -316,7 +316,7 @@ async def _close(streams: list[AsyncGenerator[Any, None]]) -> None:
             await _close(streams)
 
 
-def _neighbours(steps: tuple[NamedStage, ...], first: str, last: str) -> list[str]:
+def _neighbours(steps: tuple[Step, ...], first: str, last: str) -> list[str]:
     """The names of the stages from ``first`` to ``last``, which stand in one pipeline, in this order."""
     for step in steps:
         if step.inner and first in step.inner.names():
@@ -328,10 +328,8 @@ def _neighbours(steps: tuple[NamedStage, ...], first: str, last: str) -> list[st
     return between
 
 
-def _edited(
-    steps: tuple[NamedStage, ...], anchor: str, edit: _Edit, dropped: Collection[str]
-) -> tuple[NamedStage, ...]:
-    edited: list[NamedStage] = []
+def _edited(steps: tuple[Step, ...], anchor: str, edit: _Edit, dropped: Collection[str]) -> tuple[Step, ...]:
+    edited: list[Step] = []
     for step in steps:
         if step.name == anchor:
             edited += edit(step)

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
-from penstock.pipeline.core import NamedStage, Pipeline
+from penstock.pipeline.core import Pipeline, Step
 from penstock.pipeline.errors import CannotRun, CannotStart, Stopped
 from penstock.pipeline.frame_order import ORDERS
 from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
@@ -203,14 +203,14 @@ def all_guarded(pipeline: Pipeline[Any, Any], *, has_order: bool) -> Pipeline[An
 
 def _guarded(
     pipeline: Pipeline[Any, Any],
-    known: Sequence[NamedStage],
+    known: Sequence[Step],
     taken: Junction,
     function: Callable[..., Any] | None = None,
     *,
     has_order: bool = True,
 ) -> Pipeline[Any, Any]:
     """Guard the stages that are not ``known``; ``taken`` are the frames that the pipeline has to give."""
-    steps: list[NamedStage] = []
+    steps: list[Step] = []
     for step in reversed(pipeline.steps):
         guard = None if any(_is_same(step, other) for other in known) else _guard(step, taken, function)
         if step.inner:
@@ -226,7 +226,7 @@ def _guarded(
     return Pipeline(tuple(reversed(steps)))
 
 
-def _is_same(step: NamedStage, other: NamedStage) -> bool:
+def _is_same(step: Step, other: Step) -> bool:
     """Return True if both are the same stage; the pipelines inside a composite stage may differ."""
     if step.stage is other.stage:
         return True
@@ -236,7 +236,7 @@ def _is_same(step: NamedStage, other: NamedStage) -> bool:
     return all(value is two[name] for name, value in one.items() if name != "inner")
 
 
-def _guard(step: NamedStage, taken: Junction, function: Callable[..., Any] | None) -> StageGuard:
+def _guard(step: Step, taken: Junction, function: Callable[..., Any] | None) -> StageGuard:
     """Return the guard for a stage; its order is that of the frames ``taken`` by the next stage of the server."""
     own = step.emits()
     accepted = taken if own.is_open or Any in own.frames else own

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.api.runs.watchdog import watching
-from penstock.pipeline.core import NamedStage, Pipeline
+from penstock.pipeline.core import Pipeline, Step
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import counted
 from penstock.pipeline.plugins import Install
@@ -168,7 +168,7 @@ def _left_out(declared: Pipeline[Any, Any], edited: Pipeline[Any, Any], replayed
     return f"{', '.join(names)} did not run: {file} was recorded after it" if names else ""
 
 
-def _single(pipeline: Pipeline[Any, Any]) -> Iterator[NamedStage]:
+def _single(pipeline: Pipeline[Any, Any]) -> Iterator[Step]:
     for step in pipeline.steps:
         if step.inner:
             yield from _single(step.inner)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from typing import Any, TypeAlias
 
 from penstock.api.cli.replayer import Replay
-from penstock.pipeline.core import NamedStage, Pipeline
+from penstock.pipeline.core import Pipeline, Step
 from penstock.pipeline.frames import TokenChunk
 from penstock.pipeline.junction import JunctionError
 from penstock.pipeline.recordings.comparison import excerpt
@@ -67,12 +67,12 @@ async def _again(taken: Crossed) -> AsyncGenerator[Any, None]:
         raise Abandoned(len(taken.frames))
 
 
-def _own(steps: Sequence[NamedStage], declared: Pipeline[Any, Any]) -> Iterator[NamedStage]:
+def _own(steps: Sequence[Step], declared: Pipeline[Any, Any]) -> Iterator[Step]:
     for step in steps:
         if not step.guard:
             yield step
         elif step.name in declared.names():
-            yield NamedStage(step.name, declared.stage(step.name))
+            yield Step(step.name, declared.stage(step.name))
 
 
 def recorded_cause(replay: Replay, junction: str, index: int) -> str:
