@@ -23,7 +23,7 @@ from penstock.pipeline.protocol.params.json_body import read_json
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.engines.engine import known_length
 from penstock.stages.parse.parser import ParseStage
 from penstock.stages.parse.text import TokenVocabulary, spelled
@@ -141,7 +141,7 @@ class Tokenization:
         if max(tokens, default=0) >= size:
             message = "The vocabulary of the model does not have all of these tokens."
             raise InvalidRequest(message, param="tokens", code="invalid_value")
-        return await apart(len(tokens) > MANY, decode, parse.vocabulary, tokens)
+        return await apart(len(tokens) > MANY_VALUES, decode, parse.vocabulary, tokens)
 
 
 def _place(param: str) -> str:

@@ -39,7 +39,7 @@ from penstock.pipeline.protocol.tools import (
     Toolset,
     WebSearchOptions,
 )
-from penstock.pipeline.tasks import MANY
+from penstock.pipeline.tasks import MANY_VALUES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -297,7 +297,7 @@ class ResolvedRequest(_Frame, frozen=True, dict=True, gc=True):
     @property
     def is_long(self) -> bool:
         """True if a look at all items takes so long that it must not happen in the event loop (see `apart`)."""
-        return len(self.history) + len(self.facts.input) > MANY
+        return len(self.history) + len(self.facts.input) > MANY_VALUES
 
     @property
     def is_light(self) -> bool:

@@ -22,7 +22,7 @@ from penstock.pipeline.junction import Junction
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.logs import counted, current_response
 
-SHOWN = 4
+SHOWN_FRAMES = 4
 """The number of last frames that a fault names."""
 
 
@@ -85,7 +85,7 @@ class StageGuard:
         if not isinstance(stream, AsyncGenerator):
             problem = f"returned {_described(stream)} instead of an async generator"
             return [_failing(self._fault(problem, self.location(stage)))]
-        running = RunningStage(stream, source, deque(maxlen=SHOWN), current_response.get())
+        running = RunningStage(stream, source, deque(maxlen=SHOWN_FRAMES), current_response.get())
         return [stream, self.checked(running, order)]
 
     async def checked(self, stage: RunningStage, order: Order | None) -> AsyncGenerator[Any, None]:

@@ -10,13 +10,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
-MANY: Final = 1_000
+MANY_VALUES: Final = 1_000
 """Values from which on work on each of them happens apart from the event loop."""
 
-LINGER: Final = 1.0
+LINGER_SECONDS: Final = 1.0
 """Seconds after which what a request has left is held by nothing else."""
 
-LARGE: Final = 2**18
+LARGE_BYTES: Final = 2**18
 """Bytes from which on their reading, writing or copying happens apart from the event loop."""
 
 
@@ -52,14 +52,14 @@ def let_go(values: Iterable[object]) -> None:
     The last holder of a long list would else free all of it at once, and nothing else could compute meanwhile.
     """
     held = list(values)
-    if len(held) > MANY:
+    if len(held) > MANY_VALUES:
         loop = asyncio.get_running_loop()
-        loop.call_later(LINGER, loop.run_in_executor, None, _free, held)
+        loop.call_later(LINGER_SECONDS, loop.run_in_executor, None, _free, held)
 
 
 def _free(held: list[object]) -> None:
     while held:
-        del held[-MANY:]
+        del held[-MANY_VALUES:]
 
 
 async def shielded(work: Coroutine[Any, Any, Result]) -> Result:

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.pipeline.frames import LoadedTools
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, McpServer, Tool, Toolset
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.tools import ToolResult, bounded
 
 SEARCH_NAMESPACE = "functions"
@@ -60,7 +60,7 @@ class ToolSearch:
             message = f"The arguments do not have the form that the tool takes: {error}"
             return ToolResult(message, message, LoadedTools(()))
         tools = self.tools()
-        found = await apart(len(tools.deferred or ()) > MANY, matches, query, tools)
+        found = await apart(len(tools.deferred or ()) > MANY_VALUES, matches, query, tools)
         if not found:
             return ToolResult("No tool that is not loaded yet matches. Try other words.", data=LoadedTools(()))
         return ToolResult(data=LoadedTools(wire_form(found, tools.descriptions)))

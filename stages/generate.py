@@ -24,7 +24,7 @@ from penstock.pipeline.frames import (
 from penstock.pipeline.tasks import apart
 from penstock.services.engines.engine import Engine, ScoresPrompts
 
-LONG = 2**15
+LONG_TOKENS = 2**15
 """Tokens of a prompt that takes milliseconds to check."""
 
 
@@ -91,7 +91,7 @@ class Generate:
             raise ContextTooLong(len(prompt.token_ids), self.engine.context_length)
         if not prompt.token_ids:
             raise InvalidPrompt("The prompt is empty.")
-        is_long = len(prompt.token_ids) > LONG
+        is_long = len(prompt.token_ids) > LONG_TOKENS
         if not await apart(is_long, _are_within, prompt.token_ids, self.engine.vocabulary_size):
             raise InvalidPrompt("The prompt has token ids that the model does not know.", param="input")
         limit = min(room, prompt.facts.sampling.max_tokens or room)
@@ -106,8 +106,8 @@ class Generate:
 
 def _are_within(token_ids: TokenIds, size: int) -> bool:
     """Check the token ids, many at a time, between which other threads compute."""
-    for start in range(0, len(token_ids), LONG):
-        some = token_ids[start : start + LONG]
+    for start in range(0, len(token_ids), LONG_TOKENS):
+        some = token_ids[start : start + LONG_TOKENS]
         try:
             array("Q", some)
         except (OverflowError, TypeError):  # negative, of more than 64 bits, or no integer

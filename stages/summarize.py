@@ -29,7 +29,7 @@ Keep what is needed to go on without asking again:
 - the state now: what has changed, what is in progress, and what waits for whom;
 - the next steps, in order."""
 
-LONGEST = 8192
+MOST_SUMMARY_TOKENS = 8192
 """The most tokens of a summary, thoughts included."""
 
 LEFT_OUT = "This output was too long to be kept."
@@ -57,7 +57,7 @@ class Summarize:
 
     @property
     def _room(self) -> int:
-        return min(LONGEST, self.context_length // 4)
+        return min(MOST_SUMMARY_TOKENS, self.context_length // 4)
 
     def _asking(self, request: ResolvedRequest) -> ResolvedRequest:
         facts = request.facts

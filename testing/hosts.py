@@ -11,7 +11,7 @@ from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.members import missing_members
 from penstock.services.tools import Host, Session, ToolResult
-from penstock.stages.converse.sessions import GRACE
+from penstock.stages.converse.sessions import GRACE_SECONDS
 from penstock.testing.rules import check_tasks, closing_broken, keep_all
 from penstock.testing.stages import resolved
 
@@ -132,7 +132,7 @@ async def _check_time_limit(tester: _Tester) -> None:
     async with tester.session() as session:
         await tester.succeeds(session)
         try:
-            async with asyncio.timeout(_MOMENT + GRACE), _awaiting(_MOMENT / 2):
+            async with asyncio.timeout(_MOMENT + GRACE_SECONDS), _awaiting(_MOMENT / 2):
                 result = await tester.run(session, tester.calls.slow, _MOMENT)
         except TimeoutError:
             raise InvariantBroken("run ends by itself when its seconds are over") from None
@@ -169,7 +169,7 @@ async def _check_session_close(tester: _Tester) -> None:
     async with tester.session() as session, tester.session() as other:
         async with tester.running(session) as task:
             await asyncio.create_task(session.close())
-            await asyncio.wait({task}, timeout=tester.seconds + GRACE)
+            await asyncio.wait({task}, timeout=tester.seconds + GRACE_SECONDS)
             rule(task.done(), "a call that runs while its session is closed ends, at the latest after its seconds")
             if not task.cancelled():
                 task.result()

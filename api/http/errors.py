@@ -21,7 +21,7 @@ from penstock.pipeline import errors, metrics
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.tasks import LARGE, MANY, in_thread, let_go
+from penstock.pipeline.tasks import LARGE_BYTES, MANY_VALUES, in_thread, let_go
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def as_json(body: object, status: int = 200) -> web.Response:
 
 
 def _json_answer(data: bytes, status: int = 200) -> web.Response:
-    body = _Pieces(data) if len(data) > LARGE else data
+    body = _Pieces(data) if len(data) > LARGE_BYTES else data
     return web.Response(body=body, status=status, content_type="application/json")
 
 
@@ -146,15 +146,15 @@ class _Pieces(Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         view = memoryview(self._value)
-        for start in range(0, len(view), LARGE):
-            await writer.write(view[start : start + LARGE])
+        for start in range(0, len(view), LARGE_BYTES):
+            await writer.write(view[start : start + LARGE_BYTES])
             await asyncio.sleep(0)
 
 
 async def listed_as_json(body: Any, field: str) -> web.Response:
     """Return an answer like `as_json`, whose list in ``field`` may be long: it is then encoded apart from the loop."""
     values = getattr(body, field)
-    if len(values) <= MANY:
+    if len(values) <= MANY_VALUES:
         return as_json(body)
     answer = _json_answer(await in_thread(_encode_listed, body, field, values))
     let_go(values)
@@ -163,7 +163,7 @@ async def listed_as_json(body: Any, field: str) -> web.Response:
 
 def _encode_listed(body: Any, field: str, values: Sequence[Any]) -> bytes:
     """Encode a body, its list in pieces, between which other threads compute."""
-    pieces = (_encode(values[start : start + MANY])[1:-1] for start in range(0, len(values), MANY))
+    pieces = (_encode(values[start : start + MANY_VALUES])[1:-1] for start in range(0, len(values), MANY_VALUES))
     return _encode(replace(body, **{field: msgspec.Raw(b"[%b]" % b",".join(pieces))}))
 
 

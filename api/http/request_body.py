@@ -13,7 +13,7 @@ from penstock.api.http.errors import Handler
 from penstock.api.http.held_bytes import HeldBody, HeldBytes
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest, RequestTimeout, ServerBusy, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.tasks import LARGE, apart, in_thread
+from penstock.pipeline.tasks import LARGE_BYTES, apart, in_thread
 
 LONG = 2**15
 """Bytes of a body that takes milliseconds to read."""
@@ -71,7 +71,7 @@ async def receive(request: web.Request) -> bytes:
 
 async def joined(chunks: list[bytes], size: int) -> bytes:
     """Return chunks as one, joined in a thread if they are large."""
-    return await apart(size > LARGE, b"".join, chunks)
+    return await apart(size > LARGE_BYTES, b"".join, chunks)
 
 
 async def off_loop(

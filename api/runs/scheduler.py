@@ -36,7 +36,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import Cause
-from penstock.pipeline.tasks import MANY, let_go, shielded
+from penstock.pipeline.tasks import MANY_VALUES, let_go, shielded
 from penstock.services import tracing
 from penstock.services.engines.engine import Backend, Engine, TextBackend
 from penstock.services.model_names import in_words, resolved_name, served_name
@@ -528,7 +528,7 @@ class Scheduler:
 def let_go_of(create_request: CreateResponse) -> None:
     """Free the lists of a request, which may be long, in a thread (see `let_go`)."""
     items = create_request.input_items
-    tools = (tool for item in items[:MANY] if isinstance(item, AdditionalToolsItem) for tool in item.tools)
+    tools = (tool for item in items[:MANY_VALUES] if isinstance(item, AdditionalToolsItem) for tool in item.tools)
     let_go((*items, *(create_request.tools or ()), *tools, *(create_request.previous_input_messages or ())))
 
 

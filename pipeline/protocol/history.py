@@ -10,11 +10,11 @@ import msgspec
 
 from penstock.pipeline.protocol.items import Compaction, InputFile, InputImage, Item, Message
 
-_TAIL = 4096
+_TAIL_CHARACTERS = 4096
 """Characters at an end of a text, an image or a file that distinguish it from others."""
 
 
-_MOST = 500
+_MOST_ITEMS = 500
 """Items at the beginning of a conversation that distinguish it from others."""
 
 _MOST_PARTS = 16
@@ -42,14 +42,14 @@ def is_given(item: Item) -> bool:
 def opening(items: Iterable[Item], response_id: str) -> str:
     """Return a digest of the items up to the first that follows a message of the user and is no message of the client.
 
-    Only the first `_MOST` items count.
+    Only the first `_MOST_ITEMS` items count.
 
     It is the same for all turns and all forks of a conversation, no matter if the client sends the earlier items again
     or names the response before.  Ids are left out, because a client that sends items may omit them.  Without items it
     is the id of the response.
     """
     digest, has_items, is_asked = blake2b(digest_size=16), False, False
-    for item in islice(items, _MOST):
+    for item in islice(items, _MOST_ITEMS):
         if is_asked and not is_given(item):
             break
         has_items, is_asked = True, is_asked or (isinstance(item, Message) and item.role == "user")
@@ -65,9 +65,11 @@ def _content(item: Item) -> str:
     if len(item.content) > _MOST_PARTS:
         half = _MOST_PARTS // 2
         item = msgspec.structs.replace(item, content=(*item.content[:half], *item.content[-half:]))
-    images = [str(part.url or part.file_id)[-_TAIL:] for part in item.content if isinstance(part, InputImage)]
+    images = [
+        str(part.url or part.file_id)[-_TAIL_CHARACTERS:] for part in item.content if isinstance(part, InputImage)
+    ]
     files = [
-        str(part.file_data or part.file_url or part.file_id)[-_TAIL:]
+        str(part.file_data or part.file_url or part.file_id)[-_TAIL_CHARACTERS:]
         for part in item.content
         if isinstance(part, InputFile)
     ]
@@ -76,4 +78,6 @@ def _content(item: Item) -> str:
 
 def _outline(text: str) -> str:
     """Return a text, or the length and the ends of a long one: each turn computes the digest of a conversation."""
-    return text if len(text) <= 2 * _TAIL else f"{len(text)} {text[:_TAIL]} {text[-_TAIL:]}"
+    if len(text) <= 2 * _TAIL_CHARACTERS:
+        return text
+    return f"{len(text)} {text[:_TAIL_CHARACTERS]} {text[-_TAIL_CHARACTERS:]}"

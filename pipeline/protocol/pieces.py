@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.protocol.response import Response
 
-LONG = 100
+MANY_ELEMENTS = 100
 """Elements of a long list or object."""
 
 _encode = msgspec.json.Encoder().encode
@@ -30,12 +30,12 @@ def in_pieces(value: Value) -> Value:
 
 def is_long(response: Response) -> bool:
     """Return True for a response with a long list in its output."""
-    return len(response.output) > LONG or any(map(_has_long, response.output))
+    return len(response.output) > MANY_ELEMENTS or any(map(_has_long, response.output))
 
 
 def _has_long(item: Any) -> bool:
     parts = getattr(item, "content", None) or ()
-    return len(parts) > LONG or any(len(getattr(part, "logprobs", ())) > LONG for part in parts)
+    return len(parts) > MANY_ELEMENTS or any(len(getattr(part, "logprobs", ())) > MANY_ELEMENTS for part in parts)
 
 
 def _written(value: Any) -> Any:
@@ -55,8 +55,8 @@ def _written(value: Any) -> Any:
 
 
 def _written_list(values: Sequence[Any]) -> Any:
-    if len(values) > LONG:
-        runs = (values[start : start + LONG] for start in range(0, len(values), LONG))
+    if len(values) > MANY_ELEMENTS:
+        runs = (values[start : start + MANY_ELEMENTS] for start in range(0, len(values), MANY_ELEMENTS))
         if isinstance(values[0], dict):  # a tool may be long, too, and a token is not
             runs = (_written_list(run) for run in runs)
         return msgspec.Raw(b"[%b]" % b",".join(_encode(run)[1:-1] for run in runs))
@@ -66,9 +66,11 @@ def _written_list(values: Sequence[Any]) -> Any:
 
 
 def _written_object(values: Mapping[Any, Any]) -> Any:
-    if len(values) > LONG:
+    if len(values) > MANY_ELEMENTS:
         entries = iter(values.items())
-        pieces = (_encode(_written_object(dict(few)))[1:-1] for few in iter(lambda: [*islice(entries, LONG)], []))
+        pieces = (
+            _encode(_written_object(dict(few)))[1:-1] for few in iter(lambda: [*islice(entries, MANY_ELEMENTS)], [])
+        )
         return msgspec.Raw(b"{%b}" % b",".join(pieces))
     written = {name: _written(value) for name, value in values.items()}
     is_changed = any(written[name] is not value for name, value in values.items())

@@ -32,7 +32,7 @@ PASSING = frozenset(
 
 Path: TypeAlias = tuple[str | int, ...]
 
-SHOWN = 60
+SHOWN_CHARACTERS = 60
 """Characters of each value that are shown."""
 
 
@@ -236,8 +236,8 @@ ABSENT = _Absent()
 
 def _short(value: Any, other: Any) -> str:
     if not isinstance(value, str):
-        return shortened(repr(value), SHOWN)
-    return excerpt(value, other if isinstance(other, str) else "", SHOWN)
+        return shortened(repr(value), SHOWN_CHARACTERS)
+    return excerpt(value, other if isinstance(other, str) else "", SHOWN_CHARACTERS)
 
 
 def common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:

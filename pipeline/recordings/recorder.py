@@ -33,7 +33,7 @@ from penstock.pipeline.recordings.format import FILES, FORMAT, Cause, Failure, H
 from penstock.pipeline.recordings.redaction import Redact, Redaction
 from penstock.pipeline.recordings.response_folder import BEGUN, OVER, JunctionFile, ResponseFolder
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.recordings.writer import PAUSE, Writer
+from penstock.pipeline.recordings.writer import PAUSE_SECONDS, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Recorder:
     condition: Condition = ALWAYS
     redact: Redact = Redaction
     most_waiting: int = MOST_WAITING
-    pause: float = PAUSE
+    pause: float = PAUSE_SECONDS
     clock: Callable[[], float] = time.monotonic
     folders: dict[str, ResponseFolder] = field(default_factory=dict)
     """The responses that are passing a tap now, by id."""

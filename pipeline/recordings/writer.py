@@ -14,13 +14,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
-PAUSE = 0.1
+PAUSE_SECONDS = 0.1
 """Seconds between two rounds of writing to disk."""
 
-AT_ONCE = 32
+ENTRIES_AT_ONCE = 32
 """Entries that the thread handles before it gives up the GIL, so that the event loop can run."""
 
-LAST_WRITES = 5.0
+LAST_WRITES_SECONDS = 5.0
 """Seconds that a server waits for the disk when it stops."""
 
 
@@ -64,7 +64,7 @@ class Writer(Generic[AnyFile]):
     """Writes recordings into ``folder``, every ``pause`` seconds.  Raises `OSError` if it is not writable."""
 
     folder: Path
-    pause: float = PAUSE
+    pause: float = PAUSE_SECONDS
     waiting: deque[tuple[AnyFile, float, Any]] = field(default_factory=deque)
     """The queue for the thread: the file, the time, and what the file adds."""
 
@@ -75,9 +75,9 @@ class Writer(Generic[AnyFile]):
         self.thread.start()
 
     async def close(self) -> None:
-        """Write what is queued, waiting for the disk at most `LAST_WRITES` seconds."""
+        """Write what is queued, waiting for the disk at most `LAST_WRITES_SECONDS` seconds."""
         self._closing.set()
-        await asyncio.to_thread(self.thread.join, LAST_WRITES)
+        await asyncio.to_thread(self.thread.join, LAST_WRITES_SECONDS)
         if self.thread.is_alive():
             logger.warning("%s is too slow: recordings of the last responses are cut", self.folder)
 
@@ -87,7 +87,7 @@ class Writer(Generic[AnyFile]):
             is_closing = self._closing.wait(self.pause)
             changed: dict[SavedFolder, None] = {}
             for count in range(len(self.waiting)):
-                if count % AT_ONCE == 0:
+                if count % ENTRIES_AT_ONCE == 0:
                     time.sleep(0)  # release the GIL: another thread may be waiting for it
                 file, at, entry = self.waiting.popleft()
                 changed[file.folder] = None

@@ -26,7 +26,7 @@ from penstock.pipeline import errors
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.engines.engine import PARAMETERS, sampling_parameters
 from penstock.services.engines.vllm_cores import (
     CoreClient,
@@ -308,7 +308,7 @@ class _Generation:
                         prompt_tokens = len(output.prompt_token_ids)
                     if output.prompt_logprobs:
                         flat = output.prompt_logprobs  # without those of the first token
-                        of_prompt = await apart(len(flat) > MANY, _prompt_logprobs, flat, self.prompt_top)
+                        of_prompt = await apart(len(flat) > MANY_VALUES, _prompt_logprobs, flat, self.prompt_top)
                     completion = output.outputs[0]
                     token_ids += tuple(completion.token_ids)
                     logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()

@@ -21,7 +21,7 @@ from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.lru_cache import LruCache
 from penstock.services.store import rows
 from penstock.services.store.database import (
@@ -191,7 +191,7 @@ class StoredConversations:
             kept = (await self._up_to_date(conversation_id, length)).items
             if upto is not None:
                 kept = kept[: bisect_left(kept, upto, key=_position)]
-            return await apart(len(kept) > MANY, _history, kept, length)
+            return await apart(len(kept) > MANY_VALUES, _history, kept, length)
         return None
 
     async def page(
@@ -235,7 +235,7 @@ class StoredConversations:
             added = await self._read(_ITEMS, conversation_id, 0, length)
         if added or known.end < length:
             read = await rows.decoded(added, lambda row: (_stored_item(row), size_of(row)))
-            known = await apart(len(read) > MANY, _grown, known, read, length)
+            known = await apart(len(read) > MANY_VALUES, _grown, known, read, length)
             self._known.put(conversation_id, known, known.size)
         return known
 

@@ -17,7 +17,7 @@ from penstock.pipeline.frames import Origin, TokenIds
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.secret import unread, unwritten
-from penstock.pipeline.tasks import LARGE, MANY, apart
+from penstock.pipeline.tasks import LARGE_BYTES, MANY_VALUES, apart
 from penstock.services.store.database import Row, Value, size_of
 from penstock.services.store.stored import StoredResponse
 
@@ -61,7 +61,7 @@ def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
 
 async def decoded(read: Sequence[Row], decode: Callable[[Row], T]) -> list[T]:
     """Decode rows, apart from the event loop if they are many or large."""
-    is_long = len(read) > MANY or sum(map(size_of, read)) > LARGE
+    is_long = len(read) > MANY_VALUES or sum(map(size_of, read)) > LARGE_BYTES
     return await apart(is_long, lambda: [decode(row) for row in read])
 
 

@@ -28,7 +28,7 @@ from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread
-from penstock.pipeline.tasks import LARGE, MANY, apart
+from penstock.pipeline.tasks import LARGE_BYTES, MANY_VALUES, apart
 from penstock.services.lru_cache import LruCache
 from penstock.services.runs.event_log import Block
 from penstock.services.store import rows
@@ -331,7 +331,7 @@ class Store:
         """Return the items before the next response: those of the conversation, then those of this chain."""
         before = await self._before(chain[0])
         count = len(before.items) + sum(len(stored.input) for stored in chain)
-        return await apart(count > MANY, _history, before, chain)
+        return await apart(count > MANY_VALUES, _history, before, chain)
 
     async def input_items(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
         """Return all items that a response has read, ending with its own input; None if there is no such response."""
@@ -351,7 +351,7 @@ class Store:
         Of several items with one id, the item stored last is returned.
         """
         await self.writer.flushed()
-        return await find_items(self.context, await apart(len(ids) > MANY, rows.possible, ids), owner)
+        return await find_items(self.context, await apart(len(ids) > MANY_VALUES, rows.possible, ids), owner)
 
     async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
         """Return tool call results by item id: the texts that the calls gave the model to read.
@@ -359,7 +359,7 @@ class Store:
         Results stored only with a deleted response are left out.
         """
         await self.writer.flushed()
-        return await find_results(self.context, await apart(len(ids) > MANY, rows.possible, ids), owner)
+        return await find_results(self.context, await apart(len(ids) > MANY_VALUES, rows.possible, ids), owner)
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """Return the events of a response in order; raises `StreamExpired` if they are no longer kept."""
@@ -376,7 +376,7 @@ class Store:
         """
         for (request,) in await self._read(_REQUEST, response_id, self.server_id):
             try:
-                return await apart(len(request) > LARGE, _queued_request, request)
+                return await apart(len(request) > LARGE_BYTES, _queued_request, request)
             except StoreFailed as exc:
                 raise RunInterrupted from exc
         return None

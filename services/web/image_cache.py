@@ -19,7 +19,7 @@ from penstock.pipeline.urls import shown_url
 from penstock.services.foreign import Unreadable, read_whole
 from penstock.services.lru_cache import LruCache
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
-from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
+from penstock.stages.models.images import MOST_IMAGE_BYTES, NoImage, as_data_url, is_data_url
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -105,9 +105,9 @@ class ImageCache:
 
         async def read(answer: ClientResponse) -> str:
             try:
-                image = await read_whole(answer.content.iter_any(), LARGEST_IMAGE)
+                image = await read_whole(answer.content.iter_any(), MOST_IMAGE_BYTES)
             except Unreadable:
-                raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.") from None
+                raise NoImage(f"It is larger than {MOST_IMAGE_BYTES >> 20} MiB.") from None
             return await asyncio.to_thread(as_data_url, image)
 
         fetcher = fetch.Fetcher(_HEADERS, self._allowed, self._resolver)

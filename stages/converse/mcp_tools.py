@@ -22,7 +22,7 @@ from penstock.pipeline.protocol.tools import (
     Toolset,
     tool_key,
 )
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.tools import Declaration, Declaring, Host, ServerUnavailable, Toolbox, callable_tools
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host],
     A tool that its server does not declare in time is offered as in the model's training.
     """
     tools = request.facts.tools
-    kinds = await apart(len(tools.tools) > MANY, _kinds, tools)
+    kinds = await apart(len(tools.tools) > MANY_VALUES, _kinds, tools)
     if not kinds or tools.choice == "none":
         return request
     declarations = await asyncio.gather(*(_declaration(request, hosts.get(kind), kind, seconds) for kind in kinds))

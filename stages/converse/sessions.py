@@ -35,7 +35,7 @@ from penstock.stages.converse.turn import ToolCall
 
 logger = logging.getLogger(__name__)
 
-GRACE = 15.0
+GRACE_SECONDS = 15.0
 """Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
 
 Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
@@ -156,7 +156,7 @@ class Sessions:
             return ToolResult(error=f"There is no tool {call.namespace}.{call.name} here.")
         tool, status, started = self._measured_name(call.namespace), "failed", time.monotonic()
         try:
-            async with asyncio.timeout(self._seconds + GRACE):
+            async with asyncio.timeout(self._seconds + GRACE_SECONDS):
                 result = await session.run(call.name, call.text, self._seconds)
             status = "failed" if result.error else "completed"
         except TimeoutError:

@@ -11,9 +11,9 @@ from yarl import URL
 
 from penstock.stages.models.shell_calls import ArgumentsInvalid
 
-_LONGEST_QUERY = 2_000
+_MOST_QUERY_CHARACTERS = 2_000
 """Characters of a query that an item shows."""
-_LONGEST_PATTERN = 500
+_MOST_PATTERN_CHARACTERS = 500
 """Characters of a pattern that an item shows."""
 
 
@@ -56,11 +56,11 @@ def parse_call(name: str, text: str) -> Call:
         raise ArgumentsInvalid("Invalid function arguments: they are not an object.")
     match name:
         case "search":
-            return Search(_text(arguments, "query")[:_LONGEST_QUERY])
+            return Search(_text(arguments, "query")[:_MOST_QUERY_CHARACTERS])
         case "open":
             return _open(arguments)
         case "find":
-            return Find(_text(arguments, "pattern")[:_LONGEST_PATTERN], _number(arguments, "cursor"))
+            return Find(_text(arguments, "pattern")[:_MOST_PATTERN_CHARACTERS], _number(arguments, "cursor"))
         case _:
             raise ArgumentsInvalid(f"Unknown function: {name}")
 

@@ -8,7 +8,7 @@ from penstock.pipeline.protocol.params.json_body import read_json
 MOST_QUERIES = 5
 """Queries of one call."""
 
-LONGEST = 2_000
+MOST_QUERY_CHARACTERS = 2_000
 """Characters of a query."""
 
 
@@ -19,7 +19,7 @@ def queries_in(text: str) -> tuple[str, ...]:
 
 def bounded(queries: tuple[str, ...]) -> tuple[str, ...]:
     """Return those of the queries of a call that are searched for, each as far as it is."""
-    return tuple(query[:LONGEST] for query in queries[:MOST_QUERIES])
+    return tuple(query[:MOST_QUERY_CHARACTERS] for query in queries[:MOST_QUERIES])
 
 
 def all_queries_in(text: str) -> tuple[str, ...]:

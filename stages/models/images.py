@@ -8,10 +8,10 @@ from binascii import a2b_base64
 
 from penstock.pipeline.protocol.params.json_body import shortened
 
-LARGEST_IMAGE = 20 << 20
+MOST_IMAGE_BYTES = 20 << 20
 """Limit on the size of an encoded image, in bytes."""
 
-_PIECE = 1 << 16  # a multiple of four characters, so that each piece of base64 can be decoded alone
+_PIECE_BYTES = 1 << 16  # a multiple of four characters, so that each piece of base64 can be decoded alone
 _SIGNATURES = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
     (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
@@ -58,11 +58,11 @@ def check_data_url(url: str) -> None:
     It is decoded in pieces, because decoding holds the GIL.
     """
     payload = _payload_at(url)
-    if (len(url) - payload) // 4 * 3 > LARGEST_IMAGE:
-        raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.")
+    if (len(url) - payload) // 4 * 3 > MOST_IMAGE_BYTES:
+        raise NoImage(f"It is larger than {MOST_IMAGE_BYTES >> 20} MiB.")
     last = max(payload, len(url) - 4)  # only the last four characters may hold padding
-    for start in range(payload, last, _PIECE):
-        piece = url[start : min(start + _PIECE, last)]
+    for start in range(payload, last, _PIECE_BYTES):
+        piece = url[start : min(start + _PIECE_BYTES, last)]
         if "=" in piece:
             raise NoImage("It is not valid base64.")
         decoded = _decoded(piece)

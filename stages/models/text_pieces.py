@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-PIECE = 500_000
+PIECE_CHARACTERS = 500_000
 """The most characters of a piece."""
 
-_LONGEST_MARK = 100
+_MARK_CHARACTERS = 100
 """Characters of the longest mark."""
 _NO_MARKS = re.compile(r"(?!)")
 
@@ -23,11 +23,11 @@ def pieces(text: str, marks: re.Pattern[str] = _NO_MARKS) -> Iterator[str]:
     No match of ``marks`` is cut.
     """
     at = 0
-    while len(text) - at > PIECE:
-        end = at + PIECE
+    while len(text) - at > PIECE_CHARACTERS:
+        end = at + PIECE_CHARACTERS
         blank = text.rfind(" ", at + 1, end)
         end = end if blank < 0 else blank
-        around = marks.finditer(text, max(at, end - _LONGEST_MARK), end + _LONGEST_MARK)
+        around = marks.finditer(text, max(at, end - _MARK_CHARACTERS), end + _MARK_CHARACTERS)
         end = next((mark.start() for mark in around if at < mark.start() < end < mark.end()), end)
         yield text[at:end]
         at = end

@@ -17,7 +17,7 @@ from penstock.stages.normalize.frames import ReadRequest, RecalledRequest
 from penstock.stages.normalize.parameters import template_of
 from penstock.stages.normalize.tool_types import choice_without_secrets
 
-DEFAULT_THRESHOLD = 200_000
+DEFAULT_THRESHOLD_TOKENS = 200_000
 """The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""
 
 
@@ -72,7 +72,7 @@ def _compacting(recalled: RecalledRequest) -> Compacting | None:
     if not (management := recalled.request.context_management):
         return None
     threshold = management[0].compact_threshold
-    return Compacting(threshold=DEFAULT_THRESHOLD if threshold is None else threshold)
+    return Compacting(threshold=DEFAULT_THRESHOLD_TOKENS if threshold is None else threshold)
 
 
 def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Sampling:

@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.tasks import MANY, apart
+from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.model_names import resolved_name
 from penstock.services.prompts import FilledRequest
 from penstock.services.sealing import Sealer
@@ -107,5 +107,5 @@ class Recall:
     async def _referenced(self, request: CreateResponse) -> Mapping[str, Item]:
         """Return the stored items that the input refers to, by id."""
         given = request.input_items
-        ids = await apart(len(given) > MANY, references, given, "input")
+        ids = await apart(len(given) > MANY_VALUES, references, given, "input")
         return await self.store.items(ids, request.envelope.owner) if ids else {}

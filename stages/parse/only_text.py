@@ -13,7 +13,7 @@ _IN_JSON = re.compile(rf'\s*(?:{_KEY})?(?=")', re.DOTALL)
 _MAY_BEGIN = re.compile(r'\s*(?:\{\s*(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*)?)?)?)?', re.DOTALL)
 """Text that more text may complete to such a beginning."""
 _AFTER = re.compile(r"\s*\}?\s*")
-_LONGEST = 256
+_MOST_CHARACTERS = 256
 """Characters before and after the text.  They are matched again with each piece, so their length is limited."""
 
 
@@ -48,7 +48,7 @@ class OnlyText:
             text = "".join(self._held)
             begun = (_IN_JSON if self._is_json else _IN_OBJECT).match(text)
             if begun is None:
-                return len(text) <= _LONGEST and _MAY_BEGIN.fullmatch(text) is not None
+                return len(text) <= _MOST_CHARACTERS and _MAY_BEGIN.fullmatch(text) is not None
             self._value, text = ValueEnd(), text[begun.end() :]
         if not self._value.found:
             end = self._value.feed(text)
@@ -56,7 +56,7 @@ class OnlyText:
                 return True
             text = text[end:]
         self._after += text
-        return len(self._after) <= _LONGEST and _AFTER.fullmatch(self._after) is not None
+        return len(self._after) <= _MOST_CHARACTERS and _AFTER.fullmatch(self._after) is not None
 
     def end(self) -> tuple[str, bool]:
         """Return the text that is still held back, and True if it was unwrapped."""

@@ -12,7 +12,7 @@ from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.stages.parse.parser import TurnParser
 from penstock.stages.parse.text import StopStrings, TokenText, TokenVocabulary
 
-AT_ONCE = 256
+TOKENS_AT_ONCE = 256
 """The most tokens of a prompt whose log probabilities one delta reports."""
 
 GIVEN = TokenLogprob(0.0)
@@ -32,7 +32,7 @@ class PlainParser(TurnParser):
 
     def is_slow(self, frame: frames.EngineFrame) -> bool:
         """Return True for the frame after which a long prompt is repeated."""
-        return self._text is None and len(self._prompt) > AT_ONCE
+        return self._text is None and len(self._prompt) > TOKENS_AT_ONCE
 
     @property
     def _open_reasoning_tokens(self) -> int:
@@ -90,9 +90,9 @@ class PlainParser(TurnParser):
         for token, logprob in zip_longest(self._prompt, alone):
             text.add(token, logprob)
         for delta in text.close():
-            yield ItemDelta(given or delta.text, delta.logprobs[:AT_ONCE])
-            for at in range(AT_ONCE, len(delta.logprobs), AT_ONCE):
-                yield ItemDelta("", delta.logprobs[at : at + AT_ONCE])
+            yield ItemDelta(given or delta.text, delta.logprobs[:TOKENS_AT_ONCE])
+            for at in range(TOKENS_AT_ONCE, len(delta.logprobs), TOKENS_AT_ONCE):
+                yield ItemDelta("", delta.logprobs[at : at + TOKENS_AT_ONCE])
 
 
 class PlainText(TokenText):

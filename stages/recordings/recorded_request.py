@@ -29,7 +29,7 @@ _CHANGING = frozenset({"id", "status", "phase", "annotations", "logprobs"})
 _NAMES = frozenset({"call_id", "approval_request_id", "container_id"})
 """The fields that refer to something else by id; only the equality of two references matters."""
 
-SHOWN = 120
+SHOWN_CHARACTERS = 120
 """Characters of each item that an error shows."""
 
 _DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
@@ -120,7 +120,10 @@ class ComparableRequest:
         """Describe the first difference to ``other``, a recorded request."""
         for at, (item, recorded_item) in enumerate(zip(self.items, other.items, strict=False), start=1):
             if item != recorded_item:
-                there, here = excerpt(recorded_item, item, SHOWN), excerpt(item, recorded_item, SHOWN)
+                there, here = (
+                    excerpt(recorded_item, item, SHOWN_CHARACTERS),
+                    excerpt(item, recorded_item, SHOWN_CHARACTERS),
+                )
                 return f"its item {at} is {there}, and here it is {here}"
         if (count := len(other.items)) != len(self.items):
             return f"it has {counted(count, 'item')}, and this request has {len(self.items)}"

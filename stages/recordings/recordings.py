@@ -34,13 +34,13 @@ from penstock.stages.recordings.recorded_request import ComparableRequest
 
 logger = logging.getLogger(__name__)
 
-CLOSEST = 3
+CLOSEST_RECORDINGS = 3
 """The number of close recordings that the error for an unmatched request names."""
 
-SHORT = 200
+SHORT_CHARACTERS = 200
 """Maximum characters of an example."""
 
-_COMPARED = 2_000
+_COMPARED_CHARACTERS = 2_000
 """Characters at the end of a request that are compared to find close recordings."""
 
 
@@ -101,10 +101,10 @@ class Recordings:
 
         The model is one that was recorded if the input is enough to find an answer, else the name of a recording.
         """
-        if texts := [text for text in self.texts if len(text) <= SHORT]:
+        if texts := [text for text in self.texts if len(text) <= SHORT_CHARACTERS]:
             return self.models[0], min(texts, key=len)
         recorded = next(iter(self._by_name.values()), self.all[0])
-        return recorded.name, shortened(recorded.request.last_text, SHORT) or "Go on."
+        return recorded.name, shortened(recorded.request.last_text, SHORT_CHARACTERS) or "Go on."
 
     def next(self, request: ResolvedRequest) -> Recorded:
         """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""
@@ -138,7 +138,9 @@ class Recordings:
         return keyed
 
     def _problem(self, request: ComparableRequest) -> str:
-        first, *others = nlargest(CLOSEST, self.all, key=lambda recorded: _closeness(request, recorded.request))
+        first, *others = nlargest(
+            CLOSEST_RECORDINGS, self.all, key=lambda recorded: _closeness(request, recorded.request)
+        )
         also = f" Then come {' and '.join(repr(other.name) for other in others)}." if others else ""
         number = counted(len(self.all), "recording")
         return (
@@ -227,6 +229,6 @@ def _read(folder: Path, stage: str) -> Recording:
 
 
 def _closeness(request: ComparableRequest, other: ComparableRequest) -> tuple[float, int]:
-    texts = ["".join(compared.items)[-_COMPARED:] for compared in (request, other)]
+    texts = ["".join(compared.items)[-_COMPARED_CHARACTERS:] for compared in (request, other)]
     matcher = SequenceMatcher(None, texts[0], texts[1], autojunk=False)
     return matcher.quick_ratio(), len({*request.tools} & {*other.tools})

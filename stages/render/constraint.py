@@ -28,7 +28,7 @@ from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, 
 from penstock.stages.render.schemas import EnforceablePart, fits_some_text, parts_of
 from penstock.stages.render.shortest_match import shortest, shortest_of_lark
 
-LARGEST = 500_000
+MOST_GRAMMAR_CHARACTERS = 500_000
 """Characters of the largest grammar.  Checking it takes up to two seconds, off the event loop."""
 
 MOST_ITEMS = 20_000
@@ -37,7 +37,7 @@ MOST_ITEMS = 20_000
 _MANY_ITEMS = 10**15
 """A bound from which on larger ones count as this one: no sum of numbers of thousands of digits is of use."""
 
-LONGEST_REPEATED = 4_000
+MOST_REPEATED_CHARACTERS = 4_000
 """The most characters that repetitions may demand: llguidance spells out forced text again at every token."""
 
 _BYTES = LLTokenizer("byte")
@@ -206,8 +206,8 @@ def _text_problem(rule: str) -> str:
 
 
 def _refuse_long(text: str) -> None:
-    if len(text) > LARGEST:
-        raise Unenforceable(f"it has {len(text)} characters, and {LARGEST} are the most")
+    if len(text) > MOST_GRAMMAR_CHARACTERS:
+        raise Unenforceable(f"it has {len(text)} characters, and {MOST_GRAMMAR_CHARACTERS} are the most")
 
 
 def _refuse_items(parts: Iterable[Mapping[str, Any]]) -> None:
@@ -231,8 +231,8 @@ def _schemas_in(grammar: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _refuse_repeated(length: int) -> None:
-    if length > LONGEST_REPEATED:
-        raise Unenforceable(f"its repetitions demand {length} characters, and {LONGEST_REPEATED} are the most")
+    if length > MOST_REPEATED_CHARACTERS:
+        raise Unenforceable(f"its repetitions demand {length} characters, and {MOST_REPEATED_CHARACTERS} are the most")
 
 
 def _readable(problem: str) -> str:

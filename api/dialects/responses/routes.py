@@ -40,7 +40,7 @@ from penstock.pipeline.protocol.params.request import CompactConversation
 from penstock.pipeline.protocol.pieces import in_pieces, is_long
 from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.tasks import MANY, apart, in_thread
+from penstock.pipeline.tasks import MANY_VALUES, apart, in_thread
 from penstock.pipeline.urls import shown_url
 from penstock.services import tracing
 from penstock.services.runs.run import Run, RunReleased, read_stored_log
@@ -122,7 +122,7 @@ class Responses:
         if response.status != "completed" or response.usage is None:
             raise errors.CompactionFailed(response.error.message if response.error else "The compaction was cancelled.")
         items = (*resolved.facts.input, *response.output)
-        window = await apart(len(resolved.history) + len(items) > MANY, unsuperseded, resolved.history, items)
+        window = await apart(len(resolved.history) + len(items) > MANY_VALUES, unsuperseded, resolved.history, items)
         compacted = CompactedResponse(response.id, response.created_at, window, response.usage)
         del window, items
         return await listed_as_json(compacted, "output")
@@ -205,7 +205,7 @@ class Responses:
         if input_items is None:
             raise errors.ResponseNotFound(shortened(response_id), keeps=self.store.keeps)
         current_response.set(response_id)
-        return as_json(page.of(await apart(len(input_items) > MANY, _once, input_items)))
+        return as_json(page.of(await apart(len(input_items) > MANY_VALUES, _once, input_items)))
 
     async def _response(self, request: web.Request) -> Response:
         """Return the response named in the path, as it stands; raise `ResponseNotFound` if there is none."""

@@ -50,7 +50,7 @@ from penstock.extensions.dialects.messages.messages import server_tool_use_id, t
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
-from penstock.pipeline.tasks import LARGE, apart
+from penstock.pipeline.tasks import LARGE_BYTES, apart
 
 Display: TypeAlias = Literal["shown", "omitted", "none"]
 """The way in which thoughts are shown: with their text, with their signature alone, or not at all."""
@@ -290,7 +290,7 @@ async def whole_message(source: AsyncIterator[Event]) -> CreatedMessage:
                 texts.append(_text_of(delta))
             case ContentBlockStop() if block is not None:
                 text = "".join(texts)
-                content.append(await apart(len(text) > LARGE, _filled, block, text))
+                content.append(await apart(len(text) > LARGE_BYTES, _filled, block, text))
                 texts.clear()
             case MessageDelta(delta=ending, usage=usage) if message is not None:
                 reasons: dict[str, Any] = {"stop_reason": ending.stop_reason, "stop_sequence": ending.stop_sequence}

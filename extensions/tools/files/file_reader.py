@@ -40,7 +40,7 @@ from penstock.services.slots import Slots
 from penstock.services.store.store import Store
 from penstock.services.tools import USUAL_LIMITS, FileLimits, HostSettings
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
-from penstock.stages.models.images import LARGEST_IMAGE, NoImage, as_data_url
+from penstock.stages.models.images import MOST_IMAGE_BYTES, NoImage, as_data_url
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
@@ -219,8 +219,8 @@ class FileReader:
         """Return an image that is a stored file with its data."""
         if not sees_images:
             raise NotRead(TEXT_ONLY)
-        if stored is None or owned is None or stored.bytes > LARGEST_IMAGE:
-            raise NotRead(f"An image may have {LARGEST_IMAGE:,} bytes.")
+        if stored is None or owned is None or stored.bytes > MOST_IMAGE_BYTES:
+            raise NotRead(f"An image may have {MOST_IMAGE_BYTES:,} bytes.")
         content = await owned.content(stored)
         try:
             return InputImage(await self._in_thread(as_data_url, content), image.detail)

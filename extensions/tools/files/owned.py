@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.extensions.tools.files.stored_files import StoredFile, StoredFiles
-from penstock.pipeline.tasks import LARGE, apart
+from penstock.pipeline.tasks import LARGE_BYTES, apart
 
 
 @dataclass(frozen=True)
@@ -22,4 +22,4 @@ class OwnedFiles:
     async def content(self, file: StoredFile) -> bytes:
         """Return the bytes of a file."""
         pieces = [piece async for piece in self.files.chunks(file)]
-        return await apart(file.bytes > LARGE, b"".join, pieces)
+        return await apart(file.bytes > LARGE_BYTES, b"".join, pieces)

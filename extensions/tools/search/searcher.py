@@ -30,7 +30,7 @@ from penstock.extensions.tools.search.vector_stores import StoredVectorStore, St
 from penstock.pipeline.errors import VectorStoreExpired, VectorStoreNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import FileSearchOptions
-from penstock.pipeline.tasks import LARGE, MANY, apart, in_thread
+from penstock.pipeline.tasks import LARGE_BYTES, MANY_VALUES, apart, in_thread
 from penstock.services.lru_cache import LruCache
 from penstock.services.store.store import Store
 
@@ -168,7 +168,7 @@ class Searcher:
                 if vectors.shape[1] == len(vector):
                     group.append((number, vectors))
                     size += vectors.nbytes
-            if group and (size > _GROUP or len(group) > MANY or at + _FILES >= len(files)):
+            if group and (size > _GROUP or len(group) > MANY_VALUES or at + _FILES >= len(files)):
                 found += await in_thread(_nearest, vector, group)
                 group, size = [], 0
         return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:RANKED]
@@ -177,7 +177,7 @@ class Searcher:
         kept = {file: self._vectors.get(str(file)) for file in files}
         unknown = [file for file, vectors in kept.items() if vectors is None]
         pieces = await self._stores.vectors(unknown) if unknown else ()
-        is_large = sum(len(data) for _, _, data in pieces) > LARGE
+        is_large = sum(len(data) for _, _, data in pieces) > LARGE_BYTES
         read = await apart(is_large, _joined, unknown, pieces)
         for file, vectors in read.items():
             self._vectors.put(str(file), vectors, vectors.nbytes + 64)

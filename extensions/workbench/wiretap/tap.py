@@ -19,7 +19,7 @@ from penstock.pipeline import metrics
 from penstock.pipeline.frames import Origin
 from penstock.pipeline.recordings.format import FORMAT, Failure, Header
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.pipeline.recordings.writer import PAUSE, Writer
+from penstock.pipeline.recordings.writer import PAUSE_SECONDS, Writer
 from penstock.pipeline.urls import shown_url
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Tap:
     condition: Condition = ALWAYS
     keeps_texts: bool = True
     most_noted: int = MOST_NOTED
-    pause: float = PAUSE
+    pause: float = PAUSE_SECONDS
     clock: Callable[[], float] = time.monotonic
     noted: int = 0
     """Bytes that were put into the queue."""

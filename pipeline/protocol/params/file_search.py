@@ -15,7 +15,7 @@ MOST_FILTERS = 100
 MOST_VALUES = 400
 """The values of all comparisons of one filter: a statement of SQL has a limited number of arguments."""
 
-DEEPEST = 16
+MOST_FILTER_LEVELS = 16
 """The compound filters in one another: SQLite's parser has a limited stack."""
 
 MOST_RESULTS = 50
@@ -80,12 +80,14 @@ Filter: TypeAlias = Annotated[
 
 def _bounded(given: ComparisonFilter | CompoundFilter) -> ComparisonFilter | CompoundFilter:
     level, comparisons = [given], list[ComparisonFilter]()
-    for _ in range(DEEPEST + 1):
+    for _ in range(MOST_FILTER_LEVELS + 1):
         comparisons += (one for one in level if isinstance(one, ComparisonFilter))
         level = [inner for one in level if isinstance(one, CompoundFilter) for inner in one.filters]
     values = sum(len(one.value) if isinstance(one.value, list) else 1 for one in comparisons)
     if level:
-        raise PydanticCustomError("filter", "A filter should be nested at most {most} deep", {"most": DEEPEST})
+        raise PydanticCustomError(
+            "filter", "A filter should be nested at most {most} deep", {"most": MOST_FILTER_LEVELS}
+        )
     if len(comparisons) > MOST_FILTERS:
         raise PydanticCustomError("filter", "A filter should have at most {most} comparisons", {"most": MOST_FILTERS})
     if values > MOST_VALUES:

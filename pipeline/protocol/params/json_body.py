@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest
 
-PIECE = 2**15
+PIECE_BYTES = 2**15
 """Bytes of JSON to parse at once; bodies that are read on the event loop have no more."""
 
 MOST_COMMAS = 1_000_000
@@ -23,7 +23,7 @@ MOST_COMMAS = 1_000_000
 COUNTED = 2**20
 """Bytes to count commas in at once."""
 
-DEEPEST = 100
+MOST_LEVELS = 100
 """The most levels at which a body is cut into pieces; the JSON parser has its own limit for the depth of a piece."""
 
 NO_JSON = (ValueError, RecursionError)
@@ -63,11 +63,11 @@ def check_commas(body: bytes) -> None:
 
 
 def _parsed(text: memoryview, depth: int = 0) -> Any:
-    if len(text) <= PIECE:
+    if len(text) <= PIECE_BYTES:
         return from_json(bytes(text), allow_inf_nan=False)
     if text[0] not in b"[{":
         return msgspec.json.decode(text)
-    if depth == DEEPEST:
+    if depth == MOST_LEVELS:
         raise ValueError("it is nested too deeply")
     if text[0] in b"[":
         return _parsed_list(_array.decode(text), depth + 1)
@@ -79,10 +79,10 @@ def _parsed_list(texts: list[msgspec.Raw], depth: int) -> list[Any]:
     parsed, short, size = list[Any](), list[memoryview](), 0
     for raw in texts:
         text = memoryview(raw)
-        if size + len(text) > PIECE:
+        if size + len(text) > PIECE_BYTES:
             parsed += _joined(short)
             short, size = [], 0
-        if len(text) > PIECE:
+        if len(text) > PIECE_BYTES:
             parsed.append(_parsed(text, depth))
         else:
             short.append(text)

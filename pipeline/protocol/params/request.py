@@ -138,7 +138,7 @@ def _without_transfers(extra: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-LONGEST_STOP = 1_000
+MOST_STOP_CHARACTERS = 1_000
 """Characters of the longest text that ends an answer, or that an answer must not have."""
 
 MOST_BAD_WORDS = 128
@@ -150,7 +150,7 @@ MOST_STOP_IDS = 100
 MOST_TOKEN_IDS = 1_024
 """The most ``allowed_token_ids``, and the most of a ``logit_bias``: more end vLLM's engine."""
 
-StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_STOP)]
+StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 _Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
@@ -193,7 +193,7 @@ class Envelope:
 
 _NO_ENVELOPE = Envelope()
 
-LONGEST_TRACE_HEADER = 512
+TRACE_HEADER_CHARACTERS = 512
 """The most characters of a header of W3C Trace Context that its specification has others send on."""
 
 
@@ -205,7 +205,7 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {
         name.lower(): value
         for name, value in headers.items()
-        if name.lower() in ("traceparent", "tracestate") and value.isascii() and len(value) <= LONGEST_TRACE_HEADER
+        if name.lower() in ("traceparent", "tracestate") and value.isascii() and len(value) <= TRACE_HEADER_CHARACTERS
     }
 
 

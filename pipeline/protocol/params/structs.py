@@ -17,7 +17,7 @@ from msgspec import inspect
 from pydantic import BaseModel, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, PydanticKnownError, core_schema
 
-BATCH = 100
+BATCH_OBJECTS = 100
 """The objects to convert at once: msgspec holds the GIL meanwhile."""
 
 COMPONENT = "#/components/schemas/{name}Param"
@@ -44,8 +44,8 @@ class ListOf:
         if not isinstance(values, list | tuple):
             raise PydanticKnownError("list_type")
         read, batches = list[Any](), list[self.kind]  # type: ignore[name-defined]
-        for start in range(0, len(values), BATCH):
-            batch = [self.prepare(value) for value in values[start : start + BATCH]]
+        for start in range(0, len(values), BATCH_OBJECTS):
+            batch = [self.prepare(value) for value in values[start : start + BATCH_OBJECTS]]
             try:
                 read += msgspec.convert(batch, batches, dec_hook=_model)
             except msgspec.ValidationError as error:

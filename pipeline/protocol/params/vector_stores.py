@@ -19,7 +19,7 @@ MOST_ADDED = 2_000
 MOST_QUERIES = 16
 """Queries of one search."""
 
-LONGEST_QUERY = 32_768
+MOST_QUERY_CHARACTERS = 32_768
 """Characters of a query."""
 
 _Name: TypeAlias = Annotated[str, StringConstraints(max_length=256)]
@@ -118,7 +118,7 @@ class AddBatch(Body):
         ]
 
 
-_Query: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_QUERY)]
+_Query: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=MOST_QUERY_CHARACTERS)]
 
 
 class SearchVectorStore(Body):

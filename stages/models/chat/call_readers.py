@@ -12,7 +12,7 @@ from penstock.stages.models.chat.marks import Marks
 from penstock.stages.models.chat.model import ArgumentsPiece, Piece
 from penstock.stages.models.chat.syntaxes import OutputStart
 
-LONGEST_HEAD = 512
+MOST_HEAD_CHARACTERS = 512
 """Characters of a name, a key or the space between two marks after which the text is no call."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema, as_json
 
-_DEEPEST = 64
+_MOST_LEVELS = 64
 """Elements within elements after which what is written stays text."""
 
 
@@ -48,7 +48,7 @@ class _Elements:
                 if tag is None and name is not None:
                     raise _NotClosed
                 break
-            if tag[1] or depth > _DEEPEST:
+            if tag[1] or depth > _MOST_LEVELS:
                 raise _NotClosed
             self._at = tag.end()
             is_item = is_list or (tag[2] == "item" and not schema.has("item") and "array" in schema.types)

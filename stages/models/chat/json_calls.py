@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, NameOf, plain_name, unexplained
+from penstock.stages.models.chat.call_readers import MOST_HEAD_CHARACTERS, CallSite, NameOf, plain_name, unexplained
 from penstock.stages.models.chat.json_value import ValueEnd, unquoted
 from penstock.stages.models.chat.marks import begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
@@ -108,7 +108,7 @@ class JsonCallReader:
             self._has_other_key |= not self._is_keyed and key not in _KEYS
             self.is_done = not (self._site.is_marked or self.is_call or self._key in _KEYS)
             return found.end()
-        if len(text) - at > LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
+        if len(text) - at > MOST_HEAD_CHARACTERS or not _PART_OF_KEY.fullmatch(text, at):
             self._break()
         return at
 
@@ -156,7 +156,7 @@ class JsonCallReader:
             if streams and found[0] != "null":
                 yield from self._take_arguments(found[0])
             return found.end()
-        if len(text) - at > LONGEST_HEAD:
+        if len(text) - at > MOST_HEAD_CHARACTERS:
             self._break()
         return at
 
@@ -227,7 +227,7 @@ class HeadedCallReader:
             found = self._head.match(text)
             at = len(text) - len(text[found.end() :].lstrip()) if found else 0
             if found is None or text[at : at + 1] != "{":
-                self.is_done = len(text) > LONGEST_HEAD or not self._part.fullmatch(text)
+                self.is_done = len(text) > MOST_HEAD_CHARACTERS or not self._part.fullmatch(text)
                 return 0
             yield from self._announce(found[1])
             if self.is_done:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema, as_json, quoted
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, unexplained
+from penstock.stages.models.chat.call_readers import MOST_HEAD_CHARACTERS, CallSite, unexplained
 from penstock.stages.models.chat.json_value import ValueEnd, is_json_string, unquoted
 from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
@@ -25,7 +25,7 @@ _END = re.compile(r"[\s,]*\}")
 _SCALAR = re.compile(r"[^,{}\[\]\"<>]*(?=[,}\]])")
 _PART_OF_SCALAR = re.compile(r"[^,{}\[\]\"<>]*")
 _AFTER_TEXT = re.compile(r"\s*[,}\]]")
-_DEEPEST = 64
+_MOST_LEVELS = 64
 
 
 @cache
@@ -105,7 +105,7 @@ class KeyedCallReader:
     def _read_head(self, text: str) -> Generator[Piece, None, int]:
         found = _HEAD.match(text)
         if found is None or not self._site.may_be_called(found[1]):
-            self.is_done = found is not None or len(text) > LONGEST_HEAD
+            self.is_done = found is not None or len(text) > MOST_HEAD_CHARACTERS
             return 0
         self.is_call, self._schema = True, self._site.schema(found[1])
         yield CallPiece(found[1])
@@ -122,7 +122,7 @@ class KeyedCallReader:
             yield ArgumentsPiece(f"{self._separator}{quoted(key)}: ")
             self._separator = ", "
             return found.end()
-        if len(text) - at > LONGEST_HEAD:
+        if len(text) - at > MOST_HEAD_CHARACTERS:
             self._break()
         return at
 
@@ -147,7 +147,7 @@ class KeyedCallReader:
             self._value = None
             yield ArgumentsPiece(as_json(found[0].strip(), schema))
             return found.end()
-        elif len(text) - at > LONGEST_HEAD or not _PART_OF_SCALAR.fullmatch(text, at):
+        elif len(text) - at > MOST_HEAD_CHARACTERS or not _PART_OF_SCALAR.fullmatch(text, at):
             self._break()
         return at
 
@@ -170,7 +170,7 @@ class KeyedCallReader:
         """Read a text: a quote ends it only before the next key or the end of the object."""
         while found := self._quotes.search(text, at):
             yield from self._take(text[at : found.start()])
-            if not text[found.end() :].strip() and len(text) - found.end() < LONGEST_HEAD:
+            if not text[found.end() :].strip() and len(text) - found.end() < MOST_HEAD_CHARACTERS:
                 return found.start()
             if _AFTER_TEXT.match(text, found.end()):
                 yield from self._end_text()
@@ -266,7 +266,7 @@ class _Nested:
     def _read(self, text: str, at: int, schema: ArgumentSchema, depth: int) -> tuple[str, int]:
         """Return the JSON of the value at a position, and the position after it."""
         at = len(text) - len(text[at:].lstrip())
-        if depth > _DEEPEST:
+        if depth > _MOST_LEVELS:
             raise ValueError("too deep")
         if text.startswith(self._quote, at):
             end = text.index(self._quote, at + len(self._quote))

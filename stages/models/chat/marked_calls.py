@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallReader, CallShape, CallSite
+from penstock.stages.models.chat.call_readers import MOST_HEAD_CHARACTERS, CallReader, CallShape, CallSite
 from penstock.stages.models.chat.fences import Fences
 from penstock.stages.models.chat.json_calls import JsonCall
 from penstock.stages.models.chat.marks import Marks
@@ -16,7 +16,7 @@ from penstock.stages.models.chat.model import ArgumentsPiece, ContentPiece, Drop
 from penstock.stages.models.chat.syntaxes import OutputStart
 from penstock.stages.models.chat.written_calls import WrittenCalls
 
-_MOST_REREAD = 4 * LONGEST_HEAD
+_MOST_REREAD = 4 * MOST_HEAD_CHARACTERS
 """Characters of what was no call that are searched for another call."""
 
 
@@ -119,7 +119,7 @@ class _Candidate:
 _BRACKET = re.compile(r"[\[{]")
 _REMAINS = frozenset("<>{}[])\"',|/")
 """The characters that remains of a call begin with, as those of a mark or a bracket."""
-_LONGEST_ECHO = 4 * LONGEST_HEAD
+_LONGEST_ECHO = 4 * MOST_HEAD_CHARACTERS
 """Characters of a call that are compared with what follows it."""
 
 
@@ -303,7 +303,7 @@ class MarkedCalls:
         between = self._between()
         rest = self._held[len(between) :]
         if not rest:
-            yield from self._end_calls() if len(self._held) > LONGEST_HEAD else ()
+            yield from self._end_calls() if len(self._held) > MOST_HEAD_CHARACTERS else ()
         elif found := self._ends.match(rest):
             yield from [] if self._has_called else [self._without_call(between, found[0])]
             self._has_ended = True
@@ -345,7 +345,7 @@ class MarkedCalls:
         elif self._echo and rest.startswith(self._echo) and (found := self._ends.match(rest, len(self._echo))):
             self._held, self._echo = rest[found.end() :], ""
             yield DroppedPiece(rest[: found.end()])
-        elif not (self._may_be_echo(rest) or (len(self._held) <= LONGEST_HEAD and self._may_be_mark(rest))):
+        elif not (self._may_be_echo(rest) or (len(self._held) <= MOST_HEAD_CHARACTERS and self._may_be_mark(rest))):
             is_remains = rest[:1] in _REMAINS or self._betweens.match(rest)
             may_belong = self._has_called and (self._lacks_end or is_remains)
             self._state, self._echo = _State.WAITING if may_belong and rest else _State.TEXT, ""
@@ -425,7 +425,7 @@ class MarkedCalls:
         end, begin = self._ends.search(rest), self._begins.search(rest)
         if end and not (begin and begin.start() < end.start()):
             return True
-        may_end = self._form.ends and not begin and len(rest) <= LONGEST_HEAD
+        may_end = self._form.ends and not begin and len(rest) <= MOST_HEAD_CHARACTERS
         return None if may_end else False
 
     def _read_broken(self) -> Iterator[Piece]:

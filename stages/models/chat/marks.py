@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 _INSIDE = "[^<>]{0,80}"
-_LONGEST_SPAN = 100
+_SPAN_CHARACTERS = 100
 """Characters of the end of a text in which a mark with ``…`` may have begun."""
 
 
@@ -53,7 +53,7 @@ class Marks:
 
     def overlap(self, text: str) -> int:
         """Return the length of the longest end of ``text`` that may become a mark."""
-        if self._begun and (begun := self._begun.search(text, max(0, len(text) - _LONGEST_SPAN))):
+        if self._begun and (begun := self._begun.search(text, max(0, len(text) - _SPAN_CHARACTERS))):
             return len(text) - begun.start()
         if not text.endswith(self._beginnings):
             return 0

@@ -15,7 +15,7 @@ from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall, Cust
 from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Tool, ToolKey, Toolset, tool_key
 
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
-_LONGEST = 64
+_MOST_CHARACTERS = 64
 """Characters of a name, which is OpenAI's limit for the names of functions."""
 
 CUSTOM_ARGUMENT = "input"
@@ -64,11 +64,11 @@ def text_argument(tool: Tool | CallItem) -> str | None:
 
 def _spelled(namespace: str | None, name: str) -> str:
     whole = name if namespace in (None, name) else f"{namespace}__{name}"
-    return _UNNAMEABLE.sub("_", whole)[-_LONGEST:]
+    return _UNNAMEABLE.sub("_", whole)[-_MOST_CHARACTERS:]
 
 
 def _free(name: str, taken: Mapping[str, Tool]) -> str:
     if name not in taken:
         return name
-    numbered = (f"{name[: _LONGEST - 4]}_{number}" for number in range(2, len(taken) + 3))
+    numbered = (f"{name[: _MOST_CHARACTERS - 4]}_{number}" for number in range(2, len(taken) + 3))
     return next(free for free in numbered if free not in taken)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BATCH_GROWS_EVERY = 32
+_TOKENS_PER_GROWTH = 32
 """Tokens of arguments after which a batch grows by one token.
 
 Several of vLLM's parsers read a whole call again for each token.  Batches that grow with the call keep the total
@@ -140,7 +140,7 @@ class ParsedOutput:
         self._batched += text
         if self._since_mark is not None and self._traits.takes_batches:
             self._since_mark = 0 if token in self._traits.marks else self._since_mark + 1
-            if len(self._batch) <= self._since_mark // _BATCH_GROWS_EVERY:
+            if len(self._batch) <= self._since_mark // _TOKENS_PER_GROWTH:
                 return ()
         return self._read()
 

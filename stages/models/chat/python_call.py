@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, unexplained
+from penstock.stages.models.chat.call_readers import MOST_HEAD_CHARACTERS, CallSite, unexplained
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 
 _NAME = re.compile(r"([A-Za-z_][\w.-]*)\s*\(")
@@ -95,7 +95,7 @@ class PythonCallReader:
                 yield CallPiece(found[1])
                 return found.end()
             self.is_done = True
-        elif len(text) - at > LONGEST_HEAD or not _PART_OF_NAME.fullmatch(text, at):
+        elif len(text) - at > MOST_HEAD_CHARACTERS or not _PART_OF_NAME.fullmatch(text, at):
             self.is_done = True
         return at
 
@@ -108,7 +108,7 @@ class PythonCallReader:
             yield ArgumentsPiece(f"{self._separator}{json.dumps(found[1])}: ")
             self._separator, self._has_key = ", ", True
             return found.end()
-        if len(text) - at > LONGEST_HEAD or not _PART_OF_KEY.fullmatch(text, at):
+        if len(text) - at > MOST_HEAD_CHARACTERS or not _PART_OF_KEY.fullmatch(text, at):
             self.is_done = self.is_broken = True
         return at
 
@@ -144,7 +144,7 @@ class PythonCallReader:
             self._has_key = False
             yield ArgumentsPiece(value)
             return found.end()
-        self.is_done = self.is_broken = len(text) - at > LONGEST_HEAD
+        self.is_done = self.is_broken = len(text) - at > MOST_HEAD_CHARACTERS
         return at
 
 
@@ -169,7 +169,7 @@ class _String:
             if _AFTER_STRING.match(text, at):
                 self.is_done = True
                 return at, _escaped(text[: found.start()]) + '"'
-            if len(text) - at < LONGEST_HEAD and _PART_AFTER_STRING.fullmatch(text, at):
+            if len(text) - at < MOST_HEAD_CHARACTERS and _PART_AFTER_STRING.fullmatch(text, at):
                 return found.start(), _escaped(text[: found.start()])
         end = len(text) - _beginning(text[at:], self.quote)
         return end, _escaped(text[:end])

@@ -22,9 +22,9 @@ from penstock.stages.models.chat.triggers import Triggers
 logger = logging.getLogger(__name__)
 
 _HEAD = re.compile(r'[\s\[\],}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\S)')
-_LONGEST_MARK = 16
+_MARK_TOKENS = 16
 """Tokens of a mark at the end of a prompt."""
-_LONGEST_TURN = 64
+_TURN_TOKENS = 64
 """Tokens at the end of a prompt in which a template opens a thought, or closes an empty one."""
 _PUNCTUATION = "[]{}, \t\r\n"
 
@@ -52,7 +52,7 @@ class OutputStart:
 
     def last(self, marks: Iterable[str]) -> str | None:
         """Return the one of some ``marks`` that the prompt ends with, but for white space."""
-        end = self.decode(self.prompt[-_LONGEST_MARK:]).rstrip() if self.decode else ""
+        end = self.decode(self.prompt[-_MARK_TOKENS:]).rstrip() if self.decode else ""
         return next((mark for mark in marks if end.endswith(mark)), None)
 
     def latest(self, marks: Iterable[str]) -> str | None:
@@ -68,7 +68,7 @@ class OutputStart:
     def _turn(self, wanted: Sequence[str]) -> str:
         texts = {token: mark for mark, token in self.marks.items()}
         begin = len(self.prompt)
-        while begin > max(0, len(self.prompt) - _LONGEST_TURN):
+        while begin > max(0, len(self.prompt) - _TURN_TOKENS):
             mark = texts.get(self.prompt[begin - 1])
             if mark is not None and not any(mark in each for each in wanted):
                 break

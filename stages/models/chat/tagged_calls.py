@@ -13,7 +13,7 @@ from enum import Enum, auto
 from functools import cached_property
 
 from penstock.stages.models.chat.argument_values import ArgumentSchema, quoted
-from penstock.stages.models.chat.call_readers import LONGEST_HEAD, CallSite, NameOf, plain_name
+from penstock.stages.models.chat.call_readers import MOST_HEAD_CHARACTERS, CallSite, NameOf, plain_name
 from penstock.stages.models.chat.elements import elements_as_json
 from penstock.stages.models.chat.marks import Marks, begins_with
 from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
@@ -21,7 +21,7 @@ from penstock.stages.models.chat.model import ArgumentsPiece, CallPiece, Piece
 _QUOTED = r""""[^"\n]*"|'[^'\n]*'"""
 _OPEN_QUOTE = re.compile(r"""["'][^\n]*\Z""")
 _ATTRIBUTE = re.compile(rf"""([\w-]+)\s*=\s*({_QUOTED}|[^\s"']+)""")
-_LONGEST_TAG = 64
+_TAG_CHARACTERS = 64
 """Characters at the end of a value in which the tag that ends it may stand, damaged."""
 _DAMAGED = re.compile(r"[^\n<>]{0,24}>")
 """The rest of a tag that ends a value, but for its first letters."""
@@ -240,7 +240,7 @@ class TaggedCallReader:
     def _read_head(self, text: str) -> Generator[Piece, None, int]:
         found = self._shape.head.pattern.match(text)
         if found is None:
-            self.is_done = len(text) > LONGEST_HEAD or not self._shape.head.may_go_on(text)
+            self.is_done = len(text) > MOST_HEAD_CHARACTERS or not self._shape.head.may_go_on(text)
             return 0
         follows = self._may_follow(text, found.end())
         if follows is None:
@@ -276,7 +276,7 @@ class TaggedCallReader:
             self._state = _State.VALUE_BEGIN
             yield from self._begin_value(*read)
             return begin + found.end()
-        is_short = len(rest) <= LONGEST_HEAD
+        is_short = len(rest) <= MOST_HEAD_CHARACTERS
         if is_short and (self._after_value.may_begin(rest) or self._site.after.may_begin(rest)):
             return begin
         if is_short and shape.parameter.may_go_on(rest):
@@ -318,7 +318,7 @@ class TaggedCallReader:
         if found:
             self._state = _State.VALUE
             return found.end()
-        if len(text) - at >= LONGEST_HEAD or text[at:].lstrip()[:1] not in ("", "<"):
+        if len(text) - at >= MOST_HEAD_CHARACTERS or text[at:].lstrip()[:1] not in ("", "<"):
             self.is_done = self.is_broken = True
         return at
 
@@ -368,7 +368,7 @@ class TaggedCallReader:
         """True if the end of the value stands there, with more inside the tag than its name."""
         rest = _DAMAGED.match(text, at)
         if rest is None:
-            return None if text.find("\n", at) < 0 and len(text) - at < LONGEST_HEAD else False
+            return None if text.find("\n", at) < 0 and len(text) - at < MOST_HEAD_CHARACTERS else False
         return self._may_follow(text, rest.end())
 
     def _end_of(self, text: str, found: re.Match[str]) -> int:
@@ -382,7 +382,7 @@ class TaggedCallReader:
         """True if a parameter of the schema begins that was not given yet: the model left out the end of the value."""
         tag = self._shape.parameter.pattern.match(text, at)
         if tag is None:
-            may_go_on = len(text) - at < LONGEST_HEAD and self._shape.parameter.may_go_on(text[at:])
+            may_go_on = len(text) - at < MOST_HEAD_CHARACTERS and self._shape.parameter.may_go_on(text[at:])
             return None if may_go_on else False
         key = self._shape.parameter.read(tag[1])[0]
         return self._schema.has(key) and key not in self._keys
@@ -393,7 +393,7 @@ def _follows(text: str, at: int, expected: Iterable[Marks]) -> bool | None:
     rest = text[at:].lstrip()
     if any(marks.match(rest) for marks in expected):
         return True
-    if len(text) - at > LONGEST_HEAD or not any(marks.may_begin(rest) for marks in expected):
+    if len(text) - at > MOST_HEAD_CHARACTERS or not any(marks.may_begin(rest) for marks in expected):
         return False
     return None
 
@@ -425,7 +425,7 @@ class _Value:
     def feed(self, text: str) -> Iterator[Piece]:
         if self._schema is None or not text:
             return
-        self._line = (self._line + text)[-_LONGEST_TAG:]
+        self._line = (self._line + text)[-_TAG_CHARACTERS:]
         if not self._streams:
             self._parts.append(text)
             return

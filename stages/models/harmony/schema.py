@@ -18,16 +18,16 @@ from urllib.parse import unquote
 
 from penstock.stages.models.harmony import shapes
 
-DEPTH_LIMIT = 32
+MOST_LEVELS = 32
 """Limit on nested schemas; deeper ones are `ANY`."""
 
-INLINE_LIMIT = 200_000
+MOST_INLINE_CHARACTERS = 200_000
 """Limit on the JSON that references add to one schema, in characters; further references are not followed."""
 
-PROMPT_INLINE_LIMIT = 1_000_000
+MOST_PROMPT_INLINE_CHARACTERS = 1_000_000
 """The same limit for all schemas of one prompt; reading that much takes some seconds."""
 
-_LITERAL_DEPTH_LIMIT = 100
+_MOST_LITERAL_LEVELS = 100
 """Levels of a literal; deeper values are null."""
 
 _json = json.JSONEncoder(ensure_ascii=False, default=str).encode
@@ -47,7 +47,7 @@ class Inlining:
     """The JSON that references may still add to the schemas of one prompt, in characters."""
 
     def __init__(self) -> None:
-        self.left = PROMPT_INLINE_LIMIT
+        self.left = MOST_PROMPT_INLINE_CHARACTERS
 
 
 def read(schema: Any, inlining: Inlining) -> shapes.Node:
@@ -60,13 +60,13 @@ class _Reader:
         self._root = root
         self._following = ["#"]
         self._inlining = inlining
-        self._left = min(INLINE_LIMIT, inlining.left)
+        self._left = min(MOST_INLINE_CHARACTERS, inlining.left)
         self._depth = 0
 
     def read(self, schema: Any) -> shapes.Node:
         if schema is False:
             return shapes.Node(shapes.NEVER)
-        if not isinstance(schema, dict) or self._depth >= DEPTH_LIMIT:
+        if not isinstance(schema, dict) or self._depth >= MOST_LEVELS:
             return shapes.Node(shapes.ANY)
         self._depth += 1
         node = self._combined(schema)
@@ -209,7 +209,7 @@ def _recursion(reference: str) -> shapes.Word:
 
 def literal(value: Any, depth: int = 0) -> str:
     """Return a JSON value as text, with numbers in openai_harmony's notation."""
-    if depth > _LITERAL_DEPTH_LIMIT:
+    if depth > _MOST_LITERAL_LEVELS:
         return "null"
     if isinstance(value, dict):
         return "{" + ",".join(f"{literal(str(k))}:{literal(v, depth + 1)}" for k, v in value.items()) + "}"

@@ -38,7 +38,7 @@ SPOKEN = ("system", "developer", "user", "assistant", "tool", "all", "to", "json
 """The words that headers are made of.  The model sometimes joins words, or cuts the name of a channel short."""
 
 
-LONGEST_HEADER = 200
+MOST_HEADER_CHARACTERS = 200
 """Limit on the length of a header, in characters; longer ones are redacted like texts."""
 
 
@@ -63,7 +63,7 @@ class HarmonyWords:
             written += self.finish()
             written.append(token)
             self._is_text = token == MESSAGE
-        if self._is_text or sum(map(len, self._header)) > LONGEST_HEADER:
+        if self._is_text or sum(map(len, self._header)) > MOST_HEADER_CHARACTERS:
             written += self._flush()
         return written
 
@@ -75,7 +75,7 @@ class HarmonyWords:
     def _flush(self) -> list[int]:
         text = "".join(self._header)
         if not self._is_text:
-            self._is_text = len(text) > LONGEST_HEADER
+            self._is_text = len(text) > MOST_HEADER_CHARACTERS
         self._header.clear()
         return self._encoding.encode(mask(text) if self._is_text else "".join(self._spoken(text)))
 

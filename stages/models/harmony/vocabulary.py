@@ -23,7 +23,7 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool
-from penstock.stages.models.text_pieces import PIECE, pieces
+from penstock.stages.models.text_pieces import PIECE_CHARACTERS, pieces
 
 Spelled = TypeVar("Spelled")
 
@@ -101,7 +101,7 @@ class HarmonyEncoding:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain ``text``: ``<|end|>`` in it is encoded as seven characters."""
-        if len(text) <= PIECE:
+        if len(text) <= PIECE_CHARACTERS:
             return self._tiktoken.encode_ordinary(text)
         return [token for piece in pieces(text) for token in self._tiktoken.encode_ordinary(piece)]
 

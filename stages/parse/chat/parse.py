@@ -42,10 +42,10 @@ from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, call_o
 from penstock.stages.parse.plain import PlainParser
 from penstock.stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
 
-_SLOW = 0.004
+_SLOW_SECONDS = 0.004
 """Seconds of a step after which the next one runs in a thread."""
 
-_LONG = 500
+_LONG_TOKENS = 500
 """Tokens since plain text after which a step that ends a call runs in a thread."""
 
 TextPiece: TypeAlias = ReasoningPiece | ContentPiece
@@ -133,7 +133,7 @@ class ChatParser(TurnParser):
         self._uncounted = 0
         """Tokens that are not added to those of reasoning yet, as the next piece decides that."""
         self._was_slow = False
-        """True if the latest step took more than `_SLOW` seconds."""
+        """True if the latest step took more than `_SLOW_SECONDS` seconds."""
         self._plain_upto = 0
         """The position at which the latest run of plain text ended."""
         self._plain_from = 0
@@ -149,13 +149,13 @@ class ChatParser(TurnParser):
             if parsed is None:
                 break
             yield parsed
-        self._was_slow = spent > _SLOW
+        self._was_slow = spent > _SLOW_SECONDS
 
     def is_slow(self, frame: frames.EngineFrame) -> bool:
         """Return True after a slow step, and if a long call may end: several parsers then read all of it again."""
         if self._was_slow:
             return True
-        is_long = len(self._tokens) - self._plain_upto > _LONG
+        is_long = len(self._tokens) - self._plain_upto > _LONG_TOKENS
         marks = self._chat.vocabulary.mark_ids
         return is_long and (not isinstance(frame, frames.TokenChunk) or not marks.isdisjoint(frame.token_ids))
 

@@ -12,7 +12,7 @@ _BEGINNING = re.compile(r'\s*(?:\{\s*(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*)?)?)?)
 """A possible beginning of a head."""
 _SCALAR = re.compile(r"[^\s,{}\[\]\"]*")
 """A number or a word, as far as it has arrived."""
-_LONGEST_HEAD = 1_024
+_HEAD_CHARACTERS = 1_024
 """Characters.  A possible head is matched again with each piece, so its length is limited; real heads are shorter."""
 _STEP = re.compile(
     r'(?P<text>[^"\\]+)'
@@ -84,7 +84,7 @@ class Unwrapped:
                     return self._read_object(value)
                 case _:
                     return self._read_scalar(value)
-        if head is None and len(text) <= _LONGEST_HEAD and _BEGINNING.fullmatch(text):
+        if head is None and len(text) <= _HEAD_CHARACTERS and _BEGINNING.fullmatch(text):
             self._held_back = text
             return ""
         self._place, self._held_back = "other", ""

@@ -50,15 +50,15 @@ _SEGMENTS = {CHANNEL: "channel", CONSTRAIN: "constrain"}
 _NOT_TOOLS = ("assistant", "all", "user")
 """Recipients that are not tools: the model addresses itself or the user."""
 
-_LONG_HEADER = 64
+_LONG_HEADER_TOKENS = 64
 """Tokens.  A header of this length that holds text is an answer without its markup, and is streamed from then on.  A
 header of this length that holds only header words may still be a call: a function name has up to 64 characters, and in
 a hexadecimal name each may be a token."""
 
-_LONGEST_HEADER = 256
+_LONGEST_HEADER_TOKENS = 256
 """Tokens.  Anything of this length is not a header."""
 
-_LOOK_EVERY = 16
+_LOOK_EVERY_TOKENS = 16
 """Tokens between two checks of a long header: each check reads all of it."""
 
 Repairs: TypeAlias = dict[frames.Repair, None]
@@ -91,9 +91,9 @@ class HarmonyHeader:
     @property
     def is_answer(self) -> bool:
         """True if the header is so long that it is really an answer without its markup."""
-        if self.length < _LONG_HEADER or self.length % _LOOK_EVERY:
+        if self.length < _LONG_HEADER_TOKENS or self.length % _LOOK_EVERY_TOKENS:
             return False
-        return self._is_whole and (self._holds_text or self.length >= _LONGEST_HEADER)
+        return self._is_whole and (self._holds_text or self.length >= _LONGEST_HEADER_TOKENS)
 
     @property
     def _is_whole(self) -> bool:

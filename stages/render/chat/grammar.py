@@ -28,7 +28,7 @@ from penstock.stages.render.chat.lark_rules import SPACE, Free, Mark, Part, Rule
 from penstock.stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, structural_tag, without
 from penstock.stages.render.constraint import ANY_OBJECT, MOST_CALLS, STRUCTURAL_TAG, Constraint, Unenforceable
 
-_TAIL = 64
+_TAIL_TOKENS = 64
 """Tokens at the end of a prompt to check for an open thought."""
 
 
@@ -72,7 +72,7 @@ def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds, *, thinks: boo
     if chat.parsers.thinking is None:
         return []
     begin, end = chat.parsers.thinking
-    tail = chat.vocabulary.decode(prompt_ids[-_TAIL:]).rstrip()
+    tail = chat.vocabulary.decode(prompt_ids[-_TAIL_TOKENS:]).rstrip()
     if tail.endswith(end.strip()) and not thinks:
         return []
     rest: list[Part] = [Free(), *rules.literal(end), rules.body(SPACE)]

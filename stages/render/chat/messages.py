@@ -15,7 +15,7 @@ from typing import Any
 from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import callers_of
-from penstock.pipeline.protocol.params.json_body import DEEPEST
+from penstock.pipeline.protocol.params.json_body import MOST_LEVELS
 from penstock.pipeline.protocol.tools import ToolKey, tool_key
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.content import Content, content_of, text_part
@@ -125,7 +125,7 @@ def _named(text: str) -> Mapping[str, Any]:
         named = json.loads(text)
     except (ValueError, RecursionError):
         named = None
-    return named if isinstance(named, dict) and not _is_deep(named, DEEPEST) else {_BROKEN: text}
+    return named if isinstance(named, dict) and not _is_deep(named, MOST_LEVELS) else {_BROKEN: text}
 
 
 def _is_deep(value: Any, most: int) -> bool:

@@ -19,7 +19,7 @@ Schema: TypeAlias = Mapping[str, Any]
 
 _NAME = r"[^<>\"=\s]+"
 _GAP = Free(r"\n?")
-_DEEPEST = 8
+_MOST_LEVELS = 8
 """The most levels of references and alternatives within one another."""
 
 _MOST_ALTERNATIVES = 10_000
@@ -108,7 +108,7 @@ class _Writer:
         return self._rules.either(kinds, "*")
 
     def _parameter(self, name: str, prop: Any, times: str) -> Part:
-        values = self._values(prop, _DEEPEST)
+        values = self._values(prop, _MOST_LEVELS)
         return self._rules.either((self._spelled(Words(name), kind, value) for kind, value in values), times)
 
     def _spelled(self, name: Part, kind: str, value: list[Part]) -> list[Part]:

@@ -25,7 +25,7 @@ from penstock.stages.render.truncation import refuse_excess
 
 logger = logging.getLogger(__name__)
 
-_MARKUP = 8
+_MARKUP_TOKENS = 8
 """The approximate number of tokens that a template writes around a message."""
 
 _CHARACTERS = 4
@@ -126,7 +126,7 @@ class Rendering:
     def _size(self, item: Item, left: int) -> int:
         messages = chat_conversation((), (item,), self._context).messages
         texts = (piece for message in messages for text in _texts(message) for piece in pieces(text))
-        size = _MARKUP * len(messages)
+        size = _MARKUP_TOKENS * len(messages)
         for text in texts:
             size += len(self._chat.vocabulary.encode(text)) if size < left else len(text) // _CHARACTERS
         return size

@@ -33,7 +33,7 @@ _KEPT_BYTES = 128_000_000
 """Bytes of the cache of encoded texts: about 200 conversations of 70,000 tokens."""
 _TOKEN_BYTES = 8
 """Bytes of a token in the cache, which holds references to `_shared`."""
-_KEPT_FROM = 200
+_KEPT_FROM_CHARACTERS = 200
 """Characters of the shortest text to cache: a shorter one is encoded as fast as it is looked up."""
 _ENTRY_BYTES = 400
 """Bytes of a cache entry besides its tokens."""
@@ -118,7 +118,7 @@ class _Encoder:
         for segment in message.segments():
             if isinstance(segment, int):
                 token_ids.append(segment)
-            elif len(segment) < _KEPT_FROM:
+            elif len(segment) < _KEPT_FROM_CHARACTERS:
                 token_ids.extend(self.encoding.encode(segment))
             else:
                 for piece in pieces(segment):

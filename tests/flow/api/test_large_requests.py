@@ -16,7 +16,7 @@ from penstock.pipeline.frames import TokenLogprob
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.params.request import LOGPROBS
 from penstock.pipeline.protocol.pieces import in_pieces
-from penstock.pipeline.tasks import LARGE
+from penstock.pipeline.tasks import LARGE_BYTES
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.runs.run import FLUSH_EVENTS
 from tests.support.api_clients import Json
@@ -308,7 +308,7 @@ async def test_large_answer_is_written_in_pieces(
         await write(writer, chunk, *more, **named)
 
     monkeypatch.setattr(StreamWriter, "write", writing)
-    items = [{"role": "user", "content": "x" * 2 * LARGE}]
+    items = [{"role": "user", "content": "x" * 2 * LARGE_BYTES}]
     async with served.client.post(f"{served.url}/v1/conversations", json={"items": items}) as answer:
         conversation = await answer.json()
     written.clear()
@@ -317,4 +317,4 @@ async def test_large_answer_is_written_in_pieces(
     assert answer.content_length == len(body)
     assert json.loads(body)["data"][0]["content"][0]["text"] == items[0]["content"]
     assert sum(written) == len(body)
-    assert max(written) == LARGE
+    assert max(written) == LARGE_BYTES

@@ -231,7 +231,7 @@ async def test_failure_is_an_item_and_the_response_goes_on(tmp_path: Path, mode:
 
 
 async def test_time_of_a_call_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.stages.converse.sessions.GRACE", 0.05)
+    monkeypatch.setattr("penstock.stages.converse.sessions.GRACE_SECONDS", 0.05)
     turns = [call_markup("store.wait", {}), answer_markup()]
     async with tool_server(tmp_path, turns, toolbox=own(host := Store()), limits=Limits(call_seconds=0.05)) as served:
         received = await respond(served, "whole", {"tools": [TOOL]})

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.protocol.params.file_search import DEEPEST, MOST_FILTERS, MOST_VALUES
-from penstock.pipeline.protocol.params.vector_stores import LONGEST_QUERY, MOST_QUERIES
+from penstock.pipeline.protocol.params.file_search import MOST_FILTER_LEVELS, MOST_FILTERS, MOST_VALUES
+from penstock.pipeline.protocol.params.vector_stores import MOST_QUERIES, MOST_QUERY_CHARACTERS
 from tests.support.server import ScriptedServer
 from tests.support.tool_servers import answer_markup, play_turns
 from tests.support.vector_stores import (
@@ -48,7 +48,7 @@ def values(count: int) -> Json:
 
 
 LARGEST: Mapping[str, Json] = {
-    "depth": {"filters": nested(DEEPEST)},
+    "depth": {"filters": nested(MOST_FILTER_LEVELS)},
     "comparisons": {"filters": any_of(*(comparison(kind="ne") for _ in range(MOST_FILTERS)))},
     "values": {"filters": values(MOST_VALUES)},
     "a pattern": {"filters": comparison("(a+)+$", "(.*)*%_'\"")},
@@ -57,12 +57,12 @@ LARGEST: Mapping[str, Json] = {
     "a large number": {"filters": comparison(2**63)},
     "nothing": {"filters": comparison("", "")},
     "SQL": {"query": "tea \"*()^:-+' OR 1=1; --"},
-    "the longest query": {"query": ("tea é" * LONGEST_QUERY)[:LONGEST_QUERY]},
+    "the longest query": {"query": ("tea é" * MOST_QUERY_CHARACTERS)[:MOST_QUERY_CHARACTERS]},
     "many long queries": {"query": ["tea", *[" ".join(map(str, range(5_000)))] * (MOST_QUERIES - 1)]},
 }
 
 TOO_LARGE: Mapping[str, Json] = {
-    "depth": {"filters": nested(DEEPEST + 1)},
+    "depth": {"filters": nested(MOST_FILTER_LEVELS + 1)},
     "a great depth": {"filters": nested(90)},
     "more depth than JSON may have": {"filters": nested(400)},
     "comparisons": {"filters": any_of(any_of(comparison()), *(comparison() for _ in range(MOST_FILTERS)))},
@@ -72,7 +72,7 @@ TOO_LARGE: Mapping[str, Json] = {
     "a key": {"filters": comparison(key="a" * 10**6)},
     "a text": {"filters": comparison("b" * 10**6)},
     "a number": {"filters": comparison(10**400)},
-    "a query": {"query": "a" * (LONGEST_QUERY + 1)},
+    "a query": {"query": "a" * (MOST_QUERY_CHARACTERS + 1)},
     "a megabyte": {"query": "é" * 150_000},
     "queries": {"query": ["a"] * (MOST_QUERIES + 1)},
     "an empty query": {"query": [""]},

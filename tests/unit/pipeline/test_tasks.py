@@ -9,7 +9,7 @@ from threading import get_ident
 import pytest
 
 from penstock.pipeline import tasks
-from penstock.pipeline.tasks import MANY, apart, in_thread, let_go
+from penstock.pipeline.tasks import MANY_VALUES, apart, in_thread, let_go
 
 
 class Value:
@@ -22,11 +22,11 @@ async def test_long_work_alone_leaves_the_loop(is_long: bool) -> None:
 
 
 @pytest.mark.io
-@pytest.mark.parametrize(("count", "is_kept"), [(MANY + 1, True), (MANY, False)])
+@pytest.mark.parametrize(("count", "is_kept"), [(MANY_VALUES + 1, True), (MANY_VALUES, False)])
 async def test_only_many_values_are_freed_in_a_thread(
     count: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "LINGER", 0.0)
+    monkeypatch.setattr(tasks, "LINGER_SECONDS", 0.0)
     threads = list[int]()
     values = [Value() for _ in range(count)]
     _finalize(values, threads)

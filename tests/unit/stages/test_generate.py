@@ -13,7 +13,7 @@ from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.pipeline.recordings.format import write_frames
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.engines.token_replay import TokenReplayEngine
-from penstock.stages.generate import LONG, Generate
+from penstock.stages.generate import LONG_TOKENS, Generate
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from tests.support.stored_responses import facts, pop_fields
 
@@ -46,12 +46,12 @@ async def test_first_frame_says_if_there_is_a_grammar() -> None:
         assert first.held_to_grammar is (grammar is not None)
 
 
-@pytest.mark.parametrize("place", [0, LONG - 1, LONG, 2 * LONG])
+@pytest.mark.parametrize("place", [0, LONG_TOKENS - 1, LONG_TOKENS, 2 * LONG_TOKENS])
 async def test_unknown_token_is_found_anywhere_in_a_long_prompt(place: int) -> None:
-    token_ids = [1] * (2 * LONG + 1)
+    token_ids = [1] * (2 * LONG_TOKENS + 1)
     token_ids[place] = VOCABULARY_SIZE
     with pytest.raises(InvalidPrompt, match="token ids"):
-        await generated(ScriptedEngine(context_length=10 * LONG), prompt(token_ids=tuple(token_ids)))
+        await generated(ScriptedEngine(context_length=10 * LONG_TOKENS), prompt(token_ids=tuple(token_ids)))
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 5, 9])

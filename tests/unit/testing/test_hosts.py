@@ -61,7 +61,7 @@ class Counter:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.testing.hosts.GRACE", 1.0)
+    monkeypatch.setattr("penstock.testing.hosts.GRACE_SECONDS", 1.0)
     monkeypatch.setattr("penstock.testing.hosts._PATIENCE", 30.0)
     monkeypatch.setattr("penstock.testing.hosts._MOMENT", 0.02)
 

@@ -254,7 +254,7 @@ async def test_connection_is_not_read_while_many_bytes_wait() -> None:
 
 
 async def test_flood_of_small_frames_lets_other_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.yield_point.HELD", 0.0)
+    monkeypatch.setattr("penstock.pipeline.yield_point.HELD_SECONDS", 0.0)
     flood, turns = frame_of(b"", TEXT, fin=False) + frame_of(b"", CONTINUATION, fin=False) * 1_000, 0
     reader = incoming()
     reading = asyncio.create_task(reader.read())

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.protocol import items
-from penstock.pipeline.protocol.light import FEW, SHORT, are_light
+from penstock.pipeline.protocol.light import FEW_ITEMS, SHORT_CHARACTERS, are_light
 from penstock.pipeline.protocol.params.items import FilePart, ImagePart, MessageItem
 from tests.support.harmony import call, message, output, reasoning
 
-TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["a" * SHORT, "b" * (SHORT // 2)]))
+TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["a" * SHORT_CHARACTERS, "b" * (SHORT_CHARACTERS // 2)]))
 PLAIN = st.one_of(
     st.builds(lambda texts: message("user", *texts), st.lists(TEXTS, min_size=1, max_size=3)),
     st.builds(lambda text: message("assistant", text), TEXTS),
@@ -23,10 +23,10 @@ PLAIN = st.one_of(
 LIGHT = [message("user", "Hi"), message("assistant", "Hello")]
 
 
-@given(st.lists(PLAIN, max_size=FEW + 2), st.none() | TEXTS)
+@given(st.lists(PLAIN, max_size=FEW_ITEMS + 2), st.none() | TEXTS)
 def test_few_short_texts_are_light(given_items: list[Any], instructions: str | None) -> None:
     characters = sum(len(item.text) for item in given_items) + len(instructions or "")
-    assert are_light(given_items, instructions) == (len(given_items) <= FEW and characters <= SHORT)
+    assert are_light(given_items, instructions) == (len(given_items) <= FEW_ITEMS and characters <= SHORT_CHARACTERS)
 
 
 def test_what_is_not_text_alone_is_not_light() -> None:
@@ -39,8 +39,8 @@ def test_what_is_not_text_alone_is_not_light() -> None:
         MessageItem(role="user", content=(ImagePart(image_url="https://example.org/cat.png"),)),
         MessageItem(role="user", content=(FilePart(file_data="JVBERi0="),)),
         *(msgspec.structs.replace(LIGHT[0], content=(part,)) for part in (image, items.InputFile(), answer, cited)),
-        msgspec.structs.replace(LIGHT[0], content=(items.InputText("a"),) * (FEW + 1)),
-        msgspec.structs.replace(reasoning("Hm"), encrypted_content="a" * SHORT),
+        msgspec.structs.replace(LIGHT[0], content=(items.InputText("a"),) * (FEW_ITEMS + 1)),
+        msgspec.structs.replace(reasoning("Hm"), encrypted_content="a" * SHORT_CHARACTERS),
     ]
     assert are_light(LIGHT)
     for other in others:

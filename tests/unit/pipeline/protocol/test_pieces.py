@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.protocol.events import Event, OutputItemDone, ResponseCompleted
 from penstock.pipeline.protocol.items import Logprob, Message, OutputText, TopLogprob
-from penstock.pipeline.protocol.pieces import LONG, in_pieces, is_long
+from penstock.pipeline.protocol.pieces import MANY_ELEMENTS, in_pieces, is_long
 from tests.support.stored_responses import response
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text()
-MANY = LONG + 1
+MANY = MANY_ELEMENTS + 1
 
 
 def longer(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -34,7 +34,7 @@ def scored(tokens: int) -> tuple[Logprob, ...]:
     return tuple(Logprob("a", (97,), -float(number), top) for number in range(tokens))
 
 
-@pytest.mark.parametrize("tokens", [0, LONG, MANY, 3 * LONG + 5])
+@pytest.mark.parametrize("tokens", [0, MANY_ELEMENTS, MANY, 3 * MANY_ELEMENTS + 5])
 def test_event_is_written_as_before(tokens: int) -> None:
     part = OutputText("a" * tokens, logprobs=scored(tokens))
     message = Message("msg_1", "completed", "assistant", (part,))
@@ -42,5 +42,5 @@ def test_event_is_written_as_before(tokens: int) -> None:
     events: list[Event] = [OutputItemDone(1, 0, message), ResponseCompleted(2, ended)]
     written = [in_pieces(event) for event in events]
     assert [msgspec.json.encode(event) for event in written] == [msgspec.json.encode(event) for event in events]
-    assert is_long(ended) == (tokens > LONG)
-    assert (written == events) == (tokens <= LONG)
+    assert is_long(ended) == (tokens > MANY_ELEMENTS)
+    assert (written == events) == (tokens <= MANY_ELEMENTS)

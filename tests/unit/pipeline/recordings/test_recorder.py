@@ -367,7 +367,7 @@ async def test_shutdown_does_not_wait_for_a_hanging_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, hangs = os.write, threading.Event()
-    monkeypatch.setattr(module, "LAST_WRITES", 0.05)
+    monkeypatch.setattr(module, "LAST_WRITES_SECONDS", 0.05)
     monkeypatch.setattr(os, "write", lambda file, data: hangs.wait(60) and write(file, data))
     taps = Recorder(tmp_path / "r", after=("generate",))
     await frames_of_answer(flow(taps, ScriptedEngine(script())))

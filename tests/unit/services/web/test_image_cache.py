@@ -104,9 +104,9 @@ async def test_failure_shows_url_and_reason_only(url: str) -> None:
 
 async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fetching, limits):
-        monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
+        monkeypatch.setattr(module, "MOST_IMAGE_BYTES", len(png()))
     assert await ImageCache(LOOPBACK).resolve(f"{url}/a") == PICTURE
-    monkeypatch.setattr(fetching, "LARGEST_IMAGE", len(png()) - 1)
+    monkeypatch.setattr(fetching, "MOST_IMAGE_BYTES", len(png()) - 1)
     assert "larger" in await refusal(f"{url}/a")
 
 

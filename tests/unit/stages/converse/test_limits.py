@@ -83,7 +83,7 @@ async def test_missing_tool_fails_as_an_item() -> None:
 
 @pytest.mark.defect("V23")
 async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.stages.converse.sessions.GRACE", 0.0)
+    monkeypatch.setattr("penstock.stages.converse.sessions.GRACE_SECONDS", 0.0)
     table = ScriptedConverse(
         [turn(code()), turn(answer())], tool=ScriptedTool(turns=None), limits=Limits(call_seconds=0.02)
     )

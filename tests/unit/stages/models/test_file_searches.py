@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.stages.models.file_searches import LONGEST, MOST_QUERIES, all_queries_in, queries_in
+from penstock.stages.models.file_searches import MOST_QUERIES, MOST_QUERY_CHARACTERS, all_queries_in, queries_in
 
 TEXTS = st.text(st.characters(codec=None))
 VALUES = st.recursive(
@@ -26,7 +26,7 @@ ARGUMENTS = TEXTS | VALUES.map(json.dumps) | st.lists(TEXTS).map(lambda queries:
 def test_any_arguments_give_few_short_queries(text: str) -> None:
     queries = queries_in(text)
     assert len(queries) == min(MOST_QUERIES, len(all_queries_in(text)))
-    assert all(0 < len(query) <= LONGEST for query in queries)
+    assert all(0 < len(query) <= MOST_QUERY_CHARACTERS for query in queries)
     msgspec.json.encode(queries)
 
 

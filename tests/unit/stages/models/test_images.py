@@ -60,7 +60,7 @@ def test_refusal_has_a_reason(url: str, reason: str) -> None:
 
 
 def test_image_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "LARGEST_IMAGE", 300)
+    monkeypatch.setattr(images, "MOST_IMAGE_BYTES", 300)
     check_data_url(data_url(png().ljust(300, b"\0")))
     with pytest.raises(NoImage, match="larger"):
         check_data_url(data_url(png().ljust(303, b"\0")))

@@ -20,7 +20,7 @@ MARKS = re.compile(r"<\|end\|>")
 def small_pieces() -> Iterator[None]:
     """Hypothesis needs no long texts then."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_pieces, "PIECE", SIZE)
+        patch.setattr(text_pieces, "PIECE_CHARACTERS", SIZE)
         yield
 
 

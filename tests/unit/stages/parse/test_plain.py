@@ -24,7 +24,7 @@ from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.stages.emit.emit import Emit
 from penstock.stages.models.harmony.vocabulary import END, RETURN, START, load_encoding
 from penstock.stages.parse.harmony.parse import ParseHarmony
-from penstock.stages.parse.plain import AT_ONCE
+from penstock.stages.parse.plain import TOKENS_AT_ONCE
 from tests.support.frames import raw_started
 
 ENCODING = load_encoding()
@@ -146,7 +146,7 @@ def test_output_is_left_out_if_only_the_prompt_is_wanted(scores: bool) -> None:
 
 
 def test_scores_of_a_long_prompt_come_in_pieces() -> None:
-    prompt = tuple(range(2 * AT_ONCE + 1))
+    prompt = tuple(range(2 * TOKENS_AT_ONCE + 1))
     got = read(raw_started(RawPrompt(text_of(prompt, shows=True), echoes=True), prompt, logprobs=1), [5])
     assert (len(got.logprobs), got.deltas) == (len(prompt) + 1, 4)
 

@@ -16,7 +16,7 @@ from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.models.harmony.vocabulary import END, START, load_encoding
-from penstock.stages.models.text_pieces import PIECE
+from penstock.stages.models.text_pieces import PIECE_CHARACTERS
 from penstock.stages.render.raw import PromptEncoder, raw_prompt
 from penstock.stages.render.truncation import COUNTED
 from tests.support.chat_families import fast_tokenizer
@@ -66,7 +66,7 @@ def test_vocabulary_adds_its_token_unless_the_client_says_no(adds: bool) -> None
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_long_text_is_encoded_in_pieces() -> None:
-    text = "word " * (PIECE // 4)
+    text = "word " * (PIECE_CHARACTERS // 4)
     for encoder in (load_encoding(), vocabulary(), beginning_with_a_mark()):
         ids = raw_prompt(facts(), RawPrompt(text), encoder, 10**7).token_ids
         assert encoder.decode(ids).removeprefix("<|endoftext|>") == text

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest
-from penstock.pipeline.protocol.params.json_body import MOST_COMMAS, PIECE, read_json
+from penstock.pipeline.protocol.params.json_body import MOST_COMMAS, PIECE_BYTES, read_json
 
 Json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
@@ -20,7 +20,7 @@ Json = st.recursive(
 
 @given(Json, st.integers(1, 40))
 def test_body_equals_what_json_reads(value: Any, times: int) -> None:
-    body = {"many": [value] * times * 20, "one": value, "long": "x" * PIECE}
+    body = {"many": [value] * times * 20, "one": value, "long": "x" * PIECE_BYTES}
     assert read_json(json.dumps(body).encode()) == body
 
 
@@ -40,6 +40,6 @@ def test_text_may_have_commas_up_to_limit() -> None:
 
 @pytest.mark.parametrize("flaw", [b"]", b"{", b",", b"x", b'"'])
 def test_long_body_with_a_flaw_is_refused(flaw: bytes) -> None:
-    some = b'{"a": [1, 2]},' * PIECE
+    some = b'{"a": [1, 2]},' * PIECE_BYTES
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         read_json(b"[" + some + flaw + some + b"{}]")

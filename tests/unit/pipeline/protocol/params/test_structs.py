@@ -15,7 +15,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.items import InputItem, RawMessage
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.params.structs import BATCH, ListOf, TextOrObject
+from penstock.pipeline.protocol.params.structs import BATCH_OBJECTS, ListOf, TextOrObject
 from penstock.pipeline.protocol.params.validation import read_body
 from tests.support.requests import Json
 
@@ -121,7 +121,7 @@ REFUSED: list[tuple[Json, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("pet", "path", "code", "message"), REFUSED, ids=lambda part: str(part)[:40])
-@pytest.mark.parametrize("before", [0, BATCH + 1])
+@pytest.mark.parametrize("before", [0, BATCH_OBJECTS + 1])
 def test_wrong_field_is_named_with_what_is_expected(pet: Json, path: str, code: str, message: str, before: int) -> None:
     refused = refusal({"pets": [{"kind": "cat"}] * before + [pet]})
     assert refused is not None

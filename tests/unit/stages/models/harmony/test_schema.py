@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.stages.models.harmony.schema import INLINE_LIMIT, PROMPT_INLINE_LIMIT, Inlining, read
+from penstock.stages.models.harmony.schema import MOST_INLINE_CHARACTERS, MOST_PROMPT_INLINE_CHARACTERS, Inlining, read
 from penstock.stages.models.harmony.typescript import typescript
 from tests.support.harmony import function, our_section
 
@@ -300,7 +300,7 @@ def test_references_are_bounded() -> None:
     }
     text = typescript(read({"$ref": "#/$defs/d0", "$defs": doubling}, Inlining()))
     assert "any" in text
-    assert len(text) < 10 * INLINE_LIMIT
+    assert len(text) < 10 * MOST_INLINE_CHARACTERS
 
 
 def test_references_are_bounded_per_prompt() -> None:
@@ -313,7 +313,7 @@ def test_references_are_bounded_per_prompt() -> None:
     texts = [typescript(read(schema, inlining)) for schema in (whole, *[bomb] * 40)]
     assert texts[0] == "string"
     assert texts[-1] == "any"
-    assert sum(map(len, texts)) < 10 * PROMPT_INLINE_LIMIT
+    assert sum(map(len, texts)) < 10 * MOST_PROMPT_INLINE_CHARACTERS
 
 
 def test_endless_depth_becomes_any() -> None:

@@ -190,7 +190,7 @@ async def test_end_of_a_long_call_is_read_in_a_thread(
 
     finish_here = ReadOutput.finish
     monkeypatch.setattr(ReadOutput, "finish", finish)
-    monkeypatch.setattr(parse, "_LONG", long)
+    monkeypatch.setattr(parse, "_LONG_TOKENS", long)
     chunks = token_chunks(ended_chat_tokens("qwen3", THOUGHT + PARIS))
     turn: list[TokenFrame] = [chat_turn_started("qwen3"), *chunks, GenerationFinished("stop", 0, 0.0)]
     given = [frame async for frame in ParseChat(family_model("qwen3"))(source_of(turn))]

@@ -244,7 +244,7 @@ async def test_required_items_are_never_dropped() -> None:
 async def test_prompt_far_too_long_is_refused_before_it_is_encoded(
     truncation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_pieces, "PIECE", 1_000)
+    monkeypatch.setattr(text_pieces, "PIECE_CHARACTERS", 1_000)
     monkeypatch.setattr(limits, "COUNTED", 1_000)
     encode = Vocabulary.encode
     request = conversation(message("user", "word " * 40_000), truncation=truncation)
@@ -260,7 +260,7 @@ async def test_prompt_far_too_long_is_refused_before_it_is_encoded(
 async def test_items_far_too_long_are_dropped_before_they_are_encoded(
     parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_pieces, "PIECE", 1_000)
+    monkeypatch.setattr(text_pieces, "PIECE_CHARACTERS", 1_000)
     monkeypatch.setattr(limits, "COUNTED", 1_000)
     old = [message("user", "word " * (40_000 // parts)) for _ in range(parts)]
     request = conversation(*old, message("assistant", "Yes?"), message("user", "Hm."), truncation="auto")

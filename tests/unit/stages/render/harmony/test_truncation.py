@@ -184,7 +184,7 @@ async def test_large_token_limit_leaves_half_the_context() -> None:
 
 @pytest.fixture
 def count_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_pieces, "PIECE", 1_000)
+    monkeypatch.setattr(text_pieces, "PIECE_CHARACTERS", 1_000)
     monkeypatch.setattr(truncation, "COUNTED", 1_000)
 
 
