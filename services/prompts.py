@@ -14,20 +14,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from penstock.pipeline.errors import CannotStart, InvalidRequest, PromptNotFound, StageError, UnsupportedParameter
-from penstock.pipeline.protocol.items import InputText
-from penstock.pipeline.protocol.params.items import (
-    FilePart,
-    ImagePart,
-    InputItem,
-    MessageItem,
+from penstock.pipeline.protocol.items import (
+    InputFile,
+    InputImage,
+    InputPart,
+    InputText,
+    Message,
     MessagePart,
-    OutputTextPart,
+    OutputText,
 )
+from penstock.pipeline.protocol.params.items import InputItem
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.prompt import PromptParam, Variable
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -59,8 +60,6 @@ _VARIABLE = re.compile(r"\{\{[ \t]*([A-Za-z_][A-Za-z0-9_]{0,63})[ \t]*\}\}")
 _YAML = "---"
 _FENCE = "+++"
 
-Part: TypeAlias = InputText | ImagePart | FilePart
-
 
 class UnusablePrompts(CannotStart):
     """The folder of prompts cannot be read, or a file in it has a mistake."""
@@ -89,7 +88,7 @@ class Template:
         """Each text with variables, and True if its place is for text alone."""
         yield self.given.instructions or "", True
         for item in self.given.input_items:
-            if isinstance(item, MessageItem):
+            if isinstance(item, Message):
                 yield from ((text, item.role == "assistant") for text in _texts_of(item))
 
     def filled(self, variables: Mapping[str, Variable]) -> CreateResponse:
@@ -97,8 +96,8 @@ class Template:
         self._check(variables)
         texts = {name: value for name, value in variables.items() if isinstance(value, str)}
         texts |= {name: value.text for name, value in variables.items() if isinstance(value, InputText)}
-        parts: dict[str, Part] = {name: InputText(text) for name, text in texts.items()}
-        parts |= {name: value for name, value in variables.items() if isinstance(value, ImagePart | FilePart)}
+        parts: dict[str, InputPart] = {name: InputText(text) for name, text in texts.items()}
+        parts |= {name: value for name, value in variables.items() if isinstance(value, InputImage | InputFile)}
         changes: dict[str, Any] = {}
         if self.given.instructions:
             changes["instructions"] = _filled(self.given.instructions, texts)
@@ -116,7 +115,7 @@ class Template:
             code = "missing_required_parameter"
             raise InvalidRequest(message, param=f"prompt.variables.{name}", code=code)
         for name, value in variables.items():
-            if isinstance(value, ImagePart | FilePart) and name in self.text_variables:
+            if isinstance(value, InputImage | InputFile) and name in self.text_variables:
                 message = f"The variable {name!r} stands in a text of the prompt {self.id!r}, so its value is a text."
                 raise InvalidRequest(message, param=f"prompt.variables.{name}", code="invalid_value")
 
@@ -232,7 +231,7 @@ def _parameters(file: Path, source: str) -> CreateResponse:
     except (InvalidRequest, ValueError, TypeError) as error:  # a date and a number without a value are no JSON
         raise UnusablePrompts(f"{source}: {error}") from error
     for position, item in enumerate(given.input_items):
-        if not isinstance(item, MessageItem):
+        if not isinstance(item, Message):
             raise UnusablePrompts(f"{source}: input[{position}] is no message")
     return given
 
@@ -250,10 +249,8 @@ def _split(text: str) -> tuple[str, str]:
     raise ValueError(f"a second line with {_FENCE} is missing")
 
 
-def _texts_of(item: MessageItem) -> Iterable[str]:
-    if isinstance(item.content, str):
-        return (item.content,)
-    return [part.text for part in item.content if isinstance(part, InputText | OutputTextPart)]
+def _texts_of(item: Message) -> Iterable[str]:
+    return [part.text for part in item.content if isinstance(part, InputText | OutputText)]
 
 
 def _filled(text: str, texts: Mapping[str, str]) -> str:
@@ -261,18 +258,16 @@ def _filled(text: str, texts: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda found: texts[found[1]], text)
 
 
-def _message(item: InputItem, texts: Mapping[str, str], parts: Mapping[str, Part]) -> InputItem:
-    if not isinstance(item, MessageItem):
+def _message(item: InputItem, texts: Mapping[str, str], parts: Mapping[str, InputPart]) -> InputItem:
+    if not isinstance(item, Message):
         return item
-    if isinstance(item.content, str) and texts.keys() >= {*_VARIABLE.findall(item.content)}:
-        return msgspec.structs.replace(item, content=_filled(item.content, texts))
-    whole = (InputText(item.content),) if isinstance(item.content, str) else item.content
-    return msgspec.structs.replace(item, content=tuple(new for part in whole for new in _parts(part, texts, parts)))
+    content = tuple(new for part in item.content for new in _parts(part, texts, parts))
+    return msgspec.structs.replace(item, content=content)
 
 
-def _parts(part: MessagePart, texts: Mapping[str, str], parts: Mapping[str, Part]) -> Sequence[MessagePart]:
+def _parts(part: MessagePart, texts: Mapping[str, str], parts: Mapping[str, InputPart]) -> Sequence[MessagePart]:
     """Return the parts that a part becomes: an image or a file divides the text around it."""
-    if isinstance(part, OutputTextPart):
+    if isinstance(part, OutputText):
         return (msgspec.structs.replace(part, text=_filled(part.text, texts)),)
     if not isinstance(part, InputText):
         return (part,)

@@ -31,7 +31,7 @@ from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.plugins import Edit
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
-from penstock.pipeline.protocol.params.items import AdditionalToolsItem
+from penstock.pipeline.protocol.items import AdditionalTools
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Response
@@ -528,7 +528,7 @@ class Scheduler:
 def let_go_of(create_request: CreateResponse) -> None:
     """Free the lists of a request, which may be long, in a thread (see `let_go`)."""
     items = create_request.input_items
-    tools = (tool for item in items[:MANY_VALUES] if isinstance(item, AdditionalToolsItem) for tool in item.tools)
+    tools = (tool for item in items[:MANY_VALUES] if isinstance(item, AdditionalTools) for tool in item.tools)
     let_go((*items, *(create_request.tools or ()), *tools, *(create_request.previous_input_messages or ())))
 
 

@@ -15,7 +15,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import RequestFacts
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import OutputItem
-from penstock.pipeline.protocol.params.items import InputItem, MessageItem
+from penstock.pipeline.protocol.params.items import message
 from penstock.pipeline.protocol.params.request import CreateResponse, SteerResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import ResponseStatus
@@ -102,7 +102,7 @@ class SentInput:
     """The input as the client sent it."""
     size: int
     """The bytes of its event."""
-    messages: Sequence[InputItem] = ()
+    messages: Sequence[items.Message] = ()
     problem: str = ""
 
 
@@ -130,8 +130,8 @@ def read_input(frame: bytes, previous: object, sent: msgspec.Raw) -> SentInput:
     if not given:
         return SentInput(previous, sent, len(frame), problem="There is no message (at input)")
     if isinstance(given, str):
-        return SentInput(previous, sent, len(frame), [MessageItem(role="user", content=given)])
-    return SentInput(previous, sent, len(frame), [message.as_item for message in given])
+        return SentInput(previous, sent, len(frame), [message("user", given)])
+    return SentInput(previous, sent, len(frame), given)
 
 
 @dataclass

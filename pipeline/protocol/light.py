@@ -18,8 +18,8 @@ _TEXTS = frozenset({"input_text", "output_text", "reasoning_text", "summary_text
 def are_light(items: Sequence[Any], *texts: str | None) -> bool:
     """Return True for a few messages and thoughts of text alone that, with other ``texts``, are `SHORT_CHARACTERS`.
 
-    The items may be those of a request or those of a response.  Items of other kinds may need more work than their
-    length shows: an image is decoded, and the arguments of a call are JSON.
+    Items of other kinds may need more work than their length shows: an image is decoded, and the arguments of a call
+    are JSON.
     """
     if len(items) > FEW_ITEMS:
         return False
@@ -29,8 +29,6 @@ def are_light(items: Sequence[Any], *texts: str | None) -> bool:
 def _length(item: Any) -> int:
     """Return the characters of an item, or more than `SHORT_CHARACTERS` if it is not text alone."""
     content = item.content if item.type in ("message", "reasoning") else None
-    if isinstance(content, str):
-        return len(content)
     if not content or len(content) > FEW_ITEMS:
         return SHORT_CHARACTERS + 1
     return len(getattr(item, "encrypted_content", None) or "") + sum(map(_length_of_part, content))

@@ -7,13 +7,16 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, get_args
 
-from msgspec import UNSET, UnsetType
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.readings import UNHEARD, audio_instead, is_file
+from penstock.pipeline.protocol.params.tools import SentTool
+from penstock.pipeline.protocol.readings import UNHEARD, is_file
 from penstock.services.file_reading import PlacedFile
 from penstock.stages.models.images import NoImage, check_url
 from penstock.stages.normalize.toolset import ToolsetBuilder
@@ -29,9 +32,14 @@ MOST_FILES = 50
 SURPLUS = f"[This file cannot be read: a conversation may have {MOST_FILES} files.]"
 """The sentence that the model reads in the place of any more."""
 
-Value = TypeVar("Value")
+AnyItem = TypeVar("AnyItem", bound=wire.Item)
 
-_KINDS: Mapping[str, type[wire.BaseItem]] = {str(kind.__struct_config__.tag): kind for kind in get_args(wire.Item)}
+_TEXTS = frozenset({wire.InputText, wire.OutputText, wire.Refusal})
+
+_CALL_OUTPUTS = (wire.FunctionCallOutput, wire.CustomToolCallOutput, wire.ComputerCallOutput)
+_CHECKED = frozenset(
+    {wire.Message, *_CALL_OUTPUTS, wire.ConfigurationUpdate, wire.AdditionalTools, wire.ToolSearchOutput}
+)
 
 _UNREAD = frozenset(get_args(wire.UnreadItem))
 
@@ -50,7 +58,7 @@ def references(input_items: Iterable[params.InputItem], name: str) -> list[str]:
     return list(ids)
 
 
-_SAID_BESIDE = (params.AdditionalToolsItem, params.ConfigurationUpdateItem, params.McpApprovalResponseItem)
+_SAID_BESIDE = (wire.AdditionalTools, wire.ConfigurationUpdate, wire.McpApprovalResponse)
 """The items that may stand among the messages that the client sends now."""
 
 
@@ -75,12 +83,12 @@ def said_now(given: Sequence[params.InputItem], read: Sequence[wire.Item], name:
 
 
 def _is_said(item: params.InputItem) -> bool:
-    return item.role != "assistant" if isinstance(item, params.MessageItem) else isinstance(item, _SAID_BESIDE)
+    return item.role != "assistant" if isinstance(item, wire.Message) else isinstance(item, _SAID_BESIDE)
 
 
 def _ends_with_beginning(given: Sequence[params.InputItem]) -> bool:
     last = given[-1] if given else None
-    return isinstance(last, params.MessageItem) and last.role == "assistant" and last.status == "incomplete"
+    return isinstance(last, wire.Message) and last.role == "assistant" and last.status == "incomplete"
 
 
 @dataclass(frozen=True)
@@ -115,20 +123,21 @@ class InputReader:
             if isinstance(item, params.CompactionTriggerItem):
                 message = "A compaction_trigger must be the last item of the input."
                 raise InvalidRequest(message, param=path, code="invalid_value")
-            converted = self._item(item, self._id(item, f"{self.suffix}i{position:04x}", taken), path, position >= said)
-            if isinstance(converted, wire.LocalShellCallOutput) and converted.id in taken:
-                raise _duplicate(converted.id, f"{path}.call_id")
-            read.append(converted)
-            taken.add(converted.id)
+            named = self._named(item, position, taken)
+            taken.add(named.id)
+            read.append(self._checked(named, path, position >= said) if type(named) in _CHECKED else named)
         if unread := dict.fromkeys(item.type for item in read if type(item) in _UNREAD):
             logger.info("Passed over items of tools that this server does not have: %s", ", ".join(unread))
         return read
 
-    def _id(self, item: params.InputItem, suffix: str, taken: set[str]) -> str:
-        if isinstance(item, params.LocalShellCallOutputItem):
-            return item.call_id
-        is_free = item.id not in taken and not (isinstance(item, params.LocalShellCallItem) and item.id == item.call_id)
-        return item.id if item.id and is_free else _KINDS[item.type].new_id(suffix)
+    def _named(self, item: wire.Item, position: int, taken: Container[str]) -> wire.Item:
+        if isinstance(item, wire.LocalShellCallOutput):
+            if item.id in taken:
+                raise _duplicate(item.id, f"{self.name}[{position}].call_id")
+            return item
+        if item.id and item.id not in taken and not (isinstance(item, wire.LocalShellCall) and item.id == item.call_id):
+            return item
+        return replace(item, id=item.new_id(f"{self.suffix}i{position:04x}"))
 
     def _referenced(self, reference: params.ItemReference, path: str) -> wire.Item:
         if (item := self.referenced.get(reference.id)) is None:
@@ -137,94 +146,60 @@ class InputReader:
             self.toolset.add_stored(item, path)
         return item
 
-    def _item(self, item: params.InputItem, item_id: str, path: str, is_said: bool) -> wire.Item:
+    def _checked(self, item: wire.Item, path: str, is_said: bool) -> wire.Item:
         match item:
-            case params.MessageItem(status=status):
-                content = self._message_parts(item, f"{path}.content", is_said)
-                return wire.Message(
-                    item_id, status=status or "completed", role=item.role, content=content, phase=_unset(item.phase)
-                )
-            case params.FunctionCallOutputItem():
-                output = self._output(item.output, path)
-                return wire.FunctionCallOutput(item_id, item.call_id, output, item.status or "completed")
-            case params.CustomToolCallOutputItem():
-                output = self._output(item.output, path)
-                return wire.CustomToolCallOutput(item_id, item.call_id, output, item.status or "completed")
-            case params.ComputerCallOutputItem():
-                checks = tuple(check.fields for check in item.acknowledged_safety_checks or ())
-                screen = self._screenshot(item.output, f"{path}.output")
-                return wire.ComputerCallOutput(
-                    item_id,
-                    call_id=item.call_id,
-                    output=screen,
-                    status=item.call_status,
-                    acknowledged_safety_checks=checks,
-                )
-            case params.ItemReference() | params.CompactionTriggerItem():
-                raise AssertionError("these are read by now")
-            case params.ConfigurationUpdateItem(reasoning=None, text=None):
+            case wire.Message(content=parts):
+                return self._with_parts(item, "content", parts, path, is_said)
+            case wire.FunctionCallOutput(output=tuple(parts)) | wire.CustomToolCallOutput(output=tuple(parts)):
+                return self._with_parts(item, "output", parts, path, is_said=False)
+            case wire.ComputerCallOutput(output=params.NoScreenshot(field=field)):
+                raise _no_screenshot(field, f"{path}.output")
+            case wire.ConfigurationUpdate(reasoning=msgspec.UNSET, text=msgspec.UNSET):
                 message = "An update of the configuration needs a reasoning or a text."
                 raise InvalidRequest(message, param=path, code="missing_required_parameter")
-            case params.AdditionalToolsItem() | params.ToolSearchOutputItem():
-                brought = item.as_item(item_id)
-                self.toolset.add_items([tool.root for tool in item.tools], brought, path)
-                return brought
+            case wire.AdditionalTools(tools=tools) | wire.ToolSearchOutput(tools=tools):
+                plain = replace(item, tools=tuple(map(dict, tools)))
+                self.toolset.add_items([tool.param for tool in tools if isinstance(tool, SentTool)], plain, path)
+                return plain
             case _:
-                return item.as_item(item_id)
+                return item
 
-    def _message_parts(self, item: params.MessageItem, path: str, is_said: bool) -> tuple[wire.MessagePart, ...]:
-        if isinstance(item.content, str):
-            return (wire.OutputText(item.content) if item.role == "assistant" else wire.InputText(item.content),)
-        parts: list[wire.MessagePart] = []
-        for position, part in enumerate(item.content):
-            match part:
-                case params.OutputTextPart(text=text):
-                    parts.append(wire.OutputText(text))
-                case wire.Refusal():
-                    parts.append(part)
-                case params.ImagePart() | params.FilePart() if item.role == "assistant":
-                    kind = "images" if isinstance(part, params.ImagePart) else "files"
-                    raise InvalidRequest(f"A message of the assistant cannot have {kind}.", param=f"{path}[{position}]")
-                case wire.InputText() | params.ImagePart() | params.FilePart() | params.AudioPart():
-                    parts.append(self._input_part(part, f"{path}[{position}]", is_said))
-        return tuple(parts)
+    def _with_parts(
+        self, item: AnyItem, field: str, parts: Sequence[wire.MessagePart], path: str, is_said: bool
+    ) -> AnyItem:
+        """Return an item whose parts have been checked; most have only texts."""
+        if _TEXTS.issuperset(map(type, parts)):
+            return item
+        placed = [(part, f"{path}.{field}[{position}]") for position, part in enumerate(parts)]
+        is_written = isinstance(item, wire.Message) and item.role == "assistant"
+        return replace(item, **{field: tuple(self._part(part, at, is_said, is_written) for part, at in placed)})
 
-    def _output(self, output: str | Sequence[params.OutputPart], path: str) -> str | tuple[wire.InputPart, ...]:
-        if isinstance(output, str):
-            return output
-        parts = enumerate(output)
-        return tuple(self._input_part(part, f"{path}.output[{at}]", is_said=False) for at, part in parts)
-
-    def _input_part(self, part: params.OutputPart, path: str, is_said: bool) -> wire.InputPart:
+    def _part(self, part: wire.MessagePart, path: str, is_said: bool, is_written: bool) -> wire.MessagePart:
         match part:
-            case wire.InputText():
-                return part
-            case params.FilePart():
-                return _file(part, path)
-            case params.AudioPart() if is_said:
+            case wire.InputImage() | wire.InputFile() if is_written:
+                kind = "images" if isinstance(part, wire.InputImage) else "files"
+                raise InvalidRequest(f"A message of the assistant cannot have {kind}.", param=path)
+            case params.Unheard() if is_said:
                 raise UnsupportedParameter(UNHEARD, param=path)
-            case params.AudioPart():
-                return wire.InputText(audio_instead())
-            case params.ImagePart() if is_said and not self.sees_images:
+            case params.Unheard(text=text):
+                return wire.InputText(text)
+            case wire.InputImage() if is_said and not self.sees_images:
                 raise InvalidRequest("This model reads text only, no input_image.", param=path)
-            case params.ImagePart():
-                return _image(part, path, is_said=is_said)
-
-    def _screenshot(self, part: params.ScreenshotPart, path: str) -> wire.Screenshot:
-        if part.file_id is not None:
-            raise InvalidRequest(
-                "Send the image_url of a screenshot: it cannot be a stored file.", param=f"{path}.file_id"
-            )
-        return wire.Screenshot(_image(params.ImagePart(image_url=part.image_url), path, is_said=False).url)
+            case wire.InputImage():
+                _check_image(part, path, is_said)
+            case wire.InputFile():
+                _check_file(part, path)
+            case _:
+                pass
+        return part
 
 
 def id_prefix(item: params.InputItem) -> str:
     """Return how OpenAI's ids of such items begin; those of outputs may also begin as those of their calls."""
-    kind = _KINDS.get(item.type)
     # a trigger becomes no item; the id of the others is that of its call, or of another server
-    if kind is None or kind is wire.LocalShellCallOutput or kind in _UNREAD:
+    if isinstance(item, params.ItemReference | params.CompactionTriggerItem | wire.LocalShellCallOutput):
         return ""
-    return kind.id_prefix.removesuffix("o")
+    return "" if type(item) in _UNREAD else item.id_prefix.removesuffix("o")
 
 
 def new_items(history: Iterable[wire.Item], input_items: Iterable[wire.Item]) -> tuple[wire.Item, ...]:
@@ -278,36 +253,32 @@ def _too_many(most: int, kind: str, count: int) -> str:
     return f"A conversation may have {most} {kind}, and this one has {count}."
 
 
-def _image(part: params.ImagePart, path: str, *, is_said: bool) -> wire.InputImage:
-    url, param, detail = part.image_url, f"{path}.image_url", part.detail or "auto"
-    if (url is None) == (part.file_id is None):
-        message = "An image has either an image_url or a file_id"
-        raise InvalidRequest(f"{message} (at {param})", param=param if url is None else f"{path}.file_id")
-    if url is None:
-        return wire.InputImage(detail=detail, file_id=_unset(part.file_id))
-    if is_said and (problem := _problem_of(url)):
+def _check_image(image: wire.InputImage, path: str, is_said: bool) -> None:
+    param, has_url = f"{path}.image_url", image.image_url is not UNSET
+    if has_url == (image.file_id is not UNSET):
+        raise _not_one_source(f"{path}.file_id" if has_url else param, param)
+    if is_said and has_url and (problem := _problem_of(image.url)):
         raise InvalidRequest(f"This image cannot be read. {problem}", param=param)
-    return wire.InputImage(url, detail)
 
 
-def _file(part: params.FilePart, path: str) -> wire.InputFile:
-    if sum(source is not None for source in (part.file_data, part.file_url, part.file_id)) != 1:
-        param = path if part.file_id is None else f"{path}.file_id"
+def _not_one_source(param: str, path: str) -> InvalidRequest:
+    return InvalidRequest(f"An image has either an image_url or a file_id (at {path})", param=param)
+
+
+def _no_screenshot(field: str, path: str) -> InvalidRequest:
+    param = f"{path}.{field}"
+    if field == "image_url":
+        return _not_one_source(param, param)
+    return InvalidRequest("Send the image_url of a screenshot: it cannot be a stored file.", param=param)
+
+
+def _check_file(file: wire.InputFile, path: str) -> None:
+    if sum(source is not UNSET for source in (file.file_data, file.file_url, file.file_id)) != 1:
+        param = path if file.file_id is UNSET else f"{path}.file_id"
         raise InvalidRequest("A file has one of file_data, file_url and file_id.", param=param)
-    if part.file_url is not None and not part.file_url.lower().startswith(("http://", "https://")):
-        message = f"A file_url begins with https:// or http://, and {shortened(part.file_url)!r} does not."
+    if isinstance(url := file.file_url, str) and not url.lower().startswith(("http://", "https://")):
+        message = f"A file_url begins with https:// or http://, and {shortened(url)!r} does not."
         raise InvalidRequest(message, param=f"{path}.file_url")
-    return wire.InputFile(
-        _unset(part.filename),
-        file_data=_unset(part.file_data),
-        file_url=_unset(part.file_url),
-        detail=_unset(part.detail),
-        file_id=_unset(part.file_id),
-    )
-
-
-def _unset(value: Value | None) -> Value | UnsetType:
-    return UNSET if value is None else value
 
 
 def _duplicate(item_id: str, param: str) -> InvalidRequest:

@@ -16,9 +16,9 @@ from penstock.pipeline.protocol.items import (
     Item,
     McpApprovalResponse,
     McpCall,
+    Message,
     of_type,
 )
-from penstock.pipeline.protocol.params.items import MessageItem
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.tasks import apart
@@ -163,4 +163,4 @@ def _updates(request: CreateResponse, items: Sequence[Item]) -> Mapping[str, Any
 def _continues_a_text(request: CreateResponse) -> bool:
     """Return True if the input ends with a message of the assistant that is not whole."""
     last = request.input_items[-1] if request.input_items else None
-    return isinstance(last, MessageItem) and last.role == "assistant" and last.status == "incomplete"
+    return isinstance(last, Message) and last.role == "assistant" and last.status == "incomplete"

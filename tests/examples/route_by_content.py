@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import replace
-from penstock.pipeline.protocol.params.items import MessageItem
+from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.request import CreateResponse
 
 ROUTES: dict[str, dict[str, Any]] = {
@@ -24,7 +24,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 async def route(source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateResponse, None]:
     async for request in source:
-        messages = (item for item in request.input_items if isinstance(item, MessageItem))
+        messages = (item for item in request.input_items if isinstance(item, Message))
         text = "\n".join(message.text for message in messages if message.role == "user")
         changes: dict[str, Any] = {}
         for words, parameters in ROUTES.items():

@@ -13,6 +13,7 @@ from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.structs import ListOf
+from penstock.pipeline.protocol.readings import audio_instead
 
 _CallId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 _ToolName: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -208,7 +209,7 @@ class Conversation:
 
     def _leave_open(self) -> None:
         last = self.items[-1]
-        if not isinstance(last, params.MessageItem) or last.role != "assistant":
+        if not isinstance(last, wire.Message) or last.role != "assistant":
             raise InvalidRequest(
                 "Only a text of the assistant can be continued, as the last message.", param="continue_final_message"
             )
@@ -217,21 +218,21 @@ class Conversation:
     def _items(self, message: ChatMessage, path: str) -> Iterator[params.InputItem]:
         match message:
             case SystemMessage(content=content):
-                yield params.MessageItem(role="system", content=_texts(content))
+                yield params.message("system", _texts(content))
             case DeveloperMessage(content=content):
-                yield params.MessageItem(role="developer", content=_texts(content))
+                yield params.message("developer", _texts(content))
             case UserMessage(content=()):
                 raise InvalidRequest(
                     f"This needs a part (at {path}.content)", param=f"{path}.content", code="empty_array"
                 )
             case UserMessage(content=content):
-                yield params.MessageItem(role="user", content=_parts(content))
+                yield params.message("user", _parts(content))
             case AssistantMessage():
                 yield from self._answer(message, path)
             case ToolMessage(tool_call_id=call_id, content=content):
                 output = _parts(content)
-                kind = params.CustomToolCallOutputItem if call_id in self._custom else params.FunctionCallOutputItem
-                yield kind(call_id=call_id, output=output)
+                kind = wire.CustomToolCallOutput if call_id in self._custom else wire.FunctionCallOutput
+                yield kind("", call_id, output, "completed")
             case FunctionMessage():
                 raise UnsupportedParameter(
                     "Send the output of a call as a message of role 'tool'.", param=f"{path}.role"
@@ -243,13 +244,13 @@ class Conversation:
         if message.audio is not None:
             raise UnsupportedParameter("This server does not speak.", param=f"{path}.audio")
         if thought := message.reasoning or message.reasoning_content:
-            yield params.ReasoningItem(content=(params.ReasoningTextPart(type="reasoning_text", text=thought),))
+            yield wire.Reasoning("", content=(wire.ReasoningText(thought),))
         if content := tuple(_written(message)):
-            yield params.MessageItem(role="assistant", content=content)
+            yield params.message("assistant", content)
         elif not message.tool_calls and not thought:
             if message.content is None:
                 raise InvalidRequest(f"This message is empty (at {path})", param=f"{path}.content")
-            yield params.MessageItem(role="assistant", content="")
+            yield params.message("assistant", "")
         yield from self._calls(message.tool_calls or (), f"{path}.tool_calls")
 
     def _calls(self, calls: Sequence[ToolCall], path: str) -> Iterator[params.InputItem]:
@@ -262,41 +263,45 @@ class Conversation:
             match call:
                 case FunctionToolCall(id=call_id, function=function):
                     self._custom.discard(call_id)
-                    yield params.FunctionCallItem(call_id=call_id, name=function.name, arguments=function.arguments)
+                    yield wire.FunctionCall(
+                        "", call_id=call_id, name=function.name, arguments=function.arguments, status="completed"
+                    )
                 case CustomToolCall(id=call_id, custom=custom):
                     self._custom.add(call_id)
-                    yield params.CustomToolCallItem(call_id=call_id, name=custom.name, input=custom.input)
+                    yield wire.CustomToolCall(
+                        "", call_id=call_id, name=custom.name, input=custom.input, status="completed"
+                    )
 
 
-def _written(message: AssistantMessage) -> Iterator[params.MessagePart]:
+def _written(message: AssistantMessage) -> Iterator[wire.MessagePart]:
     content = message.content or ()
     for part in (ChatText(text=content),) if isinstance(content, str) else content:
         match part:
             case ChatText(text=text):
                 if text:  # clients write an empty one beside calls
-                    yield params.OutputTextPart(text=text)
+                    yield wire.OutputText(text)
             case ChatRefusal():
                 yield wire.Refusal(part.refusal)
     if message.refusal:
         yield wire.Refusal(message.refusal)
 
 
-def _texts(content: str | Iterable[ChatText]) -> str | tuple[params.MessagePart, ...]:
+def _texts(content: str | Iterable[ChatText]) -> str | tuple[wire.MessagePart, ...]:
     return content if isinstance(content, str) else tuple(wire.InputText(part.text) for part in content)
 
 
-def _parts(content: str | Sequence[ChatPart]) -> str | tuple[params.OutputPart, ...]:
+def _parts(content: str | Sequence[ChatPart]) -> str | tuple[wire.InputPart, ...]:
     return content if isinstance(content, str) else tuple(map(_part, content))
 
 
-def _part(part: ChatPart) -> params.OutputPart:
+def _part(part: ChatPart) -> wire.InputPart:
     match part:
         case ChatText(text=text):
             return wire.InputText(text)
         case ChatImage(image_url=image):
-            return params.ImagePart(image_url=image.url, detail=image.detail)
+            return wire.InputImage(image.url, image.detail or "auto")
         case ChatFile(file=file):
-            named, data, url = file.filename, file.file_data, file.file_url
-            return params.FilePart(filename=named, file_data=data, file_url=url, file_id=file.file_id)
+            given = msgspec.structs.asdict(file)
+            return wire.InputFile(**{name: value for name, value in given.items() if value is not None})
         case ChatAudio():
-            return params.AudioPart()
+            return params.Unheard(audio_instead())

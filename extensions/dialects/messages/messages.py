@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from penstock.extensions.dialects.messages.places import Block, Places
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
@@ -18,7 +18,7 @@ from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.structs import ListOf
-from penstock.pipeline.protocol.params.tools import AnyTool, FunctionToolParam
+from penstock.pipeline.protocol.params.tools import FunctionToolParam, SentTool
 from penstock.services.file_marks import marks
 
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -204,30 +204,30 @@ def _ran(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[para
         case "web_search", {"query": str(query)} if own:
             urls = [page.get("url") for page in result if isinstance(page, dict)] if isinstance(result, list) else []
             sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
-            action = params.WebAction.model_validate({"type": "search", "query": query, "sources": sources})
-            item_id = wire.WebSearchCall.new_id(own["key"])
-            yield params.WebSearchCallItem(id=item_id, status="completed", action=action)
+            action = {"type": "search", "query": query, "sources": sources}
+            yield wire.WebSearchCall(wire.WebSearchCall.new_id(own["key"]), "completed", action)
         case "code_execution", {"code": str(code)} if own:
             written = result.get("stdout") if isinstance(result, dict) else None
-            outputs = (params.CodeOutput(type="logs", logs=written),) if isinstance(written, str) else ()
+            outputs = ({"type": "logs", "logs": written},) if isinstance(written, str) else ()
             has_failed = isinstance(result, dict) and bool(result.get("return_code"))
-            yield params.CodeInterpreterCallItem(
-                id=wire.CodeInterpreterCall.new_id(own["key"]),
-                status="failed" if has_failed else "completed",
+            yield wire.CodeInterpreterCall(
+                wire.CodeInterpreterCall.new_id(own["key"]),
                 code=code,
+                container_id="",
+                status="failed" if has_failed else "completed",
                 outputs=outputs,
             )
         case _:
             pass
 
 
-def _called(block: ToolUseBlock) -> params.FunctionCallItem:
+def _called(block: ToolUseBlock) -> wire.FunctionCall:
     """Return the call of a block, in the spelling that the model gave it, as far as its id tells."""
     own = _OWN_ID.fullmatch(block.id)
     separators = (",", ":") if own and own["compact"] else (", ", ": ")
     arguments = json.dumps(block.input, ensure_ascii=False, separators=separators)
-    item_id = wire.FunctionCall.new_id(own["key"]) if own else None
-    return params.FunctionCallItem(id=item_id, call_id=block.id, name=block.name, arguments=arguments)
+    item_id = wire.FunctionCall.new_id(own["key"]) if own else ""
+    return wire.FunctionCall(item_id, call_id=block.id, name=block.name, arguments=arguments, status="completed")
 
 
 # Conversations
@@ -266,7 +266,7 @@ class Conversation:
                 continue
             self._pair(message, f"messages[{position}]")
             for item in self._items(message, is_last=position == len(messages) - 1):
-                if not (position in cleared and isinstance(item, params.ReasoningItem)):
+                if not (position in cleared and isinstance(item, wire.Reasoning)):
                     self.items.append(item)
                     self.places.add(position, self._blocks)
         if messages and not self.items:
@@ -298,9 +298,9 @@ class Conversation:
         match message:
             case SystemTurn(content=content):
                 if text := instructions(content):
-                    yield params.MessageItem(role="system", content=text)
+                    yield params.message("system", text)
             case UserTurn(content=str(text)):
-                yield params.MessageItem(role="user", content=text)
+                yield params.message("user", text)
             case UserTurn(content=blocks):
                 yield from self._of_user([blocks] if isinstance(blocks, str) else blocks)
             case AssistantTurn(content=str(text)):
@@ -313,19 +313,18 @@ class Conversation:
         for position, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
                 output = self._result(block, position)
-                yield params.FunctionCallOutputItem(call_id=block.tool_use_id, output=output)
+                yield wire.FunctionCallOutput("", block.tool_use_id, output, "completed")
         self._blocks = ()
         if self._loaded:
-            tools = tuple(AnyTool.model_construct(root=tool) for tool in self._loaded)
-            yield params.AdditionalToolsItem(role="developer", tools=tools)
+            yield wire.AdditionalTools("", "developer", tuple(map(SentTool, self._loaded)))
             self._loaded = []
         others = [(part, (at, None)) for at, block in enumerate(blocks) for part in _parts(block)]
         if others:
             self._blocks = [place for _, place in others]
-            yield params.MessageItem(role="user", content=tuple(part for part, _ in others))
+            yield params.message("user", [part for part, _ in others])
             self._blocks = ()
 
-    def _result(self, block: ToolResultBlock, position: int) -> str | tuple[params.OutputPart, ...]:
+    def _result(self, block: ToolResultBlock, position: int) -> str | tuple[wire.InputPart, ...]:
         content = block.content or ""
         parts = (wire.InputText(content),) if isinstance(content, str) else content
         placed = [(part, (position, at)) for at, each in enumerate(parts) for part in self._result_parts(each)]
@@ -341,7 +340,7 @@ class Conversation:
             return "\n".join(part.text for part in read if isinstance(part, wire.InputText))
         return read
 
-    def _result_parts(self, block: Any) -> Iterator[params.OutputPart]:
+    def _result_parts(self, block: Any) -> Iterator[wire.InputPart]:
         match block:
             case wire.InputText():
                 yield block
@@ -363,12 +362,12 @@ def _thinking(messages: Sequence[Turn]) -> list[int]:
     ]
 
 
-def _names_a_failure(parts: Sequence[params.OutputPart]) -> bool:
+def _names_a_failure(parts: Sequence[wire.InputPart]) -> bool:
     first = parts[0] if parts else None
     return isinstance(first, wire.InputText) and first.text.lstrip().lower().startswith(("error", "<tool_use_error>"))
 
 
-def _parts(block: Any) -> Iterator[params.OutputPart]:
+def _parts(block: Any) -> Iterator[wire.InputPart]:
     """Yield the parts of a block that the user wrote; none for a result."""
     match block:
         case DocumentBlock(citations=Citations(enabled=True)) | SearchResultBlock(citations=Citations(enabled=True)):
@@ -376,11 +375,11 @@ def _parts(block: Any) -> Iterator[params.OutputPart]:
         case TextBlock(text=text):
             yield wire.InputText(text)
         case ImageBlock(source=Base64Source(media_type=kind, data=data)):
-            yield params.ImagePart(image_url=f"data:{kind};base64,{data}")
+            yield wire.InputImage(f"data:{kind};base64,{data}")
         case ImageBlock(source=UrlSource(url=url)):
-            yield params.ImagePart(image_url=url)
+            yield wire.InputImage(url)
         case ImageBlock(source=FileSource(file_id=file_id)):
-            yield params.ImagePart(file_id=file_id)
+            yield wire.InputImage(file_id=file_id)
         case SearchResultBlock(source=source, title=title, content=content):
             yield wire.InputText(f"{title}\n{source}\n" + "\n".join(part.text for part in content))
         case DocumentBlock(source=source, title=title, context=context):
@@ -390,7 +389,8 @@ def _parts(block: Any) -> Iterator[params.OutputPart]:
             pass
 
 
-def _document(source: Any, title: str | None) -> Iterator[params.OutputPart]:
+def _document(source: Any, title: str | None) -> Iterator[wire.InputPart]:
+    filename = UNSET if title is None else title
     match source:
         case TextSource(data=text) | ContentSource(content=str(text)):
             yield wire.InputText(text.join(marks(title or "", [text])))
@@ -400,11 +400,11 @@ def _document(source: Any, title: str | None) -> Iterator[params.OutputPart]:
             yield from wire.joined((part for block in blocks for part in _parts(block)), "\n")
             yield wire.InputText(last)
         case Base64Source(media_type=kind, data=data):
-            yield params.FilePart(filename=title, file_data=f"data:{kind};base64,{data}")
+            yield wire.InputFile(filename, file_data=f"data:{kind};base64,{data}")
         case UrlSource(url=url):
-            yield params.FilePart(filename=title, file_url=url)
+            yield wire.InputFile(filename, file_url=url)
         case FileSource(file_id=file_id):
-            yield params.FilePart(filename=title, file_id=file_id)
+            yield wire.InputFile(filename, file_id=file_id)
         case _:
             pass
 
@@ -415,9 +415,9 @@ def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[par
     kept = [block for block in blocks if not isinstance(block, TextBlock) or block.text]
     for kind, run in groupby(kept, type):
         if kind is TextBlock:
-            texts = tuple(params.OutputTextPart(text=block.text) for block in run if isinstance(block, TextBlock))
+            texts = [wire.OutputText(block.text) for block in run if isinstance(block, TextBlock)]
             is_last = is_open and isinstance(kept[-1], TextBlock) and texts[-1].text is kept[-1].text
-            yield params.MessageItem(role="assistant", content=texts, status="incomplete" if is_last else None)
+            yield params.message("assistant", texts, "incomplete" if is_last else "completed")
             continue
         for block in run:
             match block:
@@ -433,9 +433,9 @@ def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[par
                     pass
 
 
-def _thought(text: str, signature: str | None) -> params.ReasoningItem:
-    content = (params.ReasoningTextPart(type="reasoning_text", text=text),) if text else None
-    return params.ReasoningItem(content=content, encrypted_content=signature or None)
+def _thought(text: str, signature: str | None) -> wire.Reasoning:
+    content = (wire.ReasoningText(text),) if text else UNSET
+    return wire.Reasoning("", content=content, encrypted_content=signature or UNSET)
 
 
 def check_not_empty(messages: Sequence[Turn]) -> None:

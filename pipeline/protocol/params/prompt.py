@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from penstock.pipeline.protocol.items import InputText
+from penstock.pipeline.protocol.items import InputFile, InputImage, InputText
 from penstock.pipeline.protocol.params.common import Echoed, at_most
-from penstock.pipeline.protocol.params.items import FilePart, ImagePart
+from penstock.pipeline.protocol.params.items import VARIABLE
 from penstock.pipeline.protocol.params.structs import TextOrObject
 
 MOST_VARIABLES = 100
 """The most variables of a prompt."""
 
-Variable: TypeAlias = str | InputText | ImagePart | FilePart
+Variable: TypeAlias = str | InputText | InputImage | InputFile
 
-_Value: TypeAlias = Annotated[Variable, TextOrObject(InputText | ImagePart | FilePart)]
+_Value: TypeAlias = Annotated[Variable, TextOrObject(VARIABLE)]
 
 
 class PromptParam(Echoed):

@@ -32,9 +32,9 @@ from penstock.pipeline.protocol.params.items import (
     CompactionTriggerItem,
     InputItem,
     InputItems,
-    MessageItem,
     RawMessages,
     SteeringMessages,
+    message,
 )
 from penstock.pipeline.protocol.params.prompt import PromptParam
 from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
@@ -371,7 +371,7 @@ class CreateResponse(Generating):
     @property
     def input_items(self) -> Sequence[InputItem]:
         """The items of ``input``; a plain string is a user message."""
-        return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input or ()
+        return [message("user", self.input)] if isinstance(self.input, str) else self.input or ()
 
 
 class SteerResponse(Body):

@@ -17,6 +17,8 @@ from msgspec import inspect
 from pydantic import BaseModel, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, PydanticKnownError, core_schema
 
+from penstock.pipeline.protocol.params.sent import whole
+
 BATCH_OBJECTS = 100
 """The objects to convert at once: msgspec holds the GIL meanwhile."""
 
@@ -47,7 +49,7 @@ class ListOf:
         for start in range(0, len(values), BATCH_OBJECTS):
             batch = [self.prepare(value) for value in values[start : start + BATCH_OBJECTS]]
             try:
-                read += msgspec.convert(batch, batches, dec_hook=_model)
+                read += whole(tuple(msgspec.convert(batch, batches, dec_hook=_model)))
             except msgspec.ValidationError as error:
                 raise _refusal(error, batch, batches, start) from error
         return read
@@ -66,7 +68,7 @@ class TextOrObject(ListOf):
         if isinstance(values, str):
             return values
         try:
-            return msgspec.convert(values, self.kind, dec_hook=_model)
+            return whole(msgspec.convert(values, self.kind, dec_hook=_model))
         except msgspec.ValidationError as error:
             raise _refusal(error, values, self.kind) from error
 

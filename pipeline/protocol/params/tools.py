@@ -37,6 +37,7 @@ from penstock.pipeline.protocol.params.common import (
 )
 from penstock.pipeline.protocol.params.file_search import Filters, MaxResults, RankingOptions, StoreIds
 from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
+from penstock.pipeline.protocol.params.sent import Sent
 from penstock.pipeline.urls import shown_url
 
 MOST_STORES = 20
@@ -470,10 +471,22 @@ ToolParam: TypeAlias = Annotated[
 ]
 
 
-class AnyTool(RootModel[ToolParam]):
+class SentTool(dict[str, Any]):
+    """A tool in an item, as the server may show it; ``param`` is what the client sent, which may have secrets."""
+
+    def __init__(self, param: ToolParam) -> None:
+        super().__init__(param.without_secrets)
+        self.param = param
+
+
+class AnyTool(RootModel[ToolParam], Sent):
     """A tool in an item."""
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    def whole(self) -> SentTool:
+        """Return the tool."""
+        return SentTool(self.root)
 
 
 # The choice of tools

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.errors import InvalidRequest, PromptNotFound, UnsupportedParameter
-from penstock.pipeline.protocol.items import InputText
-from penstock.pipeline.protocol.params.items import FilePart, ImagePart, MessageItem
+from penstock.pipeline.protocol.items import InputFile, InputImage, InputText, Message
+from penstock.pipeline.protocol.params.items import message
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.services.prompts import OF_ONE_REQUEST, Prompts, Template, UnusablePrompts, fill
@@ -54,7 +54,7 @@ def test_template_gives_what_the_request_leaves_out(tmp_path: Path) -> None:
     assert whole.names == {"model", "input", "instructions"}
     assert (whole.request.model, whole.request.temperature) == ("tiny", 0.9)
     assert whole.request.instructions == "Answer in a kind tone.\n\nNever say no, and never {{1}} or {{}}."
-    assert whole.request.input == [MessageItem(role="user", content="What is rain?")]
+    assert whole.request.input == [message("user", "What is rain?")]
     assert whole.echo == {"id": "tone", "version": "1", "variables": variables}
     own = fill(prompts, request(prompt=prompt, input="Hi", instructions="Be brief."))
     assert (own.request.input, own.request.instructions) == ("Hi", "Be brief.")
@@ -65,19 +65,19 @@ def test_images_and_files_divide_the_text_around_them(tmp_path: Path) -> None:
     file = {"type": "input_file", "file_url": "https://a.invalid/b.pdf"}
     prompts = written(tmp_path, seen=SEEN)
     whole = fill(prompts, request(prompt={"id": "seen", "variables": {"first": image, "second": file}}))
-    (message,) = whole.request.input_items
-    assert isinstance(message, MessageItem)
-    assert message.content == (
+    (item,) = whole.request.input_items
+    assert isinstance(item, Message)
+    assert item.content == (
         InputText("Compare "),
-        ImagePart(image_url="https://a.invalid/b.png"),
+        InputImage("https://a.invalid/b.png"),
         InputText(" with "),
-        FilePart(file_url="https://a.invalid/b.pdf"),
+        InputFile(file_url="https://a.invalid/b.pdf"),
         InputText("."),
     )
     mixed = fill(prompts, request(prompt={"id": "seen", "variables": {"first": "a {{second}}", "second": image}}))
-    (message,) = mixed.request.input_items
-    assert isinstance(message, MessageItem)
-    assert message.content[0] == InputText("Compare a {{second}} with ")
+    (item,) = mixed.request.input_items
+    assert isinstance(item, Message)
+    assert item.content[0] == InputText("Compare a {{second}} with ")
 
 
 @given(
@@ -89,7 +89,7 @@ def test_value_of_a_variable_stays_text(values: dict[str, str]) -> None:
     given_ = CreateResponse(instructions=text, input=text or "x")
     filled = Template("t", 1, given_).filled(values)
     assert (filled.instructions or "") == "|".join(values.values())
-    assert filled.input_items == [MessageItem(role="user", content="|".join(values.values()) or ("" if text else "x"))]
+    assert filled.input_items == [message("user", "|".join(values.values()) or ("" if text else "x"))]
 
 
 @given(st.text(), st.dictionaries(st.from_regex(r"\A[a-z]{1,3}\Z"), st.text(), max_size=3))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.items import MessageItem
+from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.tools import WebSearchToolParam
 from penstock.testing import check_dialect
@@ -212,9 +212,10 @@ def test_old_choices_that_ask_for_nothing_are_read() -> None:
 @pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": False}])
 def test_last_answer_may_be_continued(fields: dict[str, Any]) -> None:
     request = asked(messages=[USER, {"role": "assistant", "content": "Once upon"}], **CONTINUED, **fields)
-    assert isinstance(request.input_items[-1], MessageItem)
+    assert isinstance(request.input_items[-1], Message)
     assert request.input_items[-1].status == "incomplete"
-    assert not any(getattr(item, "status", None) for item in asked(messages=[USER, ASSISTANT, USER]).input_items)
+    items = asked(messages=[USER, ASSISTANT, USER]).input_items
+    assert {getattr(item, "status", None) for item in items} == {"completed"}
 
 
 def test_misspelt_messages_are_named() -> None:

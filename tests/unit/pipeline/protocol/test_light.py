@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.light import FEW_ITEMS, SHORT_CHARACTERS, are_light
-from penstock.pipeline.protocol.params.items import FilePart, ImagePart, MessageItem
 from tests.support.harmony import call, message, output, reasoning
 
 TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(["a" * SHORT_CHARACTERS, "b" * (SHORT_CHARACTERS // 2)]))
@@ -18,7 +17,6 @@ PLAIN = st.one_of(
     st.builds(lambda texts: message("user", *texts), st.lists(TEXTS, min_size=1, max_size=3)),
     st.builds(lambda text: message("assistant", text), TEXTS),
     st.builds(reasoning, TEXTS),
-    st.builds(lambda text: MessageItem(role="user", content=text), TEXTS),
 )
 LIGHT = [message("user", "Hi"), message("assistant", "Hello")]
 
@@ -36,8 +34,6 @@ def test_what_is_not_text_alone_is_not_light() -> None:
     others: list[Any] = [
         call("f", "{}"),
         output("1"),
-        MessageItem(role="user", content=(ImagePart(image_url="https://example.org/cat.png"),)),
-        MessageItem(role="user", content=(FilePart(file_data="JVBERi0="),)),
         *(msgspec.structs.replace(LIGHT[0], content=(part,)) for part in (image, items.InputFile(), answer, cited)),
         msgspec.structs.replace(LIGHT[0], content=(items.InputText("a"),) * (FEW_ITEMS + 1)),
         msgspec.structs.replace(reasoning("Hm"), encrypted_content="a" * SHORT_CHARACTERS),

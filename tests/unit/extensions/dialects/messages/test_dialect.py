@@ -10,7 +10,7 @@ import pytest
 
 from penstock.extensions.dialects.messages.dialect import MESSAGES
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.items import ReasoningItem
+from penstock.pipeline.protocol.items import Reasoning
 from penstock.pipeline.protocol.params.request import OUTPUTS, CreateResponse
 from penstock.testing import check_dialect
 from tests.support.messages import heard
@@ -39,7 +39,7 @@ def thoughts(**fields: Any) -> list[str]:
     for text in ("one", "two", "three"):
         turns += [USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": text, "signature": ""}]}]
     items = asked(messages=[*turns, USER], **fields).input_items
-    return [item.content[0].text for item in items if isinstance(item, ReasoningItem) and item.content]
+    return [item.content[0].text for item in items if isinstance(item, Reasoning) and item.content]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.conversation import AddItems, CreateConversation, UpdateConversation
-from penstock.pipeline.protocol.params.items import ItemReference, MessageItem
+from penstock.pipeline.protocol.params.items import ItemReference
 from penstock.pipeline.protocol.params.validation import read_body
 from tests.support.requests import MANY, MESSAGE, PART, Json
 
@@ -23,7 +24,7 @@ def test_items_are_read_as_in_requests(wide: int) -> None:
         body = read_as(shape, {"items": items, "unknown": 5, "input": 5})
         assert body == shape.model_validate({"items": items})
     assert isinstance(body, AddItems)
-    assert [type(item) for item in body.items] == [MessageItem, ItemReference, MessageItem]
+    assert [type(item) for item in body.items] == [Message, ItemReference, Message]
 
 
 @pytest.mark.parametrize("shape", [CreateConversation, AddItems, UpdateConversation])

@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.protocol.params import tools
-from penstock.pipeline.protocol.params.items import FunctionCallItem, ItemReference, MessageItem
+from penstock.pipeline.protocol.params.items import ItemReference, message
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.params.validation import read_request
 from tests.support import requests
@@ -31,7 +33,7 @@ def test_unknown_keys_are_ignored() -> None:
     request = requests.read_body(CODEX)
     assert not hasattr(request, "client_metadata")
     assert isinstance(request.input, list)
-    assert isinstance(request.input[3], FunctionCallItem)
+    assert isinstance(request.input[3], FunctionCall)
     assert request.input[3].namespace == "multi_agent_v1"
     assert request == requests.read_body({name: value for name, value in CODEX.items() if name != "client_metadata"})
 
@@ -52,7 +54,7 @@ def test_parts_may_mark_where_a_prompt_is_cached() -> None:
 
 def test_item_without_a_type_is_a_message() -> None:
     request = requests.read_body({"input": [requests.MESSAGE, {"type": None, **requests.MESSAGE}]})
-    assert request.input == [MessageItem(role="user", content="x")] * 2
+    assert request.input == [message("user", "x")] * 2
 
 
 def test_item_with_only_an_id_is_a_reference() -> None:
@@ -61,7 +63,7 @@ def test_item_with_only_an_id_is_a_reference() -> None:
     assert isinstance(read_as, list)
     assert [each.id for each in read_as if isinstance(each, ItemReference)] == ["x"] * 3
     assert requests.read_body({"input": [{"id": "x", **requests.MESSAGE}]}).input == [
-        MessageItem(id="x", role="user", content="x")
+        replace(message("user", "x"), id="x")
     ]
 
 
