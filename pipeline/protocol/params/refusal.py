@@ -19,7 +19,9 @@ def refusal_of(error: ValidationError, body: Any) -> InvalidRequest:
     """Return the error for a body of which pydantic has refused a value: the first one, by its path."""
     first = error.errors(include_url=False)[0]
     context, missing = first.get("ctx", {}), ""
-    message = _JSON_WORDS.get(first["type"], first["msg"].replace(" after validation", ""))
+    message = _JSON_WORDS.get(
+        first["type"], first["msg"].replace(" after validation", "").replace("List should", "This should")
+    )
     if first["type"] == "union_tag_invalid":
         tag = shortened(context["tag"])
         name = context["discriminator"].strip("'")
