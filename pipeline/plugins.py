@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 import traceback
@@ -33,6 +34,8 @@ from penstock.pipeline.junction import Junction, JunctionError, inner_junctions
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.plugin_settings import PARAMETER, Tables, WrongSettings, model_of, table_of, validated
 from penstock.pipeline.stage_guard import StageGuard
+
+logger = logging.getLogger(__name__)
 
 GROUP = "penstock.stages"
 """The group of entry points for plug-ins."""
@@ -250,6 +253,27 @@ def function_named(name: str, option: str = WITH, group: str = GROUP) -> Callabl
     """
     function: Callable[..., Any] = _named(name, option, group, "function", callable)
     return function
+
+
+def optional_function(name: str, group: str) -> Callable[..., Any] | None:
+    """Return the function of an entry point; None if there is none, or if it needs a package that is not installed.
+
+    Raises `WrongPlugin` for another fault.
+    """
+    places = installed(group)
+    if name not in places:
+        return None
+    try:
+        return function_named(name, group=group)
+    except WrongPlugin as error:
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError):
+            raise
+        package = (missing.name or "").partition(".")[0]
+        if not package or places[name].startswith(f"{package}."):  # a part of the package that brings it
+            raise
+        logger.info("%s of %s is left out: it needs %s, which is not installed", name, group, package)
+        return None
 
 
 def value_named(name: str, option: str, group: str, kind: type[Value]) -> Value:

@@ -6,11 +6,11 @@ Nothing here imports it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.pipeline.errors import InvalidRequest, StoredFileNotFound
-from penstock.pipeline.plugins import HOSTS, function_named, installed
+from penstock.pipeline.plugins import HOSTS, optional_function
 from penstock.pipeline.protocol.items import FileReading, InputFile, InputImage
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import file_instead, image_instead
@@ -71,6 +71,11 @@ class NoFiles:
         return [_unread(file) for file in files]
 
 
+def no_files(_: HostSettings) -> NoFiles:
+    """Read no files."""
+    return NoFiles()
+
+
 def _unread(file: PlacedFile) -> str:
     name = getattr(file.part, "filename", "")
     name = safe_name(name if isinstance(name, str) else "")
@@ -83,7 +88,5 @@ def _unread(file: PlacedFile) -> str:
 
 def open_files(settings: HostSettings | None = None) -> Files:
     """Return what reads files with these settings; each has a cache and processes of its own."""
-    if _FILES not in installed(HOSTS):
-        return NoFiles()
-    files: Files = function_named(_FILES, group=HOSTS)(settings or HostSettings())
-    return files
+    opens: Callable[[HostSettings], Files] = optional_function(_FILES, HOSTS) or no_files
+    return opens(settings or HostSettings())

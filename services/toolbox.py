@@ -13,10 +13,10 @@ from inspect import isawaitable
 from typing import Any
 
 from penstock.pipeline.hosted_kinds import kinds
-from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named
+from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, optional_function
 from penstock.services.containers import Containers
 from penstock.services.own_hosts import label_of, own_host
-from penstock.services.tools import Host, HostSettings, OwnHost, ReplacingServers, Toolbox
+from penstock.services.tools import Host, HostSettings, NoServers, OwnHost, ReplacingServers, Toolbox
 
 _CONTAINERS = "containers"
 """The entry point that opens the containers in which other hosts run their calls."""
@@ -24,14 +24,20 @@ _CONTAINERS = "containers"
 _MCP = "mcp"
 """The entry point that opens the MCP servers, some of which may run a built-in tool."""
 
+_SET_UP_BY = {_MCP: "mcp_config", "browser": "web_search", "file_search": "embeddings"}
+"""The settings by which an operator sets up what an entry point opens."""
+
 
 async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolbox:
     """Return the tools of these settings, and those whose hosts the operator names: ``own``.
 
     An MCP server of the operator replaces the built-in tool of the same kind.  Raises `WrongPlugin` for a wrong host.
     """
+    for name, setting in _SET_UP_BY.items():
+        if getattr(settings, setting):
+            function_named(name, f"--{setting.replace('_', '-')}", HOSTS)  # it must not be left out
     async with AsyncExitStack() as opened:
-        servers: ReplacingServers = await _opened(_MCP, settings)
+        servers: ReplacingServers = await _opened(_MCP, settings) or NoServers()
         opened.push_async_callback(servers.close)
         containers: Containers | None = await _opened(_CONTAINERS, settings)
         if containers:
@@ -54,6 +60,6 @@ async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolb
 
 async def _opened(name: str, settings: HostSettings) -> Any:
     """Return what the entry point of that name opens; None if it is not to be had here."""
-    opens: Callable[[HostSettings], Awaitable[object] | object] = function_named(name, group=HOSTS)
-    opened = opens(settings)
+    opens: Callable[[HostSettings], Awaitable[object] | object] | None = optional_function(name, HOSTS)
+    opened = opens(settings) if opens else None
     return await opened if isawaitable(opened) else opened

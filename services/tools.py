@@ -283,6 +283,10 @@ class NoServers:
         """Raise `LookupError`.  Not reached, as no server's tools are ever listed."""
         raise LookupError(server.label)
 
+    def host(self, kind: str) -> Host | None:
+        """Return None."""
+        return None
+
     async def close(self) -> None:
         """Do nothing."""
 

@@ -38,7 +38,7 @@ from penstock.api.runs.store_settings import is_file, is_missing, without_passwo
 from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
-from penstock.pipeline.plugins import CHECKS, function_named, installed, load
+from penstock.pipeline.plugins import CHECKS, installed, load, optional_function
 from penstock.pipeline.recordings.writer import make_folder
 from penstock.services.model_names import in_words
 from penstock.services.prompts import Prompts
@@ -90,9 +90,8 @@ class Checks:
             *(self.tools, self.prompts, self.webhooks, self.record),
             *(self.vllm, self.model, self.dialects, self.pipeline),
         )
-        of_extensions = {
-            name: partial(function_named(name, group=CHECKS), self.settings) for name in sorted(installed(CHECKS))
-        }
+        found = {name: optional_function(name, CHECKS) for name in sorted(installed(CHECKS))}
+        of_extensions = {name: partial(check, self.settings) for name, check in found.items() if check}
         return {
             **{check.__name__: check for check in first},
             **of_extensions,

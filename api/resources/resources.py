@@ -16,7 +16,7 @@ from aiohttp import web
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
-from penstock.pipeline.plugins import RESOURCES, function_named
+from penstock.pipeline.plugins import RESOURCES, optional_function
 from penstock.services.prompts import Prompts
 from penstock.services.tools import Toolbox
 
@@ -48,6 +48,7 @@ async def opened(parts: ServerParts, names: Sequence[str] = SHIPPED) -> AsyncGen
     async with AsyncExitStack() as closing:
         routes = list[web.RouteDef]()
         for name in names:
-            resource: Resource = function_named(name, group=RESOURCES)
-            routes += await closing.enter_async_context(resource(parts))
+            resource: Resource | None = optional_function(name, RESOURCES)
+            if resource is not None:
+                routes += await closing.enter_async_context(resource(parts))
         yield tuple(routes)

@@ -107,8 +107,10 @@ class _Pdf:
 
     def parts(self, ready: Callable[[], None]) -> Iterator[str | bytes]:
         """Yield the text of each page, and its image if it is to be shown."""
-        import pypdfium2  # noqa: PLC0415 - most files need no PDFium, which takes long to load
-
+        try:
+            import pypdfium2  # noqa: PLC0415 - most files need no PDFium, which takes long to load
+        except ModuleNotFoundError:
+            raise Unsupported("This server reads no PDFs.") from None
         ready()
         try:
             document = pypdfium2.PdfDocument(self._data)
@@ -177,8 +179,10 @@ def _plain(data: bytes, charset: str, is_html: bool, ready: Callable[[], None]) 
     if not is_html and not _HTML.match(text[:4096]):
         ready()
         return text
-    from penstock.extensions.tools.browser.html import LONGEST_TEXT, converted  # noqa: PLC0415 - most files are no HTML
-
+    try:
+        from penstock.extensions.tools.browser.html import LONGEST_TEXT, converted  # noqa: PLC0415 - most files are no HTML
+    except ModuleNotFoundError:  # its parser is not installed
+        raise Unsupported("This server reads no HTML.") from None
     ready()
     _, shown, _ = converted(text, "")
     if len(shown) > LONGEST_TEXT:

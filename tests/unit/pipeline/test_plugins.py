@@ -12,6 +12,7 @@ import pytest
 
 from penstock.api.cli.serve import main
 from penstock.api.dialects.named import spoken
+from penstock.pipeline import plugins
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.frames import (
@@ -507,3 +508,33 @@ async def test_serve_command_installs_plugins(tmp_path: Path) -> None:
 def test_serve_command_refuses_wrong_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CannotRun, match=r"^--with nobody.py:install: there is no file nobody.py$"):
         main(["--engine", "http://127.0.0.1:9", "--with", "shouting.py:install", "--with", "nobody.py:install"])
+
+
+NEEDS = "import {package}\n\n\ndef host(settings):\n    return None\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "is_left_out"), [("library_that_is_missing.part", True), ("needing.missing", False), ("json", None)]
+)
+def test_function_that_needs_a_missing_package_is_left_out(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    package: str,
+    is_left_out: bool | None,
+) -> None:
+    (tmp_path / "needing").mkdir()
+    (tmp_path / "needing" / "hosts.py").write_text(NEEDS.format(package=package))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "installed", lambda group: {"tool": "needing.hosts:host"})
+    for name in ("needing", "needing.hosts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    caplog.set_level("INFO")
+    if is_left_out is False:
+        with pytest.raises(WrongPlugin, match=r"No module named 'needing\.missing'"):
+            plugins.optional_function("tool", plugins.HOSTS)
+        return
+    found = plugins.optional_function("tool", plugins.HOSTS)
+    assert (found is None) is bool(is_left_out)
+    assert ("it needs library_that_is_missing, which is not installed" in caplog.text) is bool(is_left_out)
+    assert plugins.optional_function("other", plugins.HOSTS) is None

@@ -48,6 +48,5 @@ async def test_a_conversation_with_files_goes_on(part: InputFile | InputImage) -
 
 def test_the_reader_comes_through_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(open_files(), FileReader)
-    monkeypatch.setattr("penstock.services.file_reading.installed", lambda group: {})
+    monkeypatch.setattr(plugins, "installed", lambda group: {})
     assert isinstance(open_files(), NoFiles)
-    assert "files" in plugins.installed(plugins.HOSTS)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import monotonic, thread_time
 from typing import Any
 
@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from penstock.extensions.tools.files.extraction import parts_of
 from penstock.extensions.tools.files.file_reader import FileReader, name_of
+from penstock.extensions.tools.files.office import Unsupported
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.items import InputFile, InputImage, InputText
 from penstock.services import file_marks as marks_module
@@ -510,3 +512,21 @@ async def test_a_download_passes_the_guard_and_the_limit(url: str, shelf: Shelf)
             await reader.read_all([PlacedFile("msg_1", InputFile(file_url=address), PATH)])
         assert refused.value.param == PATH
     assert shelf.seen == ["/to", "/to", "/a"]
+
+
+@pytest.mark.parametrize(
+    ("data", "library", "reason"),
+    [
+        (pdf(["One"]), "pypdfium2", "This server reads no PDFs."),
+        (b"<html>One", "selectolax", "This server reads no HTML."),
+    ],
+)
+def test_file_whose_library_is_not_installed_is_not_supported(
+    data: bytes, library: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "penstock.extensions.tools.browser.html", raising=False)
+    for name in (library, f"{library}.lexbor"):
+        monkeypatch.setitem(sys.modules, name, None)
+    order = {"shows": "none", "charset": "", "is_html": False, "limits": asdict(FileLimits())}
+    with pytest.raises(Unsupported, match=reason):
+        parts_of(data, order, lambda: None)
