@@ -40,7 +40,7 @@ async def test_server_answers_with_an_engine_of_its_own() -> None:
 async def test_pipeline_of_an_own_engine_is_drawn() -> None:
     head, _, *stages = (await drawn(Settings(**SETTINGS))).splitlines()
     assert head == f"echo speaks Harmony, and runs on {ENGINE}."
-    assert [line.split()[0] for line in stages[2:6]] == ["summarize", "render", "generate", "parse"]
+    assert [line.split()[0] for line in stages[5:9]] == ["summarize", "render", "generate", "parse"]
 
 
 def test_a_wrong_engine_ends_the_start_with_its_cure(tmp_path: Path) -> None:
