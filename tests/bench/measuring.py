@@ -29,6 +29,8 @@ from tests.bench.loopback import Servers, at_a_rate, costs, loopback, open_strea
 from tests.bench.observed import METRICS, NOTHING, OPEN, TRACES, scrape_times, watching_costs, watching_table
 from tests.bench.paced import LEAST as FEWEST
 from tests.bench.paced import RATE, carried, overload_table, overloaded, pace_table, search, up_and_down
+from tests.bench.reading import costs as reading_costs
+from tests.bench.reading import reading_table
 from tests.bench.sealed import costs as sealed_costs
 from tests.bench.sealed import sealed_table
 from tests.bench.serving import KEPT, LEAST, figures, serving_table
@@ -230,6 +232,10 @@ class Run:
         self.found.tables["Sealed thoughts"] = sealed_table(found)
         self._goal(Goal("P11", "sealing and opening a thought of 10,000 tokens", "ms", found[10_000].both, 2.0))
 
+    async def reading(self) -> None:
+        found = reading_costs()
+        self.found.tables["A request of 10,000 items"] = reading_table(found)
+
     async def sockets(self) -> None:
         rounds = self._less(7, 2)
         costs = await token_costs(rounds)
@@ -277,6 +283,7 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "store": Run.store,
     "kept": Run.kept,
     "sealed": Run.sealed,
+    "reading": Run.reading,
     "sockets": Run.sockets,
     "observed": Run.observed,
 }

@@ -18,6 +18,8 @@ from tests.bench.goals import UNMEASURABLE, Goal, row
 from tests.bench.inprocess import in_process
 from tests.bench.measuring import IN_PROCESS, SERVERS, Found
 from tests.bench.observed import scrape_times, watching_costs, watching_table
+from tests.bench.reading import costs as reading_costs
+from tests.bench.reading import reading_table
 from tests.bench.report import changes_table, keep
 from tests.bench.sealed import costs, sealed_table
 from tests.bench.serving import LEAST, serving_table
@@ -88,6 +90,12 @@ def test_sealed_thoughts_are_measured_beside_encoding_them_again() -> None:
     assert all(min(cost.seal, cost.open, cost.encode) > 0 for cost in found.values())
     assert found[100].sealed < found[1_000].sealed
     assert len({len(line) for line in sealed_table(found).split("\n")}) == 1
+
+
+def test_reading_is_measured_for_the_body_and_for_the_items() -> None:
+    found = reading_costs(count=100, rounds=1)
+    assert all(cost.body > 0 and cost.items > 0 for cost in found.values())
+    assert len({len(line) for line in reading_table(found).split("\n")}) == 1
 
 
 async def test_sockets_are_measured_beside_http(monkeypatch: pytest.MonkeyPatch) -> None:
