@@ -358,7 +358,11 @@ def _calls_in(file: str) -> list[str]:
 def _body_of(file: str) -> list[ast.stmt]:
     try:
         return ast.parse(Path(file).read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+    ):  # the names are advice in a message: importing the file tells what is wrong
         return []
 
 

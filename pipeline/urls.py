@@ -19,7 +19,7 @@ def shown_url(url: str, *, with_path: bool = False) -> str:
     """
     try:
         parts = urlsplit(url)
-    except ValueError:
+    except ValueError:  # a bracket of an IPv6 address stays open
         return HIDDEN
     host = host_of(url)
     if host is None or not _SCHEME.fullmatch(parts.scheme) or "://" not in url:

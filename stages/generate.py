@@ -79,7 +79,7 @@ class Generate:
             except EngineOverloaded:
                 if not self.is_accepted(prompt.facts.response_id):
                     raise
-            await asyncio.sleep(self.retry_seconds)
+            await asyncio.sleep(self.retry_seconds)  # its client has a status already, and can no longer be refused
 
     async def checked(self, prompt: Prompt) -> Prompt:
         """Return the prompt with ``max_tokens`` set to what fits into the context window.

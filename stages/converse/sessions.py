@@ -144,7 +144,7 @@ class Sessions:
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)  # a call that ends uses its session until then
         sessions, self._open = self._open, {}
         for error in await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True):
             if isinstance(error, Exception):
@@ -165,7 +165,7 @@ class Sessions:
         except asyncio.CancelledError:
             status = "cancelled"
             raise
-        except Exception:
+        except Exception:  # the host may be the operator's: its bug is a result that the model reads
             logger.exception("A call of %s met a bug", call.namespace)
             return ToolResult(error="Internal error.")
         else:

@@ -88,7 +88,7 @@ def _url(text: str) -> str:
         text = f"https://{text}"
     try:
         return str(URL(text)) if text.startswith(("http://", "https://")) else text
-    except ValueError:
+    except ValueError:  # the model wrote a port or a host that cannot be; fetching it fails with the reason
         return text
 
 

@@ -122,7 +122,7 @@ def _commands(written: _Written) -> tuple[tuple[str, ...], ...]:
 def _listed(value: _Value) -> _Value:
     """Return the list that a text holds as JSON, or else the value."""
     if isinstance(value, str) and value.lstrip().startswith("["):
-        with suppress(msgspec.DecodeError, RecursionError):
+        with suppress(msgspec.DecodeError, RecursionError):  # a script may begin with a bracket, too: [ -f a ] && cat a
             return msgspec.json.decode(value, type=list[str])
     return value
 

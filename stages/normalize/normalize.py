@@ -38,7 +38,7 @@ class Normalize:
         """
         async for request in source:
             filled = fill(self.prompts, request)
-            del request
+            del request  # the filled one may be a copy, and one of both is long enough
             try:
                 async with self.inner.open(source_of([filled])) as stream:
                     resolved = [each async for each in stream]

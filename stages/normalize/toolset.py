@@ -179,7 +179,7 @@ class ToolsetBuilder:
         bringing: list[_Bringing] = [*of_type(history, AdditionalTools), *of_type(history, ToolSearchOutput)]
         for item in bringing:
             for tool in item.tools:
-                with suppress(InvalidRequest, ValidationError):
+                with suppress(InvalidRequest, ValidationError):  # this server, or an earlier one, has accepted it once
                     self.add_stored(replace(item, tools=(tool,)), "previous_response_id")
         self.tools |= {name: tool for name, tool in own[0].items() if name in self.tools}
         self.servers |= own[1]

@@ -116,7 +116,7 @@ def lenient_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return ``schema`` without what cannot be enforced.  Raises `Unenforceable` for a schema that no text fits."""
     try:
         text = json.dumps(schema)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # an integer of more digits than Python writes, or deep nesting
         return {OPTIONS: _LENIENT}
     lenient: Mapping[str, Any] = {**json.loads(_enforceable_part(text)), OPTIONS: _LENIENT}
     if _is_unsatisfiable(problem := _lenient_problem(lenient)):

@@ -88,7 +88,7 @@ class EnforceablePart:
         """Return ``schema`` without what cannot be enforced: it accepts whatever ``schema`` accepts."""
         try:
             return self._of_whole(schema)
-        except RecursionError:
+        except RecursionError:  # a client's schema may nest more deeply than Python calls
             return {}
 
     def _of_whole(self, schema: Schema) -> Schema:

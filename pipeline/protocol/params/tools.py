@@ -322,7 +322,7 @@ def is_web_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+    except ValueError:  # a bracket that stays open, or a port above 65535
         return False
 
 

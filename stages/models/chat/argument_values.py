@@ -144,7 +144,7 @@ _NO_JSON = object()
 def _loaded(text: str) -> object:
     try:
         return json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # also an integer of more digits than Python reads, and deep nesting
         return _NO_JSON
 
 
@@ -161,6 +161,12 @@ def _other_readings(text: str) -> Iterator[object]:
     try:
         value = ast.literal_eval(text)
         json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+    ):  # a set, or deep nesting
         return
     yield list(value) if isinstance(value, tuple) else value

@@ -78,7 +78,7 @@ def is_json_object(text: str) -> bool:
     """True if ``text`` is a JSON object."""
     try:
         return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):  # the last for a lone surrogate
         return False
 
 

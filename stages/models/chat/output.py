@@ -188,7 +188,9 @@ class ParsedOutput:
             return text
         try:
             delta = self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
-        except Exception:
+        except (
+            Exception
+        ):  # the parser may be vLLM's or the operator's, and the model's text is the client's all the same
             logger.warning("A parser failed: the rest of the output is passed on as text", exc_info=True)
             self._parser = None
             return "".join(self._unread or ()) + text

@@ -225,7 +225,7 @@ class HuggingFaceTemplate:
         """Return True if a template shows the text of a part, and not the part as a dict or as JSON."""
         try:
             shown = self._rendered([{"role": "user", "content": [text_part(_PROBE)]}], chat_template=template)
-        except InvalidRequest:
+        except InvalidRequest:  # a template that knows texts alone may refuse a list of parts
             return False
         return _PROBE in shown and not _SHOWN_PART.search(shown)
 

@@ -155,7 +155,7 @@ class _TokenBytes(dict[int, bytes]):
 def _texts(token_bytes: Mapping[int, bytes], others: Container[int]) -> Iterator[tuple[int, str]]:
     for token, raw in token_bytes.items():
         if token not in others:
-            with suppress(UnicodeDecodeError):
+            with suppress(UnicodeDecodeError):  # a token may end within a character
                 yield token, raw.decode()
 
 
@@ -184,7 +184,7 @@ def _read_mistral(tokenizer: Any) -> tuple[dict[str, int], dict[int, bytes]]:
 def _spelled_bytes(piece: str) -> bytes:
     try:
         return bytes(map(_BYTES.__getitem__, piece))
-    except KeyError:
+    except KeyError:  # an added token is spelled as text, in letters that may stand for no byte
         return piece.encode()
 
 

@@ -212,6 +212,6 @@ def built_in() -> Mapping[str, HostedTool]:
 def _texts(token_bytes: Sequence[bytes]) -> dict[int, str]:
     texts = {}
     for token, raw in enumerate(token_bytes):
-        with suppress(UnicodeDecodeError):
+        with suppress(UnicodeDecodeError):  # a token may end within a character
             texts[token] = raw.decode()
     return texts

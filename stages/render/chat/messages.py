@@ -123,7 +123,7 @@ def _named(text: str) -> Mapping[str, Any]:
         return {}
     try:
         named = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # the model, or a client, wrote these arguments
         named = None
     return named if isinstance(named, dict) and not _is_deep(named, MOST_LEVELS) else {_BROKEN: text}
 
