@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.normalize.input_items import InputReader
@@ -18,7 +18,9 @@ from penstock.stages.normalize.toolset import ToolsetBuilder
 
 COUNT, ROUNDS = 10_000, 15
 
-MESSAGE = {"role": "user", "content": "Hi"}
+Json: TypeAlias = dict[str, Any]
+
+MESSAGE: Json = {"role": "user", "content": "Hi"}
 ANSWER = {
     "type": "message",
     "role": "assistant",
@@ -29,7 +31,7 @@ THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_t
 CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}", "status": "completed"}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "5 degrees, rain"}
 
-REQUESTS = {"messages": [MESSAGE], "turns of an agent": [MESSAGE, THOUGHT, CALL, OUTPUT, ANSWER]}
+REQUESTS: dict[str, list[Json]] = {"messages": [MESSAGE], "turns of an agent": [MESSAGE, THOUGHT, CALL, OUTPUT, ANSWER]}
 """The items that a request repeats."""
 
 
@@ -50,7 +52,7 @@ def costs(count: int = COUNT, rounds: int = ROUNDS) -> dict[str, Cost]:
     return {name: _least(list(islice(cycle(items), count)), rounds) for name, items in REQUESTS.items()}
 
 
-def _least(items: Sequence[Mapping[str, Any]], rounds: int) -> Cost:
+def _least(items: Sequence[Json], rounds: int) -> Cost:
     body = json.dumps({"input": items}).encode()
     return min((_cost(body) for _ in range(rounds)), key=lambda cost: cost.both)
 

@@ -285,9 +285,9 @@ class CompactionTriggerItem(_Typed, frozen=True, kw_only=True, tag="compaction_t
 
 _STATUS, _EXECUTION, _ERROR = AnyStatus | None, Literal["server", "client"] | None, str | dict[str, Any] | None
 _CALL: Any = {"call_id": _CallId, "status": _STATUS}
-_NAMED: Any = {"call_id": _CallId, "name": _Text, "namespace": _Name | None}
+_NAMED: Any = {"call_id": _CallId, "name": _Text, "namespace": one_of(_Name, None)}
 _MCP: Any = {"server_label": _Text, "name": _Text, "status": _STATUS}
-_SEARCH: Any = {"call_id": _CallId | None, "execution": _EXECUTION, "status": _STATUS}
+_SEARCH: Any = {"call_id": one_of(_CallId, None), "execution": _EXECUTION, "status": _STATUS}
 _UNCHOSEN = {"call_id": "", "execution": ""}
 
 FORMS = (
