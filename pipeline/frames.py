@@ -29,16 +29,7 @@ from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.readings import as_read
 from penstock.pipeline.protocol.response import ECHOED, Effort, Response
 from penstock.pipeline.protocol.superseded import unsuperseded
-from penstock.pipeline.protocol.tools import (
-    NO_FILE_SEARCH,
-    NO_OPTIONS,
-    ClientForm,
-    ContainerUse,
-    FileSearchOptions,
-    McpServer,
-    Toolset,
-    WebSearchOptions,
-)
+from penstock.pipeline.protocol.tools import ClientForm, ContainerUse, Toolset
 from penstock.pipeline.tasks import MANY_VALUES
 
 if TYPE_CHECKING:
@@ -165,6 +156,22 @@ class Compacting(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tokens of a prompt from which the conversation is compacted before the model reads it."""
 
 
+class Purpose(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The purpose of a request's next turn, which is an answer by default."""
+
+    compacting: Compacting | None = None
+    """Set if the conversation may be compacted."""
+    generates: bool = True
+    """False if the response shall only be prepared: the engine reads its prompt, and it has no output."""
+    summarizes: bool = False
+    """True if the turn shall write the summary of a compaction: ``summarize`` then changes the request."""
+    summary: str | None = None
+    """The summary, if ``summarize`` has made it without the model."""
+
+
+TO_ANSWER = Purpose()
+
+
 class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts of a request, carried by the first frame of every junction."""
 
@@ -194,26 +201,12 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if the response shall have no reasoning items."""
     updates: Mapping[str, Any] = {}
     """The ``effort`` and the ``format`` that items of the conversation have set, if any has."""
-
-    compacting: Compacting | None = None
-    """Set if the conversation may be compacted."""
-    generates: bool = True
-    """False if the response shall only be prepared: the engine reads its prompt, and it has no output."""
-    summarizes: bool = False
-    """True if the turn shall write the summary of a compaction: ``summarize`` then changes the request."""
-    summary: str | None = None
-    """The summary, if ``summarize`` has made it without the model."""
-
+    purpose: Purpose = TO_ANSWER
+    """The purpose of the turn."""
     results: Mapping[str, str] = {}
     """The results of calls in ``input`` that came as raw messages, and the summaries of its compactions, by item id."""
-    hosted: tuple[McpServer, ...] = ()
-    """The built-in tools that the request enables as MCP servers, labelled with the namespace of the tool."""
-    web: WebSearchOptions = NO_OPTIONS
-    """The options of the web search, if the request has one."""
-    containers: Mapping[str, ContainerUse] = {}
-    """The containers of the built-in tools, by namespace; a tool that is not among them has one of its own."""
-    file_search: FileSearchOptions = NO_FILE_SEARCH
-    """The options of the file search, if the request has one."""
+    options: Mapping[str, Mapping[str, Any]] = {}
+    """The options of the built-in tools, by namespace, in JSON: each kind reads its own (see `HostedKind`)."""
     raw: RawPrompt | None = None
     """The prompt, if the client has laid it out; there are then no items and no tools, and the output is plain text."""
 
@@ -224,7 +217,9 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def container(self, namespace: str) -> ContainerUse:
         """Return the container of a built-in tool: by default one of this response, which all its tools share."""
-        return self.containers.get(namespace) or ContainerUse(f"cntr_{self.response_id.removeprefix('resp_')}")
+        if given := self.options.get(namespace):
+            return msgspec.convert(given, ContainerUse)
+        return ContainerUse(f"cntr_{self.response_id.removeprefix('resp_')}")
 
     @property
     def model(self) -> str:
@@ -433,6 +428,11 @@ def with_sampling(frame: FactsFrame, **changes: Any) -> FactsFrame:
     """
     response = replace(frame.facts.response, **echo_of(changes))
     return with_facts(frame, sampling=replace(frame.facts.sampling, **changes), response=response)
+
+
+def with_summary(frame: FactsFrame, summary: str) -> FactsFrame:
+    """Return the frame with the summary of a compaction: the model then writes none."""
+    return with_facts(frame, purpose=replace(frame.facts.purpose, summary=summary))
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):

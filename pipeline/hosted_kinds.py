@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from penstock.pipeline.frames import CallData, HostedCallOpened
+import msgspec
+
+from penstock.pipeline.errors import UnsupportedParameter
+from penstock.pipeline.frames import CallData, HostedCallOpened, RequestFacts
 from penstock.pipeline.plugins import KINDS, TOOL, installed, value_named
 from penstock.pipeline.protocol.items import HostedCall, Item, ShellCall
+from penstock.pipeline.protocol.params.tools import ToolParam
 from penstock.pipeline.protocol.tools import FunctionTool, HostedTool
 
 
@@ -27,6 +31,53 @@ class ReadsCall(Protocol):
     def __call__(self, name: str, text: str, suffix: str) -> HostedCall | ShellCall:
         """Return the item, without an output yet; its id ends in ``suffix``."""
         ...
+
+
+class ToolOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The options of a tool in a request: each kind that has some has a class of its own."""
+
+    path: str = ""
+    """The place in the request that errors about them name."""
+
+    @property
+    def in_json(self) -> dict[str, Any]:
+        """The options as `RequestFacts` have them; empty if they say nothing."""
+        if _placeless(self) == type(self)():
+            return {}
+        options: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return options
+
+    def conflicts(self, other: ToolOptions) -> bool:
+        """Return True if the other options are not the same, wherever they stand."""
+        return _placeless(self) != _placeless(other)
+
+
+def _placeless(options: ToolOptions) -> ToolOptions:
+    return msgspec.structs.replace(options, path="")
+
+
+Options = TypeVar("Options", bound=ToolOptions)
+
+
+class ReadsOptions(Protocol):
+    """Reads the options of a tool of a request."""
+
+    def __call__(self, tool: ToolParam, path: str, *, by_mcp: bool) -> ToolOptions | None:
+        """Return the options of the tool at ``path``, or None if it has none.
+
+        Raises `InvalidRequest` for what nothing here would obey; ``by_mcp`` is True if a server of the operator's,
+        which speaks MCP, runs the tool.
+        """
+        ...
+
+
+def _no_options(tool: ToolParam, path: str, *, by_mcp: bool) -> ToolOptions | None:
+    return None
+
+
+def refuse_bound(namespace: str, path: str, key: str) -> NoReturn:
+    """Raise `UnsupportedParameter` for what bounds a tool that an MCP server runs, which knows no bounds."""
+    raise UnsupportedParameter(f"The server that runs {namespace} here takes no {key}.", param=f"{path}.{key}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +110,10 @@ class HostedKind:
     """The labels that enable it, for an ``mcp`` tool without a connector."""
     label_of_vllm: str = ""
     """The label that enables it in vLLM, where a ``server_url`` beside it has no effect."""
+    read: ReadsOptions = _no_options
+    """Reads its options."""
+    instructions: Callable[[Mapping[str, Any]], str] = lambda options: ""
+    """Returns what its options add to the instructions of the request."""
     option: str = ""
     """The option by which an operator gives it to the server."""
     is_unasked: bool = False
@@ -125,6 +180,11 @@ class Kinds(Mapping[str, HostedKind]):
 def kinds() -> Kinds:
     """Return the kinds that are installed; raises `WrongPlugin` for an entry point that is none."""
     return Kinds([value_named(name, TOOL, KINDS, HostedKind) for name in sorted(installed(KINDS))])
+
+
+def options_of(facts: RequestFacts, namespace: str, form: type[Options]) -> Options:
+    """Return the options of a built-in tool in a request: the defaults of ``form`` if it gives none."""
+    return msgspec.convert(facts.options.get(namespace, {}), form)
 
 
 def own_function(tool: HostedTool) -> FunctionTool | None:

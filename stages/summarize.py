@@ -1,8 +1,8 @@
 """Summarize: turn the request of a compaction into one that asks the model for a summary of the conversation.
 
-``converse`` marks such a request with `RequestFacts.summarizes`; all others pass unchanged.  The same model writes the
+``converse`` marks such a request with `Purpose.summarizes`; all others pass unchanged.  The same model writes the
 summary, without tools and with little effort.  A stage in place of this one may ask in another way, or set
-`RequestFacts.summary` to a summary of its own.
+`Purpose.summary` to a summary of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Summarize:
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
         """Yield one request for each."""
         async for request in source:
-            yield await self._fitted(self._asking(request)) if request.facts.summarizes else request
+            yield await self._fitted(self._asking(request)) if request.facts.purpose.summarizes else request
 
     @property
     def _room(self) -> int:
@@ -72,7 +72,6 @@ class Summarize:
             input=(*facts.input, asked),
             sampling=sampling,
             tools=Toolset(),
-            hosted=(),
             structured={},
             updates={},
             include=(),

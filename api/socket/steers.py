@@ -159,7 +159,7 @@ class Steers:
 
     def begin(self, lane: str | None, run: Run, facts: RequestFacts) -> None:
         """Take note of a response that has begun."""
-        is_steerable = facts.compacting is None and not facts.response.conversation and facts.generates
+        is_steerable = facts.purpose.compacting is None and not facts.response.conversation and facts.purpose.generates
         self._targets[run.response.id] = _Target(lane, run, is_steerable)
 
     def take(self, given: SentInput) -> tuple[str | None, SteerAccepted | SteerFailed]:

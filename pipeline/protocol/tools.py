@@ -103,22 +103,6 @@ class ToolFilter(msgspec.Struct, frozen=True):
 EVERY_TOOL = ToolFilter()
 
 
-class WebSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The options of a web search."""
-
-    domains: tuple[str, ...] = ()
-    """The only hosts, with their subdomains, whose pages may be found and opened; empty if all may."""
-    context_size: Literal["low", "medium", "high"] = "medium"
-    """The size of the part of a page that the model reads at once."""
-    blocked: tuple[str, ...] = ()
-    """The hosts, with their subdomains, whose pages are neither found nor opened."""
-    location: str = ""
-    """The place of the user, in words for the model."""
-
-
-NO_OPTIONS = WebSearchOptions()
-
-
 class ContainerUse(msgspec.Struct, frozen=True, omit_defaults=True):
     """The container in which a built-in tool runs the calls of a response."""
 
@@ -129,27 +113,6 @@ class ContainerUse(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit of memory of a container that is made."""
     file_ids: tuple[str, ...] = ()
     """The files of the Files API to put into the folder before the first call."""
-
-
-class FileSearchOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The options of a file search."""
-
-    stores: tuple[str, ...] = ()
-    """The ids of the vector stores."""
-    most: int = 20
-    """The most results of one call."""
-    filters: dict[str, Any] | None = None
-    """A condition on the attributes of the files, in the form of the API."""
-    score_threshold: float = 0.0
-    """Results with a lower score are left out."""
-    embedding_weight: float = 1.0
-    text_weight: float = 1.0
-    """The weights of both rankings, by meaning and by words, where they are fused."""
-    path: str = ""
-    """The place of the tool in the request."""
-
-
-NO_FILE_SEARCH = FileSearchOptions()
 
 
 class McpServer(msgspec.Struct, frozen=True):
@@ -211,12 +174,18 @@ class Toolset(msgspec.Struct, frozen=True):
     """The client's description of each namespace."""
     servers: tuple[McpServer, ...] = ()
     """MCP servers whose tools are not known yet; ``converse`` lists them and adds them to ``tools``."""
+    hosted: tuple[McpServer, ...] | UnsetType = UNSET
+    """The built-in tools that the request enables as MCP servers, labelled with the namespace of the tool."""
     deferred: tuple[Tool, ...] | UnsetType = UNSET
     """The tools that the model does not see until a search loads them."""
     loaded: tuple[ToolKey, ...] | UnsetType = UNSET
     """The keys of the tools that items of the conversation have brought: they stand in the prompt where their item does
     (see `placed`).  A key may name a tool of a server that is not listed yet.
     """
+
+    def enabled(self, namespace: str) -> McpServer:
+        """Return the settings of a built-in tool: those of the MCP server as which the request enables it, if any."""
+        return next((server for server in self.hosted or () if server.label == namespace), McpServer(namespace))
 
     @property
     def runs_here(self) -> bool:

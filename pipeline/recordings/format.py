@@ -7,7 +7,7 @@ if times were recorded.  Secrets are not written.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Container, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -25,8 +25,8 @@ from penstock.pipeline.secret import unread, unwritten
 
 Frame = TypeVar("Frame")
 
-FORMAT = 2
-"""The version of the file format.  Files of version 1 are read too (see `older`), and all others are rejected."""
+FORMAT = 3
+"""The version of the file format.  Files of earlier ones are read too (see `older`), and all others are rejected."""
 
 FILES: Mapping[str, tuple[str, Any]] = {
     "normalize": ("conversation.jsonl", ResolvedRequest),
@@ -229,7 +229,7 @@ def read_header(path: Path) -> Header:
         header = _decode_header(first)
     except _NO_JSON as error:
         raise UnreadableRecording(path, 1, "this is no recording: it does not begin with a header") from error
-    if header.format not in (1, FORMAT):
+    if header.format not in (*older.CHANGED, FORMAT):
         raise UnreadableRecording(path, 1, f"a recording of format {header.format}; only 1 to {FORMAT} can be read")
     return header
 
@@ -242,8 +242,9 @@ def read_recording(path: Path, junction: Any) -> Recording:
         raise UnreadableRecording(path, len(lines) + 1, "the recording was cut in the middle of this line")
     end = _read_end(path, lines)
     decode = msgspec.json.Decoder(junction, dec_hook=unread).decode
-    changed = older.CHANGED if header.format < FORMAT else frozenset[str]()
-    timed = tuple(_read_frame(path, number, data, decode, changed) for number, data in enumerate(lines[1:-1], start=2))
+    timed = tuple(
+        _read_frame(path, number, data, decode, header.format) for number, data in enumerate(lines[1:-1], start=2)
+    )
     return Recording(header, timed, end)
 
 
@@ -257,11 +258,11 @@ def _read_end(path: Path, lines: list[bytes]) -> End:
     return end
 
 
-def _read_frame(path: Path, number: int, data: bytes, decode: Any, changed: Container[str]) -> Timed:
+def _read_frame(path: Path, number: int, data: bytes, decode: Any, version: int) -> Timed:
     try:
         stamp = _decode_stamp(data)
-        if stamp.type in changed:
-            data = _encode(older.upgraded(msgspec.json.decode(data)))
+        if stamp.type in older.CHANGED.get(version, ()):
+            data = _encode(older.upgraded(msgspec.json.decode(data), version))
         return Timed(decode(data), number, stamp.at)
     except msgspec.ValidationError as error:
         raise UnreadableRecording(path, number, f"not a frame of this file, or of this version: {error}") from error

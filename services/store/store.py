@@ -478,9 +478,9 @@ def _item_columns(stored: StoredResponse, item: Item) -> tuple[str | None, tuple
 
 
 def _queued_request(text: str) -> ResolvedRequest:
-    """Decode a queued request, perhaps of a server that still wrote it in the layout of recordings of format 1."""
-    if text.startswith('{"type":"Conversation"'):
-        text = json.dumps(older.upgraded(json.loads(text)))
+    """Decode a queued request, perhaps of a server that still wrote it in the layout of recordings of format 1 or 2."""
+    if (version := older.layout_of(text)) is not None:
+        text = json.dumps(older.upgraded(json.loads(text), version))
     return rows.from_json(text, _RESOLVED_REQUEST)
 
 

@@ -98,16 +98,16 @@ class Converse:
         The model is not needed if ``summarize`` makes a summary itself, or to prepare an empty conversation, which
         many chat templates refuse.
         """
-        if not (request.facts.generates or request.history or request.facts.input):
+        if not (request.facts.purpose.generates or request.history or request.facts.input):
             async with aclosing(source_of(turn_without_model(request.facts, ""))) as nothing:
                 yield nothing
             return
-        if not request.facts.summarizes:
+        if not request.facts.purpose.summarizes:
             async with self.inner.open(source_of([request])) as parsed:
                 yield parsed
             return
         async with halfway(self.inner.through("summarize"), source_of([request])) as asked:
-            if asked.frame.facts.summary is not None:
+            if asked.frame.facts.purpose.summary is not None:
                 async with aclosing(_made(asked)) as made:
                     yield made
                 return
@@ -121,7 +121,7 @@ class Converse:
 
     def _check(self, request: ResolvedRequest) -> None:
         """Raise `UnsupportedParameter` for a compaction if the inner pipeline has not the stages for it."""
-        compacting, names = request.facts.compacting, self.inner.names()
+        compacting, names = request.facts.purpose.compacting, self.inner.names()
         if compacting and "summarize" not in names:
             param = "input" if compacting.at_once else "context_management"
             raise UnsupportedParameter("This server does not compact conversations.", param=param)
@@ -183,6 +183,6 @@ class Converse:
 async def _made(asked: Halfway[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
     """Yield a turn with the summary that a stage has made without the model."""
     facts = asked.frame.facts
-    for frame in turn_without_model(facts, facts.summary or ""):
+    for frame in turn_without_model(facts, facts.purpose.summary or ""):
         yield frame
     await asked.finish()

@@ -83,8 +83,7 @@ async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host],
         return request
     declarations = await asyncio.gather(*(_declaration(request, hosts.get(kind), kind, seconds) for kind in kinds))
     for kind, declaration in zip(kinds, declarations, strict=True):
-        server = next((server for server in request.facts.hosted if server.label == kind), McpServer(kind))
-        tools = _declared(tools, kind, declaration, server.allowed)
+        tools = _declared(tools, kind, declaration, tools.enabled(kind).allowed)
     return request if tools is request.facts.tools else with_facts(request, tools=tools)
 
 

@@ -88,7 +88,7 @@ class ToolLoop:
             cited=_cited(items),
         )
         self._known = known_tools(items)
-        makes_calls = request.facts.generates and not self._compacts_only
+        makes_calls = request.facts.purpose.generates and not self._compacts_only
         self._approved = _approved(items, request.facts.input) if makes_calls else []
         self._turn: ModelTurn | SummaryTurn | PreparingTurn = ModelTurn()
         self._goes_on = True
@@ -132,7 +132,7 @@ class ToolLoop:
 
     def begin(self) -> Iterator[Step]:
         """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
-        if self._compacts_only or not self.request.facts.generates:
+        if self._compacts_only or not self.request.facts.purpose.generates:
             return
         request, known = self.request, self._known
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
@@ -190,7 +190,7 @@ class ToolLoop:
         """The request of this turn."""
         match self._turn:
             case SummaryTurn():
-                return frames.with_facts(self.request, summarizes=True)
+                return frames.with_facts(self.request, purpose=replace(self.request.facts.purpose, summarizes=True))
             case PreparingTurn():
                 sampling = replace(self.request.facts.sampling, max_tokens=1, min_tokens=UNSET)
                 return frames.with_facts(self.request, sampling=sampling)
@@ -200,7 +200,7 @@ class ToolLoop:
     @property
     def may_compact(self) -> bool:
         """True if this turn may be a compaction instead, which depends on the length of its prompt."""
-        return self._threshold is not None and self.request.facts.generates
+        return self._threshold is not None and self.request.facts.purpose.generates
 
     def has_superseded(self) -> bool:
         """Return True if a compaction in this turn would supersede any items."""
@@ -225,12 +225,12 @@ class ToolLoop:
 
     @property
     def _threshold(self) -> int | None:
-        compacting = self.request.facts.compacting
+        compacting = self.request.facts.purpose.compacting
         return compacting.threshold if compacting else None
 
     @property
     def _compacts_only(self) -> bool:
-        compacting = self.request.facts.compacting
+        compacting = self.request.facts.purpose.compacting
         return compacting is not None and compacting.at_once
 
     # Turns
@@ -260,7 +260,7 @@ class ToolLoop:
         if self._tokens_left is not None:
             sampling = replace(self.request.facts.sampling, max_tokens=self._tokens_left)
             self.request = frames.with_facts(self.request, sampling=sampling)
-        if not self.request.facts.generates:
+        if not self.request.facts.purpose.generates:
             self._turn, self.is_plain = PreparingTurn(self.request.facts), False
         elif self._compacts_only:
             self._compact()

@@ -7,54 +7,18 @@ one.  A container that the request names must be alive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.pipeline.errors import ContainerElsewhere, ContainerNotFound, StoredFileNotFound, UnsupportedParameter
 from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCall
-from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import ContainerUse
+from penstock.services.container_wishes import ContainerWish
 from penstock.services.containers import MEMORY, Containers, MemoryLimit, Recorded
 from penstock.services.store.store import Store
 
 MOST_EARLIER = 16
 """Containers of a conversation that may be the one of its next call."""
-
-
-@dataclass(frozen=True)
-class ContainerWish:
-    """The container that a tool of a request asks for."""
-
-    path: str = field(compare=False)
-    """The place of the container in the request."""
-    id: str | None = None
-    """The container that the request names; None if the server chooses it."""
-    memory_limit: MemoryLimit | None = None
-    file_ids: tuple[str, ...] = ()
-
-    def refuse(self) -> None:
-        """Raise `UnsupportedParameter` if a tool without containers would ignore this."""
-        wanted = {"": self.id, ".memory_limit": self.memory_limit, ".file_ids": self.file_ids}
-        for key, value in wanted.items():
-            if value:
-                raise UnsupportedParameter("This server has no containers.", param=f"{self.path}{key}")
-
-
-def wish_of(tool: params.ToolParam, path: str) -> ContainerWish | None:
-    """Return the container that a tool at ``path`` asks for; None if it runs in none."""
-    match tool:
-        case params.CodeInterpreterToolParam(container=str(container_id)):
-            return ContainerWish(f"{path}.container", container_id)
-        case params.CodeInterpreterToolParam(container=params.OwnContainer() as own):
-            return ContainerWish(f"{path}.container", None, own.memory_limit, tuple(own.file_ids or ()))
-        case params.ShellToolParam(environment=params.ContainerReference() as reference):
-            return ContainerWish(f"{path}.environment.container_id", reference.container_id)
-        case params.ShellToolParam(environment=params.OwnContainer() as own):
-            return ContainerWish(f"{path}.environment", None, own.memory_limit, tuple(own.file_ids or ()))
-        case params.CodeInterpreterToolParam():
-            return ContainerWish(f"{path}.container")
-        case _:
-            return None
 
 
 def earlier_containers(items: Sequence[Item]) -> tuple[str, ...]:

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from penstock.pipeline.frames import Compacting, Origin, RequestFacts, Sampling, Scheduling, echo_of
+from penstock.pipeline.frames import TO_ANSWER, Compacting, Origin, Purpose, RequestFacts, Sampling, Scheduling, echo_of
 from penstock.pipeline.protocol.params.request import LOGPROBS, CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from penstock.pipeline.protocol.tools import NO_FILE_SEARCH, NO_OPTIONS, ContainerUse
+from penstock.pipeline.protocol.tools import ContainerUse
 from penstock.stages.normalize.frames import ReadRequest, RecalledRequest
 from penstock.stages.normalize.parameters import template_of
 from penstock.stages.normalize.tool_types import choice_without_secrets
+from penstock.stages.normalize.toolset import ToolsetBuilder
 
 DEFAULT_THRESHOLD_TOKENS = 200_000
 """The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""
@@ -38,18 +40,21 @@ def facts_of(
         wants_raw_messages=request.enable_response_messages is True,
         include=tuple(request.include or ()),
         template=template_of(request),
-        hosted=tuple(offered.settings.values()),
-        web=offered.web or NO_OPTIONS,
-        containers=containers,
-        file_search=offered.file_search or NO_FILE_SEARCH,
-        compacting=_compacting(recalled),
-        generates=request.envelope.generates,
+        options=_options(offered, containers),
+        purpose=_purpose(recalled),
         structured=request.structured_outputs.constraint if request.structured_outputs else {},
         hides_reasoning=request.include_reasoning is False,
         updates=read.updates,
         raw=request.raw_prompt,
         results=results,
     )
+
+
+def _options(offered: ToolsetBuilder, containers: Mapping[str, ContainerUse]) -> dict[str, Mapping[str, Any]]:
+    """Return the options of built-in tools, with the containers in place of the wishes for them."""
+    given = {name: options.in_json for name, options in offered.options.items() if name not in offered.wishes}
+    found = {name: msgspec.json.decode(msgspec.json.encode(use)) for name, use in containers.items()}
+    return {name: options for name, options in {**given, **found}.items() if options}
 
 
 def _origin(recalled: RecalledRequest) -> Origin:
@@ -63,6 +68,12 @@ def _origin(recalled: RecalledRequest) -> Origin:
         model="" if recalled.served == recalled.model else recalled.served,
         key_name=envelope.key_name,
     )
+
+
+def _purpose(recalled: RecalledRequest) -> Purpose:
+    """Return the purpose of the first turn; the common one is omitted in recordings, as the default."""
+    compacting, generates = _compacting(recalled), recalled.request.envelope.generates
+    return TO_ANSWER if compacting is None and generates else Purpose(compacting, generates)
 
 
 def _compacting(recalled: RecalledRequest) -> Compacting | None:

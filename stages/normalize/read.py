@@ -75,7 +75,7 @@ class Read:
             surplus=surplus,
             unseen=unseen_in(read, said) if sees_images else {},
             updates=_updates(request, whole),
-            containers=earlier_containers(whole) if offered.containers else (),
+            containers=earlier_containers(whole) if offered.wishes else (),
         )
 
     def _offered(self, recalled: RecalledRequest, history: Sequence[Item]) -> ToolsetBuilder:

@@ -92,7 +92,7 @@ class Resolve:
 
     async def _containers(self, read: ReadRequest) -> Mapping[str, ContainerUse]:
         """Return the containers of the built-in tools that run in one, by namespace."""
-        wishes, containers = read.offered.containers, self.toolbox.containers
+        wishes, containers = read.offered.wishes, self.toolbox.containers
         if containers is None:
             for wish in wishes.values():
                 wish.refuse()

@@ -14,27 +14,17 @@ from msgspec.structs import replace
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
-from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.hosted_kinds import HostedKind, ToolOptions, kinds
 from penstock.pipeline.protocol import tools as wire
 from penstock.pipeline.protocol.items import AdditionalTools, Item, ToolSearchOutput, of_type
 from penstock.pipeline.protocol.params import tools as params
-from penstock.pipeline.protocol.params.file_search import HybridWeights, RankingOptions
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.tools import (
-    NO_FILE_SEARCH,
-    NO_OPTIONS,
-    FileSearchOptions,
-    McpServer,
-    Tool,
-    ToolKey,
-    WebSearchOptions,
-    tool_key,
-)
+from penstock.pipeline.protocol.tools import McpServer, Tool, ToolKey, tool_key
+from penstock.services.container_wishes import ContainerWish
 from penstock.services.tool_search import search_tool
 from penstock.services.tools import ADVICE
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
-from penstock.stages.normalize.containers import ContainerWish, wish_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_types import (
     CLIENT_TOOLS,
@@ -100,12 +90,8 @@ class ToolsetBuilder:
     """The client's descriptions of namespaces."""
     echo: list[dict[str, Any]] = field(default_factory=list)
     """The tools as the response repeats them."""
-    web: WebSearchOptions | None = None
-    """The options of the web search, or None if there is no web search."""
-    containers: dict[str, ContainerWish] = field(default_factory=dict)
-    """The wishes for containers of built-in tools, by namespace."""
-    file_search: FileSearchOptions | None = None
-    """The options of the file search, or None if there is no file search."""
+    options: dict[str, ToolOptions] = field(default_factory=dict)
+    """The options of built-in tools, by namespace."""
     ignored: dict[str, None] = field(default_factory=dict)
     """The types of tools in the request that were left out."""
     deferred: dict[str, Tool] = field(default_factory=dict)
@@ -231,7 +217,7 @@ class ToolsetBuilder:
             return None
         if (kind := built_in(tool)) and kind.namespace in self.hosted:
             self._claim(kind.namespace, "built-in", f"{path}.type")
-            self._set_up(tool, kind.namespace, path)
+            self._set_up(tool, kind, path)
             return kind.tools
         match tool:
             case params.FunctionToolParam() | params.CustomToolParam():
@@ -284,29 +270,15 @@ class ToolsetBuilder:
             message = f"This server does not run tools of type {shortened(tool.type)!r}. {advice_on(tool.type)}"
         return UnsupportedParameter(message, param=f"{path}.type")
 
-    def _set_up(self, tool: params.ToolParam, kind: str, path: str) -> None:
+    def _set_up(self, tool: params.ToolParam, kind: HostedKind, path: str) -> None:
         """Keep the options of a built-in tool; raises `InvalidRequest` for one that nothing here would obey."""
-        options = NO_OPTIONS
-        if isinstance(tool, params.FileSearchToolParam):
-            self.file_search = self.file_search or _file_options(tool, path)
-            if self.file_search != _file_options(tool, self.file_search.path):
-                raise InvalidRequest("There are two file searches with different options.", param=path)
         if isinstance(tool, params.McpToolParam):
             if tool.defer_loading:
                 raise UnsupportedParameter("A built-in tool cannot be deferred.", param=f"{path}.defer_loading")
-            self.settings[kind] = settings_of(tool, kind)
-        elif isinstance(tool, params.WebSearchToolParam):
-            options = _web_options(tool, path)
-        if kind == "browser" and self.web not in (None, options):
-            raise InvalidRequest("There are two web searches with different options.", param=path)
-        if kind == "browser":
-            self.web = options
-        if kind in (self.labels or ()) and (key := _restriction(tool)):
-            message = f"The server that runs {kind} here takes no {key}."
-            raise UnsupportedParameter(message, param=f"{path}.{key}")
-        wish = None if kind in (self.labels or ()) else wish_of(tool, path)
-        if wish and self.containers.setdefault(kind, wish) != wish:
-            raise InvalidRequest("There are two tools of this type with different containers.", param=wish.path)
+            self.settings[kind.namespace] = settings_of(tool, kind.namespace)
+        options = kind.read(tool, path, by_mcp=kind.namespace in (self.labels or ()))
+        if options and self.options.setdefault(kind.namespace, options).conflicts(options):
+            raise InvalidRequest("There are two tools of this type with different options.", param=options.path)
 
     def _namespace(self, tool: params.NamespaceToolParam, path: str) -> tuple[Tool, ...]:
         self._claim(tool.name, "client", f"{path}.name")
@@ -351,9 +323,15 @@ class ToolsetBuilder:
             parallel=request.parallel_tool_calls is not False,
             descriptions=self.descriptions,
             servers=tuple(self.servers.values()),
+            hosted=tuple(self.settings.values()) or UNSET,
             deferred=tuple(self.deferred.values()) or UNSET,
             loaded=tuple(self.loaded) or UNSET,
         )
+
+    @property
+    def wishes(self) -> Mapping[str, ContainerWish]:
+        """The wishes of built-in tools for containers, by namespace."""
+        return {name: wish for name, wish in self.options.items() if isinstance(wish, ContainerWish)}
 
     def _settle_search(self) -> None:
         """Describe the search; raises `InvalidRequest` if tools are deferred that nothing can load.
@@ -468,57 +446,6 @@ def _described(search: wire.FunctionTool, standard: wire.FunctionTool) -> wire.F
         return replace(standard, description=about, runs_here=True)
     description = search.description or standard.description
     return replace(standard if search.parameters is None else search, description=description)
-
-
-def _web_options(tool: params.WebSearchToolParam, path: str) -> WebSearchOptions:
-    if tool.external_web_access is False:  # OpenAI would search its page cache; this server has only the live web
-        message = "This server has no cache of the web to search."
-        raise UnsupportedParameter(message, param=f"{path}.external_web_access")
-    filters = tool.filters or params.WebFilters()
-    return WebSearchOptions(
-        tuple(filters.allowed_domains or ()),
-        tool.search_context_size or "medium",
-        tuple(filters.blocked_domains or ()),
-        tool.user_location.in_words if tool.user_location else "",
-    )
-
-
-def _file_options(tool: params.FileSearchToolParam, path: str) -> FileSearchOptions:
-    ranking = tool.ranking_options or RankingOptions()
-    hybrid = ranking.hybrid_search or HybridWeights(embedding_weight=1.0, text_weight=1.0)
-    return FileSearchOptions(
-        tuple(tool.vector_store_ids),
-        most=tool.max_num_results or NO_FILE_SEARCH.most,
-        filters=None if tool.filters is None else tool.filters.form,
-        score_threshold=ranking.score_threshold or 0.0,
-        embedding_weight=hybrid.embedding_weight,
-        text_weight=hybrid.text_weight,
-        path=path,
-    )
-
-
-def _restriction(tool: params.ToolParam) -> str | None:
-    """Return the place of what bounds a tool of the request, or None: an MCP server of the operator knows no bounds."""
-    match tool:
-        case params.WebSearchToolParam(filters=params.WebFilters() as filters) if (
-            filters.allowed_domains or filters.blocked_domains
-        ):
-            return "filters"
-        case params.CodeInterpreterToolParam(container=str()):
-            return "container"
-        case params.CodeInterpreterToolParam(container=params.OwnContainer() as own) if key := _bound(own):
-            return f"container.{key}"
-        case params.ShellToolParam(environment=params.ContainerReference()):
-            return "environment.container_id"
-        case params.ShellToolParam(environment=params.OwnContainer() as own) if key := _bound(own):
-            return f"environment.{key}"
-        case _:
-            return None
-
-
-def _bound(container: params.OwnContainer) -> str | None:
-    """Return the field of a container that only a container of this server obeys, or None."""
-    return next((key for key in ("network_policy", "memory_limit", "file_ids") if getattr(container, key)), None)
 
 
 def _echo(tool: params.ToolParam) -> dict[str, Any]:

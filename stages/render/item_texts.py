@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.tools import Tool, ToolKey, keys_of, tool_key
 
@@ -43,22 +44,20 @@ _VERBOSITIES: Mapping[str | None, str] = {
 """The sentence of the model for each ``text.verbosity``; ``medium``, the default, has none."""
 
 
-_PLACE = "The user is here: {}. Search for what fits the place, if it matters."
-
-
 def split(request: ResolvedRequest) -> tuple[tuple[str, ...], tuple[items.Item, ...]]:
     """Return the texts of the instructions, and the items after them.
 
-    System and developer messages at the start belong to the instructions.  The place of the user and the verbosity are
-    their last lines, since no model has a place of its own for them.  There are several texts if the instructions are
-    one message of several parts, and else one at most.
+    System and developer messages at the start belong to the instructions.  What the options of tools add, and the
+    verbosity, are their last lines, since no model has a place of its own for them.  There are several texts if the
+    instructions are one message of several parts, and else one at most.
     """
     leading = tuple(takewhile(_is_leading, request.items))
     response = request.facts.response
     given = [(response.instructions or "",), *(_texts(item) for item in leading if isinstance(item, items.Message))]
     given = [texts for texts in given if any(texts)]
-    if place := request.facts.web.location:
-        given.append((_PLACE.format(place),))
+    for name, options in request.facts.options.items():
+        if (kind := kinds().get(name)) and (text := kind.instructions(options)):
+            given.append((text,))
     verbosity = _VERBOSITIES.get(response.text.get("verbosity"))
     if verbosity and not (given and given[-1][-1].endswith(verbosity)):  # raw messages of an earlier response have it
         given.append((verbosity,))

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.ingestion import GROUP, Ingestion
+from penstock.extensions.tools.search.kind import FileSearchOptions
 from penstock.extensions.tools.search.ranking import unit
 from penstock.extensions.tools.search.searcher import Searcher
 from penstock.extensions.tools.search.terms import terms
@@ -42,7 +43,6 @@ from penstock.extensions.tools.search.vector_stores import (
     StoredVectorStore,
     StoredVectorStores,
 )
-from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.pipeline.tasks import in_thread
 from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import load_encoding

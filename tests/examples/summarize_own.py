@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.frames import ResolvedRequest, with_facts
+from penstock.pipeline.frames import ResolvedRequest, with_summary
 from penstock.pipeline.protocol.items import FunctionCall, Message
 
 ANSWERS, CALLS = 3, 20
@@ -25,7 +25,7 @@ def summary_of(request: ResolvedRequest) -> str:
 
 async def summarize(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
     async for request in source:
-        yield with_facts(request, summary=summary_of(request)) if request.facts.summarizes else request
+        yield with_summary(request, summary_of(request)) if request.facts.purpose.summarizes else request
 
 
 def install(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:

@@ -22,6 +22,7 @@ MARK = re.compile(r"(<!-- (\w+) -->\n).*?(?=\n## |\Z)", re.DOTALL)
 
 FACTS = (
     frames.RequestFacts,
+    frames.Purpose,
     frames.Compacting,
     frames.Sampling,
     frames.Scheduling,

@@ -103,7 +103,7 @@ class Messages:
             del reading
             async with opening as (prepared,):
                 facts = prepared.resolved.facts
-                most = facts.sampling.max_tokens if facts.generates else 0
+                most = facts.sampling.max_tokens if facts.purpose.generates else 0
                 wire = _writing(replace(_events_of(prepared.wire), most=most), prepared.wire)
                 named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
                 return await self.edge.answer(request, replace(prepared, wire=named))

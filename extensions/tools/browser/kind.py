@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET
 from openai_harmony import ToolNamespaceConfig
 
+from penstock.pipeline.errors import UnsupportedParameter
 from penstock.pipeline.frames import BrowserAction, CallData, WebCallOpened
-from penstock.pipeline.hosted_kinds import ByMcp, HostedKind
+from penstock.pipeline.hosted_kinds import ByMcp, HostedKind, ToolOptions, refuse_bound
 from penstock.pipeline.protocol.items import WebSearchCall
 from penstock.pipeline.protocol.params.request import SOURCES, WEB_RESULTS
+from penstock.pipeline.protocol.params.tools import ToolParam, WebFilters, WebSearchToolParam
 from penstock.pipeline.protocol.tools import FunctionTool
 from penstock.stages.models.browser_calls import Call, Find, Open, Search, parse_call
 from penstock.stages.models.shell_calls import ArgumentsInvalid
+
+
+class WebSearchOptions(ToolOptions, frozen=True, omit_defaults=True):
+    """The options of a web search."""
+
+    domains: tuple[str, ...] = ()
+    """The only hosts, with their subdomains, whose pages may be found and opened; empty if all may."""
+    context_size: Literal["low", "medium", "high"] = "medium"
+    """The size of the part of a page that the model reads at once."""
+    blocked: tuple[str, ...] = ()
+    """The hosts, with their subdomains, whose pages are neither found nor opened."""
+    location: str = ""
+    """The place of the user, in words for the model."""
+
+
+def _read(tool: ToolParam, path: str, *, by_mcp: bool) -> WebSearchOptions:
+    """Return the options; those of an MCP server are the defaults."""
+    if not isinstance(tool, WebSearchToolParam):
+        return WebSearchOptions(path=path)
+    if tool.external_web_access is False:  # OpenAI would search its page cache; this server has only the live web
+        message = "This server has no cache of the web to search."
+        raise UnsupportedParameter(message, param=f"{path}.external_web_access")
+    filters = tool.filters or WebFilters()
+    if by_mcp and (filters.allowed_domains or filters.blocked_domains):
+        refuse_bound("browser", path, "filters")
+    return WebSearchOptions(
+        tuple(filters.allowed_domains or ()),
+        tool.search_context_size or "medium",
+        tuple(filters.blocked_domains or ()),
+        tool.user_location.in_words if tool.user_location else "",
+        path=path,
+    )
+
+
+def _instructions(options: Mapping[str, Any]) -> str:
+    place = options.get("location")
+    return f"The user is here: {place}. Search for what fits the place, if it matters." if place else ""
+
 
 _UNCLEAR: Mapping[str, Call] = {"search": Search(""), "open": Open(), "find": Find("")}
 """The functions, as called with unreadable arguments."""
@@ -75,6 +115,8 @@ BROWSER = HostedKind(
     called=_called,
     labels=("browser", "web_search", "web_search_preview"),
     label_of_vllm="web_search_preview",
+    read=_read,
+    instructions=_instructions,
     option="--web-search",
     is_unasked=True,
     shown=_shown,

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.extensions.tools.browser.html import clean
+from penstock.extensions.tools.browser.kind import WebSearchOptions
 from penstock.extensions.tools.browser.page_stack import PageStack, Visit
 from penstock.extensions.tools.browser.pages import SOURCE_PREFIX, VIEW_TOKENS, Page, matches, opened, results, view
 from penstock.extensions.tools.browser.reader import Reader
 from penstock.extensions.tools.browser.search_engines import Hit, SearchBackend, search_backend
 from penstock.pipeline.frames import BrowserAction, ResolvedRequest
-from penstock.pipeline.protocol.tools import WebSearchOptions
+from penstock.pipeline.hosted_kinds import options_of
 from penstock.services.tools import CallFailed, HostSettings, Source, ToolResult
 from penstock.services.web.domains import Domains
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
@@ -39,9 +40,9 @@ class BrowserHost:
 
     def session(self, request: ResolvedRequest) -> BrowserSession:
         """Return a session whose cursors include the pages that the model still has in its context."""
-        owner = request.facts.origin.owner
+        owner, options = request.facts.origin.owner, options_of(request.facts, "browser", WebSearchOptions)
         return BrowserSession(
-            self._backend, reader=self._reader, stack=PageStack(request), options=request.facts.web, owner=owner
+            self._backend, reader=self._reader, stack=PageStack(request), options=options, owner=owner
         )
 
     async def close(self) -> None:

@@ -70,12 +70,10 @@ class McpHost:
 
     def _server(self, request: ResolvedRequest) -> McpServer:
         """Return the server, with the headers of the request but for a session of the client's choice."""
-        for server in request.facts.hosted:
-            if server.label == self._kind:
-                headers = server.headers.reveal().items()
-                own = Secret({name: value for name, value in headers if name.lower() != SESSION_HEADER})
-                return msgspec.structs.replace(server, headers=own)
-        return McpServer(self._kind)
+        server = request.facts.tools.enabled(self._kind)
+        headers = server.headers.reveal().items()
+        own = Secret({name: value for name, value in headers if name.lower() != SESSION_HEADER})
+        return msgspec.structs.replace(server, headers=own)
 
     async def close(self) -> None:
         """Do nothing: `McpServers` closes the connections."""

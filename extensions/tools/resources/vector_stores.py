@@ -27,6 +27,7 @@ from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.search import vector_stores as stored
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.ingestion import Ingestion
+from penstock.extensions.tools.search.kind import FileSearchOptions
 from penstock.extensions.tools.search.searcher import HasSearcher, Hit, Searcher
 from penstock.extensions.tools.search.vector_stores import StoredVectorStores
 from penstock.pipeline.errors import (
@@ -52,7 +53,6 @@ from penstock.pipeline.protocol.params.vector_stores import (
     UpdateFile,
     UpdateVectorStore,
 )
-from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.services.store.store import Store
 
 BEFORE = AnyText("before")

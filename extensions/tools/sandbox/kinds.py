@@ -10,10 +10,18 @@ from collections.abc import Collection
 from openai_harmony import ToolNamespaceConfig
 
 from penstock.pipeline.frames import CallData, CodeCallOpened, CodeOutputs, ShellCallOpened, ShellOutput
-from penstock.pipeline.hosted_kinds import ByMcp, HostedKind
+from penstock.pipeline.hosted_kinds import ByMcp, HostedKind, refuse_bound
 from penstock.pipeline.protocol.items import CodeInterpreterCall, ShellCall
 from penstock.pipeline.protocol.params.request import OUTPUTS
+from penstock.pipeline.protocol.params.tools import (
+    CodeInterpreterToolParam,
+    ContainerReference,
+    OwnContainer,
+    ShellToolParam,
+    ToolParam,
+)
 from penstock.pipeline.protocol.tools import FunctionTool
+from penstock.services.container_wishes import ContainerWish
 from penstock.stages.models.shell_calls import shell_action
 
 _TRAINED = ToolNamespaceConfig.python().description or ""
@@ -55,6 +63,42 @@ def container_description(seconds: float, *, has_drive: bool) -> str:
     return f"{_COMMANDS}\nThe commands of a call end after {seconds:g} seconds. {drive} {_NO_NETWORK}"
 
 
+def _read_code(tool: ToolParam, path: str, *, by_mcp: bool) -> ContainerWish | None:
+    if not isinstance(tool, CodeInterpreterToolParam):
+        return None
+    if isinstance(tool.container, str):
+        return _wish("python", ContainerWish(id=tool.container, path=f"{path}.container"), path, by_mcp=by_mcp)
+    return _own("python", tool.container, path, "container", by_mcp=by_mcp)
+
+
+def _read_shell(tool: ToolParam, path: str, *, by_mcp: bool) -> ContainerWish | None:
+    match tool:
+        case ShellToolParam(environment=ContainerReference(container_id=name)):
+            wish = ContainerWish(id=name, path=f"{path}.environment.container_id")
+            return _wish("container", wish, path, by_mcp=by_mcp)
+        case ShellToolParam(environment=OwnContainer() as own):
+            return _own("container", own, path, "environment", by_mcp=by_mcp)
+        case _:
+            return None
+
+
+def _own(namespace: str, own: OwnContainer | None, path: str, key: str, *, by_mcp: bool) -> ContainerWish | None:
+    """Return the wish for a container that the server chooses."""
+    own = own or OwnContainer()
+    bound = next((name for name in ("network_policy", "memory_limit", "file_ids") if getattr(own, name)), None)
+    if by_mcp and bound:
+        refuse_bound(namespace, path, f"{key}.{bound}")
+    wish = ContainerWish(memory_limit=own.memory_limit, file_ids=tuple(own.file_ids or ()), path=f"{path}.{key}")
+    return None if by_mcp else wish
+
+
+def _wish(namespace: str, wish: ContainerWish, path: str, *, by_mcp: bool) -> ContainerWish:
+    """Return the wish for a container that the request names, unless an MCP server runs the tool."""
+    if by_mcp:
+        refuse_bound(namespace, path, wish.path.removeprefix(f"{path}."))
+    return wish
+
+
 def _code_called(name: str, text: str, suffix: str) -> CodeInterpreterCall:
     return CodeInterpreterCall(CodeInterpreterCall.new_id(suffix), text, "", "incomplete")
 
@@ -93,6 +137,7 @@ PYTHON = HostedKind(
     called=_code_called,
     labels=("python", "code_interpreter"),
     label_of_vllm="code_interpreter",
+    read=_read_code,
     option="--sandbox",
     shown=_code_shown,
     by_mcp=ByMcp(data=_code_outputs),
@@ -107,6 +152,7 @@ CONTAINER = HostedKind(
     called=_shell_called,
     labels=("container", "shell"),
     label_of_vllm="container",
+    read=_read_shell,
     option="--sandbox",
     by_mcp=ByMcp(data=_shell_output),
 )

@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from penstock.pipeline.frames import CallData, FileSearchOpened, FileSearchResults
-from penstock.pipeline.hosted_kinds import HostedKind
+from penstock.pipeline.hosted_kinds import HostedKind, ToolOptions
 from penstock.pipeline.protocol.items import FileSearchCall
+from penstock.pipeline.protocol.params.file_search import HybridWeights, RankingOptions
 from penstock.pipeline.protocol.params.request import RESULTS
+from penstock.pipeline.protocol.params.tools import FileSearchToolParam, ToolParam
 from penstock.pipeline.protocol.tools import FunctionTool
 from penstock.stages.models.file_searches import queries_in
+
+
+class FileSearchOptions(ToolOptions, frozen=True, omit_defaults=True):
+    """The options of a file search."""
+
+    stores: tuple[str, ...] = ()
+    """The ids of the vector stores."""
+    most: int = 20
+    """The most results of one call."""
+    filters: dict[str, Any] | None = None
+    """A condition on the attributes of the files, in the form of the API."""
+    score_threshold: float = 0.0
+    """Results with a lower score are left out."""
+    embedding_weight: float = 1.0
+    text_weight: float = 1.0
+    """The weights of both rankings, by meaning and by words, where they are fused."""
+
+
+def _read(tool: ToolParam, path: str, *, by_mcp: bool) -> FileSearchOptions | None:
+    if not isinstance(tool, FileSearchToolParam):
+        return None
+    ranking = tool.ranking_options or RankingOptions()
+    hybrid = ranking.hybrid_search or HybridWeights(embedding_weight=1.0, text_weight=1.0)
+    return FileSearchOptions(
+        tuple(tool.vector_store_ids),
+        most=tool.max_num_results or FileSearchOptions().most,
+        filters=None if tool.filters is None else tool.filters.form,
+        score_threshold=ranking.score_threshold or 0.0,
+        embedding_weight=hybrid.embedding_weight,
+        text_weight=hybrid.text_weight,
+        path=path,
+    )
+
 
 _DESCRIPTION = (
     "Tool for searching in the files of the user.\n"
@@ -53,6 +89,7 @@ FILE_SEARCH = HostedKind(
     functions=(_SEARCH,),
     opened=lambda _: FileSearchOpened(),
     called=_called,
+    read=_read,
     option="--store",
     shown=_shown,
     cited=FileSearchCall,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.extensions.tools.search.embedder import Embedder, NotEmbedded
+from penstock.extensions.tools.search.kind import FileSearchOptions
 from penstock.extensions.tools.search.ranking import (
     GAINS,
     Numbers,
@@ -29,7 +30,6 @@ from penstock.extensions.tools.search.terms import term, words
 from penstock.extensions.tools.search.vector_stores import StoredVectorStore, StoredVectorStores, VectorStoreFile
 from penstock.pipeline.errors import VectorStoreExpired, VectorStoreNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.pipeline.tasks import LARGE_BYTES, MANY_VALUES, apart, in_thread
 from penstock.services.lru_cache import LruCache
 from penstock.services.store.store import Store

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.extensions.tools.search.embedder import Embedder
+from penstock.extensions.tools.search.kind import FileSearchOptions
 from penstock.extensions.tools.search.searcher import Hit, Searcher
 from penstock.extensions.tools.search.vector_stores import StoredVectorStore
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.frames import FileSearchResults, ResolvedRequest
+from penstock.pipeline.hosted_kinds import options_of
 from penstock.pipeline.protocol.items import FileSearchCall, of_type
 from penstock.services.file_marks import safe_name
 from penstock.services.tools import FileSource, HostSettings, ToolResult
@@ -57,7 +59,7 @@ def host(settings: HostSettings) -> FileSearchHost | None:
 
 
 async def _stores(searcher: Searcher, request: ResolvedRequest) -> list[StoredVectorStore]:
-    options = request.facts.file_search
+    options = options_of(request.facts, "file_search", FileSearchOptions)
     places = {name: f"{options.path}.vector_store_ids[{at}]" for at, name in enumerate(options.stores)}
     return await searcher.stores(places, request.facts.origin.owner)
 
@@ -109,7 +111,8 @@ class FileSearchSession:
             return ToolResult(why, why, FileSearchResults((), None))
         facts = self._request.facts
         stores = await _stores(self._searcher, self._request)
-        hits = list(_bounded(await self._searcher.search(stores, facts.origin.owner, queries, facts.file_search)))
+        options = options_of(facts, "file_search", FileSearchOptions)
+        hits = list(_bounded(await self._searcher.search(stores, facts.origin.owner, queries, options)))
         shown = [self._shown(hit) for hit in hits] or [NOTHING]
         if written > MOST_QUERIES:
             shown.append(f"Only the first {MOST_QUERIES} of {written} queries were searched for.")

@@ -16,7 +16,7 @@ from penstock.api.http.wire import server_sent
 from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import JUNCTIONS, junction_line
 from penstock.pipeline.errors import InvalidRequest, ResponseNotFound
-from penstock.pipeline.recordings.format import FILES, FORMAT, End, Header, UnreadableRecording, read_header
+from penstock.pipeline.recordings.format import FILES, End, Header, UnreadableRecording, read_header
 from penstock.pipeline.recordings.response_folder import REQUEST
 
 MOST_LISTED = 50
@@ -27,6 +27,10 @@ LARGEST_REQUEST = 2**20
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}")
 """The names that a folder of a response has: no path."""
+
+
+OLDEST = 2
+"""The oldest format of recordings that the page can show."""
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -74,7 +78,7 @@ def header_of(path: Path) -> Header:
         header = read_header(next(iter(_files(path).values()), path))
     except UnreadableRecording as error:
         raise InvalidRequest(f"This recording cannot be read: {error}") from error
-    if header.format != FORMAT:
+    if header.format < OLDEST:
         raise InvalidRequest(f"This recording has format {header.format}: penstock inspect shows it.")
     return header
 

@@ -20,6 +20,7 @@ from penstock.api.cli.__main__ import main
 from penstock.pipeline import frames
 from penstock.pipeline.errors import EngineFailed, ServerStopping
 from penstock.pipeline.protocol.items import ListedTool
+from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.recordings.format import (
     FILES,
     FORMAT,
@@ -142,6 +143,33 @@ def test_facts_of_format_1_are_read(tmp_path: Path, stage: str, frame: dict[str,
     name, junction = FILES[stage]
     (tmp_path / name).write_bytes(line(Header(1)) + line(frame) + line(End(1)))
     assert read_recording(tmp_path / name, junction).frames == (read,)
+
+
+# Recordings of format 2
+
+CHANGED_FACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "web search": ({"web": {"domains": ["a.org"]}}, {"options": {"browser": {"domains": ["a.org"]}}}),
+    "file search": ({"file_search": {"stores": ["vs"]}}, {"options": {"file_search": {"stores": ["vs"]}}}),
+    "containers": ({"containers": {"python": {"id": "cntr_1"}}}, {"options": {"python": {"id": "cntr_1"}}}),
+    "built-in server": ({"hosted": [{"label": "python"}]}, {"tools": Toolset(hosted=(McpServer("python"),))}),
+    "compaction": (
+        {"compacting": {"threshold": 9}, "generates": False},
+        {"purpose": frames.Purpose(frames.Compacting(threshold=9), generates=False)},
+    ),
+    "summary": ({"summarizes": True, "summary": "So."}, {"purpose": frames.Purpose(summarizes=True, summary="So.")}),
+    "nothing": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("stage", ["normalize", "converse"])
+@pytest.mark.parametrize(("written", "read"), CHANGED_FACTS.values(), ids=CHANGED_FACTS)
+def test_facts_of_format_2_are_read(tmp_path: Path, stage: str, written: dict[str, Any], read: dict[str, Any]) -> None:
+    """The options of each tool and the purpose of the turn were fields of their own."""
+    name, junction = FILES[stage]
+    kind = frames.ResolvedRequest if stage == "normalize" else frames.ResponseStarted
+    frame = {"type": kind.__name__, "facts": to_builtins(facts()) | written}
+    (tmp_path / name).write_bytes(line(Header(2)) + line(frame) + line(End(1)))
+    assert read_recording(tmp_path / name, junction).frames == (kind(facts(**read)),)
 
 
 # Broken recordings

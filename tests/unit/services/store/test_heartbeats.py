@@ -122,6 +122,21 @@ async def test_request_with_the_facts_of_recording_format_1_is_read(store: Store
     assert replace(read.facts, response=request.facts.response) == request.facts
 
 
+@pytest.mark.parametrize("text", ["Be brief.", "half a pair \ud800"])
+async def test_request_with_the_facts_of_recording_format_2_is_read(store: Store, text: str) -> None:
+    waiting = queued_response("resp_1", ITEMS[0], instructions=text)
+    request = with_facts(request_of(waiting), options={"browser": {"domains": ["a.org"]}})
+    await store.accept(waiting, request)
+    frame = msgspec.to_builtins(request)
+    frame["facts"]["web"] = frame["facts"].pop("options")["browser"]
+    old = json.dumps(frame, separators=(",", ":"))
+    await execute_sql(store, f"update responses set request = '{old.replace(chr(39), chr(39) * 2)}'")
+    read = await store.queued("resp_1")
+    assert read is not None
+    assert read.facts.options == request.facts.options
+    assert replace(read.facts, response=request.facts.response) == request.facts
+
+
 async def test_request_of_another_version_interrupts_the_run(store: Store) -> None:
     await accept(store)
     await execute_sql(store, "update responses set request = '{}'")

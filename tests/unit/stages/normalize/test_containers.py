@@ -10,8 +10,9 @@ import pytest
 from penstock.pipeline.errors import ContainerElsewhere, ContainerNotFound, InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCall
 from penstock.pipeline.protocol.tools import ContainerUse
+from penstock.services.container_wishes import ContainerWish
 from penstock.services.containers import Described, MemoryLimit, Recorded
-from penstock.stages.normalize.containers import MOST_EARLIER, ContainerFinder, ContainerWish, earlier_containers
+from penstock.stages.normalize.containers import MOST_EARLIER, ContainerFinder, earlier_containers
 from tests.support.requests import normalize
 
 
@@ -48,7 +49,7 @@ async def use(known: Known, wish: ContainerWish, *earlier: str, moves: bool = Fa
     return (await finder.uses({"python": wish}, earlier, "cntr_new"))["python"]
 
 
-AUTO = ContainerWish("tools[0].container")
+AUTO = ContainerWish(path="tools[0].container")
 
 
 async def test_auto_takes_the_latest_container_that_lives() -> None:
@@ -67,7 +68,7 @@ async def test_auto_moves_to_the_server_of_its_container() -> None:
 
 
 async def test_auto_with_another_memory_limit_makes_a_new_one() -> None:
-    wish = ContainerWish("tools[0].container", memory_limit="1g")
+    wish = ContainerWish(path="tools[0].container", memory_limit="1g")
     known = Known({"cntr_1": None, "cntr_2": "1g"})
     assert await use(known, wish, "cntr_1") == ContainerUse("cntr_new", memory_limit="1g")
     assert await use(known, wish, "cntr_1", "cntr_2") == ContainerUse("cntr_2", memory_limit="1g")
@@ -76,25 +77,25 @@ async def test_auto_with_another_memory_limit_makes_a_new_one() -> None:
 
 async def test_named_container_has_to_live() -> None:
     known = Known({"cntr_1": "1g"}, {"cntr_2": None})
-    assert await use(known, ContainerWish("a", "cntr_1")) == ContainerUse("cntr_1", is_own=False)
+    assert await use(known, ContainerWish(path="a", id="cntr_1")) == ContainerUse("cntr_1", is_own=False)
     with pytest.raises(ContainerElsewhere) as moved:
-        await use(known, ContainerWish("a", "cntr_2"))
+        await use(known, ContainerWish(path="a", id="cntr_2"))
     assert (moved.value.status, moved.value.param) == (409, "a")
     for name in ("cntr_3", "cntr_4"):
         with pytest.raises(ContainerNotFound) as caught:
-            await use(known, ContainerWish("a", name))
+            await use(known, ContainerWish(path="a", id=name))
         assert (caught.value.status, caught.value.param) == (404, "a")
 
 
 async def test_too_much_memory_and_unknown_files_are_refused() -> None:
     with pytest.raises(UnsupportedParameter, match="--container-memory") as caught:
-        await use(Known(), ContainerWish("a", memory_limit="16g"))
+        await use(Known(), ContainerWish(path="a", memory_limit="16g"))
     assert caught.value.param == "a.memory_limit"
-    assert await use(Known(), ContainerWish("a", file_ids=("file-1",))) == ContainerUse(
+    assert await use(Known(), ContainerWish(path="a", file_ids=("file-1",))) == ContainerUse(
         "cntr_new", file_ids=("file-1",)
     )
     with pytest.raises(InvalidRequest, match="No such File") as missing:
-        await use(Known(), ContainerWish("a", file_ids=("file-1", "file-2")))
+        await use(Known(), ContainerWish(path="a", file_ids=("file-1", "file-2")))
     assert (missing.value.status, missing.value.param) == (404, "a.file_ids[1]")
 
 
@@ -116,6 +117,6 @@ def test_earlier_containers_are_the_latest_first_and_each_once() -> None:
 
 async def test_different_containers_of_one_tool_are_refused(store: Any) -> None:
     tools = [{"type": "code_interpreter", "container": name} for name in ("cntr_1", "cntr_2")]
-    with pytest.raises(InvalidRequest, match="different containers") as caught:
+    with pytest.raises(InvalidRequest, match="different options") as caught:
         await normalize(store, input="Hi", tools=tools, hosted=frozenset({"python"}))
     assert caught.value.param == "tools[1].container"

@@ -15,7 +15,6 @@ from penstock.pipeline.protocol.tools import (
     FunctionTool,
     ToolFilter,
     ToolKey,
-    WebSearchOptions,
     tool_key,
 )
 from penstock.services.store.store import Store
@@ -310,7 +309,7 @@ async def test_settings_of_a_built_in_tool_are_kept(store: Store) -> None:
         label("container") | {"allowed_tools": ["feed_chars"]},
     ]
     resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    python, container = resolved.facts.hosted
+    python, container = resolved.facts.tools.hosted or ()
     assert (python.label, python.headers.reveal(), python.allowed) == ("python", headers, None)
     assert (container.label, container.allowed) == ("container", ToolFilter(("feed_chars",)))
     assert "client-0001" not in str(resolved.facts.response.tools)
@@ -408,7 +407,8 @@ async def test_restriction_that_nothing_obeys_is_refused(store: Store, tool: Jso
 async def test_domains_and_context_size_reach_the_browser(store: Store) -> None:
     sent = WEB | {"filters": {"allowed_domains": ["Example.org"]}, "search_context_size": "low"}
     resolved = await normalize(store, input="Hi", tools=[sent, sent], hosted=ALL_HOSTED)
-    assert resolved.facts.web == WebSearchOptions(("example.org",), "low")
+    options = {"domains": ["example.org"], "context_size": "low", "path": "tools[0]"}
+    assert resolved.facts.options == {"browser": options}
     assert resolved.facts.response.tools == (sent, sent)
     for other in (WEB, label("browser"), WEB | {"filters": {"allowed_domains": ["b.example"]}}):
         with pytest.raises(InvalidRequest, match="different options"):
@@ -430,7 +430,7 @@ async def test_domains_and_context_size_reach_the_browser(store: Store) -> None:
 async def test_place_of_the_user_is_a_line_for_the_model(store: Store, place: Json, words: str) -> None:
     sent = WEB | {"user_location": {"type": "approximate", **place}}
     resolved = await normalize(store, input="Hi", instructions="Be kind.", tools=[sent], hosted=ALL_HOSTED)
-    assert resolved.facts.web.location == words
+    assert resolved.facts.options.get("browser", {}).get("location", "") == words
     instructions, _ = split(resolved)
     line = f"The user is here: {words}. Search for what fits the place, if it matters."
     assert instructions == ("Be kind.\n\n" + line if words else "Be kind.",)
@@ -440,7 +440,7 @@ async def test_domains_of_an_item_hold_in_later_turns(store: Store) -> None:
     sent = WEB | {"filters": {"allowed_domains": ["example.org"]}}
     await store_answer(store, "1", input=[additional_tools(sent), USER], hosted=ALL_HOSTED)
     resolved = await normalize(store, "2", previous_response_id="resp_1", input="Go on", hosted=ALL_HOSTED)
-    assert resolved.facts.web.domains == ("example.org",)
+    assert resolved.facts.options["browser"]["domains"] == ["example.org"]
 
 
 @pytest.mark.parametrize(

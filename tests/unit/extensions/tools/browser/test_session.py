@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.extensions.tools.browser.kind import WebSearchOptions
 from penstock.extensions.tools.browser.pages import VIEW_TOKENS, opened, view
 from penstock.extensions.tools.browser.search_engines import Hit, search_backend
 from penstock.extensions.tools.browser.session import BrowserHost, BrowserSession
 from penstock.pipeline.frames import BrowserAction
 from penstock.pipeline.protocol.items import Item, Message, OutputText, WebSearchCall
-from penstock.pipeline.protocol.tools import WebSearchOptions
 from penstock.services.tools import CallFailed, Citable, Host, Session, Source, ToolResult
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from penstock.testing import ExampleCalls, check_host
@@ -449,7 +449,9 @@ async def test_search_of_some_domains_reads_no_others(site: Web) -> None:
     host = BrowserHost(search_backend("searxng", site.url), AllowedNetworks.parse(["127.0.0.1", "localhost"]))
     for domain, own, other in (("127.0.0.1", site.url, elsewhere), ("localhost", elsewhere, site.url)):
         request = conversation_with()
-        session = host.session(replace(request, facts=replace(request.facts, web=WebSearchOptions((domain,)))))
+        session = host.session(
+            replace(request, facts=replace(request.facts, options={"browser": {"domains": [domain]}}))
+        )
         found = await call(session, "search", query="q")
         assert ("127.0.0.1" in found.result) is (domain == "127.0.0.1")
         assert site.requested.pop() == f"/search?q=q+site:{domain}&format=json"
@@ -470,7 +472,7 @@ async def test_blocked_domains_are_neither_found_nor_opened(site: Web) -> None:
     host = BrowserHost(search_backend("searxng", site.url), AllowedNetworks.parse(["127.0.0.1", "localhost"]))
     request = conversation_with()
     options = WebSearchOptions(blocked=("127.0.0.1",))
-    session = host.session(replace(request, facts=replace(request.facts, web=options)))
+    session = host.session(replace(request, facts=replace(request.facts, options={"browser": options.in_json})))
     assert "127.0.0.1" not in (await call(session, "search", query="q")).result
     assert site.requested.pop() == "/search?q=q&format=json"
     for url in (f"{site.url}/a", f"view-source:{site.url}/a"):

@@ -10,7 +10,7 @@ from penstock.extensions.tools.mcp.builtin_tools import McpHost
 from penstock.extensions.tools.mcp.listings import Listing
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.pipeline.frames import CodeOutputs, McpError, ResolvedRequest, ShellOutput
-from penstock.pipeline.protocol.tools import McpServer
+from penstock.pipeline.protocol.tools import McpServer, Toolset
 from penstock.pipeline.secret import Secret
 from penstock.services.mcp_config import HttpServer
 from penstock.services.tools import Acting, ServerUnavailable, ToolResult
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.io
 
 
 def conversation(response_id: str, *hosted: McpServer) -> ResolvedRequest:
-    return ResolvedRequest(facts(response(response_id), hosted=hosted))
+    return ResolvedRequest(facts(response(response_id), tools=Toolset(hosted=hosted)))
 
 
 async def test_host_keeps_all_rules(make: MakeServers, http: HttpServers) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.sandbox.container import ContainerHost
@@ -42,10 +43,10 @@ async def containers(python_sandbox: Sandbox, container_sandbox: Sandbox) -> Asy
 
 
 def request(response_id: str, use: ContainerUse | None = None, owner: str = "") -> frames.ResolvedRequest:
-    uses = {"python": use, "container": use} if use else {}
+    uses = dict.fromkeys(("python", "container"), to_builtins(use)) if use else {}
     asking = another_conversation(response_id)
     origin = frames.Origin(owner)
-    return frames.with_facts(asking, containers=uses, include=(OUTPUTS,), origin=origin)
+    return frames.with_facts(asking, options=uses, include=(OUTPUTS,), origin=origin)
 
 
 async def code(

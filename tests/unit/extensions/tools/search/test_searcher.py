@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.search.embedder import Embedder, NotEmbedded
 from penstock.extensions.tools.search.ingestion import Ingestion
+from penstock.extensions.tools.search.kind import FileSearchOptions
 from penstock.extensions.tools.search.searcher import Searcher
 from penstock.extensions.tools.search.session import FileSearchHost
 from penstock.extensions.tools.search.vector_stores import (
@@ -27,7 +28,6 @@ from penstock.extensions.tools.search.vector_stores import (
 )
 from penstock.pipeline.frames import with_facts
 from penstock.pipeline.protocol.params.file_search import Filters
-from penstock.pipeline.protocol.tools import FileSearchOptions
 from penstock.services.store.store import Store
 from penstock.testing import ExampleCalls, check_host
 from penstock.testing.stages import resolved
@@ -189,6 +189,6 @@ async def test_file_fails_if_it_cannot_be_embedded(store: Store, monkeypatch: py
 
 async def test_host_keeps_all_rules(store: Store) -> None:
     made = await filled(store, [("a.txt", "fjords")])
-    request = with_facts(await resolved("Hi"), file_search=FileSearchOptions((made.id,)))
+    request = with_facts(await resolved("Hi"), options={"file_search": {"stores": [made.id]}})
     calls = ExampleCalls(("search", '{"queries": ["fjords"]}'), ("search", "{}"))
     await check_host(FileSearchHost(Searcher(store)), calls, request)
