@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, CliSuppress
 
 from penstock.api.values import Duration, Size, Texts
+from penstock.pipeline.hosted_kinds import kinds
 from penstock.services.own_hosts import label_of
 from penstock.services.standard_webhooks import Signer, checked_url
 from penstock.services.web.ssrf import AllowedNetworks
@@ -89,7 +90,7 @@ class ToolSettings(BaseSettings):
     def _labels(cls, names: list[str]) -> list[str]:
         labels = [label_of(name) for name in names]
         for name, label in zip(names, labels, strict=True):
-            if not is_label(label):
+            if name not in kinds().added and not is_label(label):
                 raise ValueError(f"{name}: {label!r} is no name for a tool, or that of a built-in one")
             if labels.count(label) > 1:
                 raise ValueError(f"there are two tools named {label}")

@@ -14,9 +14,9 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import msgspec
 
 from penstock.pipeline.errors import UnsupportedParameter
-from penstock.pipeline.frames import CallData, HostedCallOpened, RequestFacts
-from penstock.pipeline.plugins import KINDS, TOOL, installed, value_named
-from penstock.pipeline.protocol.items import HostedCall, Item, ShellCall
+from penstock.pipeline.frames import CallData, HostedCallOpened, McpCallOpened, RequestFacts
+from penstock.pipeline.plugins import KINDS, TOOL, WrongPlugin, installed, value_named
+from penstock.pipeline.protocol.items import ServedCall, ShellCall
 from penstock.pipeline.protocol.params.tools import ToolParam
 from penstock.pipeline.protocol.tools import FunctionTool, HostedTool
 
@@ -28,7 +28,7 @@ def _whole(data: CallData, include: Collection[str]) -> CallData | None:
 class ReadsCall(Protocol):
     """Makes the item of a call that a client has given as a message of the model."""
 
-    def __call__(self, name: str, text: str, suffix: str) -> HostedCall | ShellCall:
+    def __call__(self, name: str, text: str, suffix: str) -> ServedCall | ShellCall:
         """Return the item, without an output yet; its id ends in ``suffix``."""
         ...
 
@@ -102,8 +102,8 @@ class HostedKind:
     """Its words for the model, unless its host declares it."""
     functions: tuple[FunctionTool, ...]
     """Its functions in words for the model.  One without parameters takes plain text, which its description names."""
-    opened: Callable[[str], HostedCallOpened]
-    """Makes the frame that opens a call, from the name of the function."""
+    opened: Callable[[str], HostedCallOpened | McpCallOpened]
+    """Makes the frame that opens a call, from the name of the function; one without an item of its own is of MCP."""
     called: ReadsCall
     """Makes the item of such a call."""
     labels: tuple[str, ...] = ()
@@ -120,8 +120,8 @@ class HostedKind:
     """True if coding agents declare it beside their own tools in each request, whether a server runs it or not."""
     shown: Callable[[CallData, Collection[str]], CallData | None] = _whole
     """Returns the data that the item of a call shows by the ``include`` of the request."""
-    cited: type[Item] | None = None
-    """The item of its calls, if the model may cite what they have found."""
+    cites: bool = False
+    """True if the model may cite what its calls have found."""
     by_mcp: ByMcp | None = None
     """Set if an MCP server of the operator, labelled with the namespace, can run it."""
 
@@ -141,10 +141,14 @@ class HostedKind:
 
 
 class Kinds(Mapping[str, HostedKind]):
-    """The kinds that are installed, by namespace."""
+    """The kinds that are installed, by namespace.
 
-    def __init__(self, kinds: Collection[HostedKind]) -> None:
+    Those ``added`` by other packages than penstock run only if the operator names them.
+    """
+
+    def __init__(self, kinds: Collection[HostedKind], added: Collection[str] = ()) -> None:
         self._kinds = {kind.namespace: kind for kind in kinds}
+        self.added = frozenset(added)
 
     def __getitem__(self, namespace: str) -> HostedKind:
         return self._kinds[namespace]
@@ -154,6 +158,10 @@ class Kinds(Mapping[str, HostedKind]):
 
     def __len__(self) -> int:
         return len(self._kinds)
+
+    def offered(self, named: Collection[str]) -> tuple[str, ...]:
+        """Return the kinds that a server runs if it can, where the operator has ``named`` some."""
+        return tuple(name for name in self if name not in self.added or name in named)
 
     @cached_property
     def by_type(self) -> Mapping[str, HostedKind]:
@@ -179,7 +187,12 @@ class Kinds(Mapping[str, HostedKind]):
 @cache
 def kinds() -> Kinds:
     """Return the kinds that are installed; raises `WrongPlugin` for an entry point that is none."""
-    return Kinds([value_named(name, TOOL, KINDS, HostedKind) for name in sorted(installed(KINDS))])
+    points, found = installed(KINDS), list[HostedKind]()
+    for name in sorted(points):
+        found.append(value_named(name, TOOL, KINDS, HostedKind))
+        if found[-1].namespace != name:
+            raise WrongPlugin(name, f"its kind is named {found[-1].namespace}", TOOL)
+    return Kinds(found, [name for name, value in points.items() if not value.startswith("penstock.")])
 
 
 def options_of(facts: RequestFacts, namespace: str, form: type[Options]) -> Options:

@@ -29,7 +29,7 @@ _SET_UP_BY = {_MCP: "mcp_config", "browser": "web_search", "file_search": "embed
 
 
 async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolbox:
-    """Return the tools of these settings, and those whose hosts the operator names: ``own``.
+    """Return the tools of these settings, and those whose hosts, or whose kinds, the operator names: ``own``.
 
     An MCP server of the operator replaces the built-in tool of the same kind.  Raises `WrongPlugin` for a wrong host.
     """
@@ -44,12 +44,12 @@ async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolb
             opened.push_async_callback(containers.close)
             settings = replace(settings, containers=containers)
         hosts: dict[str, Host] = {}
-        for kind in kinds():
+        for kind in kinds().offered(own):
             if host := servers.host(kind) or await _opened(kind, settings):
                 hosts[kind] = host
                 opened.push_async_callback(host.close)
         own_hosts: dict[str, OwnHost] = {}
-        for name in own:
+        for name in (name for name in own if name not in kinds()):
             if (label := label_of(name)) in servers.labels:
                 raise WrongPlugin(name, f"--mcp-config has a server {label}, too", TOOL)
             own_hosts[label] = await own_host(name, settings)

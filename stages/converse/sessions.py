@@ -93,7 +93,7 @@ class Sessions:
     @property
     def source(self) -> Callable[[int], Source | FileSource | None] | None:
         """A function that finds the page or the file of a cursor; None if the conversation has none."""
-        citable = (kind.namespace for kind in kinds().values() if kind.cited)
+        citable = (kind.namespace for kind in kinds().values() if kind.cites)
         used: list[object] = [self._session(kind) for kind in citable if kind in self._cited or kind in self._open]
         sessions = [session for session in used if isinstance(session, Citable)]
         if not sessions:

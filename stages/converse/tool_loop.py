@@ -22,6 +22,7 @@ from penstock.pipeline.protocol.items import (
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
+    ServedCall,
     images_of,
     of_type,
 )
@@ -373,8 +374,8 @@ def _cut(turn: ModelTurn) -> Iterator[Step]:
 
 def _cited(items: Iterable[Item]) -> frozenset[str]:
     """Return the kinds of tools whose calls are among ``items``, and may have found what the model cites."""
-    called = set(map(type, items))
-    return frozenset(kind.namespace for kind in kinds().values() if kind.cited in called)
+    called = {item.tool[0] for item in items if isinstance(item, ServedCall)}
+    return frozenset(kind.namespace for kind in kinds().values() if kind.cites and kind.namespace in called)
 
 
 def _approved(conversation: Iterable[Item], given: Iterable[Item]) -> list[McpApprovalRequest]:

@@ -120,6 +120,6 @@ BROWSER = HostedKind(
     option="--web-search",
     is_unasked=True,
     shown=_shown,
-    cited=WebSearchCall,
+    cites=True,
     by_mcp=ByMcp(action=_action_by_mcp),
 )

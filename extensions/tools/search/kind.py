@@ -92,5 +92,5 @@ FILE_SEARCH = HostedKind(
     read=_read,
     option="--store",
     shown=_shown,
-    cited=FileSearchCall,
+    cites=True,
 )
