@@ -130,7 +130,7 @@ OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
 
 
 class BaseItem(msgspec.Struct, frozen=True, tag_field="type"):
-    """The base of all items.
+    """The base of all items; one of a request has an empty ``id`` until this server gives it one.
 
     ``text`` is the text of an item that the model reads or wrote, if it has any: arguments are JSON, as a model writes
     them.  ``tool`` is the namespace and the name of the tool that an item calls.

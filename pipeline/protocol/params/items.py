@@ -359,7 +359,7 @@ def _explicit(value: Any) -> Any:
     The output of a local shell call gets its ``call_id``.
     """
     if isinstance(value, msgspec.Struct):  # of a program
-        return msgspec.to_builtins(value)
+        value = msgspec.to_builtins(value)
     if not isinstance(value, dict):
         return value
     match value.get("type"):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.items import FunctionCall
 from penstock.pipeline.protocol.params import tools
 from penstock.pipeline.protocol.params.items import ItemReference, message
@@ -65,6 +67,51 @@ def test_item_with_only_an_id_is_a_reference() -> None:
     assert requests.read_body({"input": [{"id": "x", **requests.MESSAGE}]}).input == [
         replace(message("user", "x"), id="x")
     ]
+
+
+ACTION: requests.Json = {"type": "exec", "env": {}, "command": ["ls"]}
+EXIT: requests.Json = {"stdout": "x", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+ANSWERED = (
+    items.Message("msg_1", "completed", "assistant", (items.OutputText("Hi"), items.Refusal("No.")), "commentary"),
+    items.Message("msg_2", "completed", "user", (items.InputImage(file_id="file_1"), items.InputFile(file_data="a"))),
+    items.Reasoning("rs_1", (items.SummaryText("a"),), (items.ReasoningText("b"),), "sealed", "incomplete"),
+    items.FunctionCall("fc_1", "c", "f", "{}", "incomplete", "n", is_async=True),
+    items.FunctionCallOutput("fco_1", "c", (items.InputText("x"),), "completed"),
+    items.CustomToolCall("ctc_1", "c", "f", "x", "completed"),
+    items.CustomToolCallOutput("ctco_1", "c", "x", "completed"),
+    items.LocalShellCall("lsh_1", "c", ACTION, "completed"),
+    items.LocalShellCallOutput("c", "x", "completed"),
+    items.ShellCall("sh_1", "c", {"commands": ["ls"]}, "completed", {"type": "local"}),
+    items.ShellCallOutput("sho_1", "c", (EXIT,), "completed", 5),
+    items.ApplyPatchCall("apc_1", "c", {"type": "delete_file", "path": "a"}, "completed"),
+    items.ApplyPatchCallOutput("apco_1", "c", "failed", "No."),
+    items.ToolSearchCall("tsc_1", "c", {"goal": "x"}, "completed", "server"),
+    items.ToolSearchOutput("tso_1", "c", ({"type": "custom", "name": "f"},), "completed", "client"),
+    items.ComputerCall("cu_1", "c", "completed", ({"id": "s"},), {"type": "wait"}, ({"type": "wait"},)),
+    items.ComputerCallOutput("cuo_1", "c", items.Screenshot("data:,"), "failed", ({"id": "s"},)),
+    items.McpListTools("mcpl_1", "m", (items.ListedTool("f", {"type": "object"}, "F."),), "No."),
+    items.McpCall("mcp_1", "m", "f", "{}", "failed", None, {"type": "x"}, "mcpr_1"),
+    items.McpApprovalRequest("mcpr_1", "m", "f", "{}"),
+    items.McpApprovalResponse("mcpa_1", "mcpr_1", approve=False, reason="No."),
+    items.CodeInterpreterCall("ci_1", "1", "cntr_1", "failed", ({"type": "logs", "logs": "x"},)),
+    items.WebSearchCall("ws_1", "completed", {"type": "search", "query": "x"}),
+    items.FileSearchCall("fs_1", ("x",), "completed", ({"text": "y"},)),
+    items.Compaction("cmp_1", "sealed"),
+    items.AdditionalTools("at_1", "developer", ({"type": "custom", "name": "f"},)),
+    items.ImageGenerationCall("ig_1", "generating", "aGk="),
+    items.Program("prog_1", "c", "f()", "x"),
+    items.ProgramOutput("progo_1", "c", "2", "incomplete"),
+    items.ConfigurationUpdate("cu_2", {"effort": "low"}, {"format": {"type": "text"}}),
+)
+
+
+@pytest.mark.parametrize("item", ANSWERED, ids=lambda item: item.id)
+def test_item_of_an_answer_is_the_same_item_of_an_input(item: items.Item) -> None:
+    assert CreateResponse(input=[item]).input == [item]
+
+
+def test_all_items_of_an_answer_are_tried() -> None:
+    assert {type(item) for item in ANSWERED} == set(get_args(items.Item))
 
 
 @pytest.mark.parametrize("wide", [1, requests.MANY])
