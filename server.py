@@ -12,14 +12,19 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from aiohttp import web
 
 from penstock.api.app import Api
-from penstock.api.assembly import admitting, assembled, recording_of
-from penstock.api.backends import EngineStarter, start
 from penstock.api.dialects.responses.form import last_response
-from penstock.api.entrance import Entrance
 from penstock.api.http.origins import Origins
 from penstock.api.http.proxies import Proxies
 from penstock.api.metrics.scrape import bound_for_metrics, serving_metrics
-from penstock.api.parts import (
+from penstock.api.peers import Peers
+from penstock.api.resources.resources import ServerParts, opened
+from penstock.api.runs.scheduler import Scheduler
+from penstock.api.runs.watchdog import watching
+from penstock.api.settings import Settings
+from penstock.api.start.assembly import admitting, assembled, recording_of
+from penstock.api.start.backends import EngineStarter, start
+from penstock.api.start.entrance import Entrance
+from penstock.api.start.parts import (
     Preloaded,
     Running,
     delivering,
@@ -31,13 +36,8 @@ from penstock.api.parts import (
     unreachable,
     upstream,
 )
-from penstock.api.peers import Peers
-from penstock.api.resources.resources import ServerParts, opened
-from penstock.api.runs.scheduler import Scheduler
-from penstock.api.runs.watchdog import watching
-from penstock.api.settings import Settings
-from penstock.api.shadow import shadowed
-from penstock.api.share import ALONE, Share
+from penstock.api.start.shadow import shadowed
+from penstock.api.start.share import ALONE, Share
 from penstock.pipeline.core import Pipeline, Step
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse

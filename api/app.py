@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.named import spoken
-from penstock.api.embeddings import Upstream
 from penstock.api.http.access_log import add_request_id, log_requests
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Load, OpenApi, Ready, Version
@@ -33,8 +32,9 @@ from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import PATH, Metrics
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
+from penstock.api.routes.embeddings import Upstream
+from penstock.api.routes.tokenization import Tokenization
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.tokenization import Tokenization
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 

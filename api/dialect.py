@@ -20,15 +20,15 @@ from penstock.api.http.auth import OWNER, title_of
 from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoken
 from penstock.api.http.errors import PROBLEM, as_json
+from penstock.api.http.long_answers import events_in_pieces, may_be_long
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Reading, UsageSoFar, Wire
-from penstock.api.long_answers import events_in_pieces, may_be_long
+from penstock.api.http.woven import woven
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import FORWARDED, MODEL_HEADER, Peers
 from penstock.api.runs.opened import Opened
 from penstock.api.runs.scheduler import Scheduler, let_go_of
-from penstock.api.woven import woven
 from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.faults import first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-from penstock.api.stage_settings import stage_tables
+from penstock.api.settings.stage_settings import stage_tables
 from penstock.pipeline.plugins import Install, load
 from penstock.pipeline.recordings.format import SOURCES
 

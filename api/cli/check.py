@@ -21,21 +21,21 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from penstock.api.assembly import keys_of, open_store, toolbox
-from penstock.api.backends import check_options
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
 from penstock.api.dialects.named import spoken
-from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import bind
-from penstock.api.key_sources import UnusableKeys, seal_keys
+from penstock.api.http.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
-from penstock.api.model_files import model_files
-from penstock.api.parts import UNSTARTABLE
 from penstock.api.runs.store_settings import is_file, is_missing, without_password
 from penstock.api.settings import Settings
+from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.start.assembly import keys_of, open_store, toolbox
+from penstock.api.start.backends import check_options
+from penstock.api.start.model_files import model_files
+from penstock.api.start.parts import UNSTARTABLE
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import CHECKS, installed, load, optional_function

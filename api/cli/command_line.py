@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
 from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, location, misread_model, mistakes
-from penstock.api.from_vllm import API_KEY, VARIABLES
-from penstock.api.options import help_text, options
 from penstock.api.settings import Settings
-from penstock.api.sources import FILE, flags, locations, option_name
+from penstock.api.settings.from_vllm import API_KEY, VARIABLES
+from penstock.api.settings.options import help_text, options
+from penstock.api.settings.sources import FILE, flags, locations, option_name
 from penstock.pipeline.errors import CannotRun
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.api.assembly import RunningEngine, rehearsed
-from penstock.api.backends import loading, over_http, planned, start
-from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.settings import Settings
+from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.start.assembly import RunningEngine, rehearsed
+from penstock.api.start.backends import loading, over_http, planned, start
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.recordings.converse import partly_run
 

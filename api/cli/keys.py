@@ -22,12 +22,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from penstock.api.api_key import HASHED, ApiKey, key_of
-from penstock.api.assembly import open_store, unknown_limits
 from penstock.api.cli.command_line import parsed_settings
-from penstock.api.key_sources import api_keys, text_of, without_comment
+from penstock.api.http.api_key import HASHED, ApiKey, key_of
+from penstock.api.http.key_sources import api_keys, text_of, without_comment
 from penstock.api.limits.table import read_limits
 from penstock.api.runs.store_settings import NO_STORE, is_missing, store_place
+from penstock.api.start.assembly import open_store, unknown_limits
 from penstock.api.values import seconds
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.services.standard_webhooks import Signer

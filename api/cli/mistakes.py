@@ -11,9 +11,9 @@ from itertools import pairwise
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.api.options import options
-from penstock.api.settings import OF_VLLM, Settings
-from penstock.api.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
+from penstock.api.settings.options import options
+from penstock.api.settings.settings import OF_VLLM, Settings
+from penstock.api.settings.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.vllm import NoVllm, WrongOption, option_names

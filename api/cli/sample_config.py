@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from penstock.api.engine_settings import DEFAULT_MODEL
-from penstock.api.options import Option, options
+from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.settings.options import Option, options
 
 _HEAD = f"""\
 # The settings of penstock serve, with their defaults. Keep the lines that you change, in penstock.toml in the working

@@ -13,22 +13,30 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 
 import uvloop
 
-from penstock.api.assembly import RunningEngine, rehearsed
-from penstock.api.backends import EngineStarter, check_options, loading, planned, reason_to_wait, start, start_shown
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.mistakes import explained
 from penstock.api.dialects.named import spoken, spoken_by_route
-from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.frontends.frontend import run_frontend
 from penstock.api.frontends.supervisor import Supervisor
 from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.metrics.scrape import bound_for_metrics
-from penstock.api.model_files import model_files
-from penstock.api.parts import UNSTARTABLE, preloaded
-from penstock.api.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
 from penstock.api.settings import Settings
+from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.start.assembly import RunningEngine, rehearsed
+from penstock.api.start.backends import (
+    EngineStarter,
+    check_options,
+    loading,
+    planned,
+    reason_to_wait,
+    start,
+    start_shown,
+)
+from penstock.api.start.model_files import model_files
+from penstock.api.start.parts import UNSTARTABLE, preloaded
+from penstock.api.start.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
 from penstock.pipeline.errors import CannotRun, EngineDead
 from penstock.pipeline.logs import log_to_stderr
 from penstock.server import running

@@ -14,8 +14,6 @@ from typing import Any
 
 import uvloop
 
-from penstock.api.assembly import RunningEngine
-from penstock.api.backends import of_frontend, start
 from penstock.api.frontends.frontend_config import FrontendConfig
 from penstock.api.frontends.link import (
     Abort,
@@ -33,10 +31,12 @@ from penstock.api.frontends.link import (
     Stop,
 )
 from penstock.api.http.connections import Runner, take
-from penstock.api.parts import UNSTARTABLE
 from penstock.api.runs.scheduler import Scheduler
-from penstock.api.serving import drained, serving_requests
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
+from penstock.api.start.backends import of_frontend, start
+from penstock.api.start.parts import UNSTARTABLE
+from penstock.api.start.serving import drained, serving_requests
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import log_to_stderr
 from penstock.server import running

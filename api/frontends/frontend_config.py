@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.api.settings import Settings
-from penstock.api.share import Share
+from penstock.api.start.share import Share
 from penstock.services.engines.vllm_cores import CoreClient
 from penstock.services.engines.workers import end_with_parent
 

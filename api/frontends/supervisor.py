@@ -44,9 +44,9 @@ from penstock.api.frontends.link import (
 )
 from penstock.api.http.connections import bind, listen
 from penstock.api.runs.store_settings import NO_STORE
-from penstock.api.serving import ENDED_WITH_ENGINE
 from penstock.api.settings import Settings
-from penstock.api.share import FrontendState, Share, shared_states
+from penstock.api.start.serving import ENDED_WITH_ENGINE
+from penstock.api.start.share import FrontendState, Share, shared_states
 from penstock.pipeline.errors import CannotStart, EngineDead
 from penstock.pipeline.logs import counted
 from penstock.services.engines.vllm import VllmPlan

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 
-from penstock.api.api_key import HASHED, LEAST_LENGTH, ApiKey, digest_of, key_of
+from penstock.api.http.api_key import HASHED, LEAST_LENGTH, ApiKey, digest_of, key_of
 from penstock.api.http.conventions import conventions_of
 from penstock.api.http.errors import Handler
+from penstock.api.http.key_sources import api_keys
 from penstock.api.http.prefix import path_of
-from penstock.api.key_sources import api_keys
 from penstock.pipeline.errors import StoreFailed, Unauthorized
 from penstock.pipeline.logs import counted
 from penstock.services.store.stored_keys import StoredKeys

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, NoDecode
 
-from penstock.api.api_key import LEAST_LENGTH
+from penstock.api.http.api_key import LEAST_LENGTH
 from penstock.api.values import Duration, Size, Texts, web_address
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104

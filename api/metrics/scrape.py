@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from penstock.api.api_key import digest_of
+from penstock.api.http.api_key import digest_of
 from penstock.api.http.auth import any_opens, authorizations
 from penstock.api.http.connections import bind
 from penstock.api.metrics.sampler import Sampler

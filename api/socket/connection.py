@@ -23,11 +23,11 @@ from penstock.api.http.auth import OWNER, check_key
 from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.errors import PROBLEM, answer_to
 from penstock.api.http.held_bytes import HeldBody
+from penstock.api.http.long_answers import events_in_pieces, may_be_long
 from penstock.api.http.request_body import off_loop
 from penstock.api.http.sse import LONG_FRAME
 from penstock.api.http.trace import trace_exchange
 from penstock.api.http.wire import Reading, Wire
-from penstock.api.long_answers import events_in_pieces, may_be_long
 from penstock.api.open_sockets import Latest
 from penstock.api.runs.opened import Opened
 from penstock.api.runs.scheduler import Scheduler

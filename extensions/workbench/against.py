@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.sources import CLIENT_KEY
+from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench.wiretap.comparing import Difference, count, differences
 from penstock.extensions.workbench.wiretap.sending import Exchange, NotAnswered, Other, folders, read_exchange
 from penstock.pipeline.errors import CannotRun

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.api.backends import over_http, start_shown
 from penstock.api.cli.command_line import parsed_settings
 from penstock.api.cli.mistakes import explained, location
-from penstock.api.engine_settings import FACTORY, REPLAY, ChatSettings, EngineSettings
 from penstock.api.metrics.log_settings import LogSettings
-from penstock.api.options import options
-from penstock.api.parts import UNSTARTABLE
 from penstock.api.settings import Settings
-from penstock.api.sources import option_name
+from penstock.api.settings.engine_settings import FACTORY, REPLAY, ChatSettings, EngineSettings
+from penstock.api.settings.options import options
+from penstock.api.settings.sources import option_name
+from penstock.api.start.backends import over_http, start_shown
+from penstock.api.start.parts import UNSTARTABLE
 from penstock.extensions.workbench.forced.as_json import answer_line, summary_line
 from penstock.extensions.workbench.forced.comparison import AT_ONCE, Compared, Comparison, Figures
 from penstock.extensions.workbench.forced.page import layout_of, page_of

@@ -17,7 +17,7 @@ from urllib.request import build_opener
 
 import msgspec
 
-from penstock.api.sources import CLIENT_KEY
+from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench.agents import AGENTS, Agent, Served, Start
 from penstock.pipeline.errors import CannotRun
 from penstock.services.model_names import in_words, served_instead

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 
 from penstock.api.dialects.named import OPTION, spoken
-from penstock.api.serving import stop_signals
+from penstock.api.start.serving import stop_signals
 from penstock.extensions.workbench.wiretap.proxy import Proxy, checked, proxying
 from penstock.extensions.workbench.wiretap.spoken import generations
 from penstock.extensions.workbench.wiretap.tap import Tap

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
-from penstock.api.backends import in_this_process
 from penstock.api.http.sse import SSE_HEADERS
 from penstock.api.settings import Settings
+from penstock.api.start.backends import in_this_process
 from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import TokenChunk, replace, with_facts
 from penstock.pipeline.protocol.events import Event, OutputTextDelta, to_sse

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic_settings import CliApp
 
-from penstock.api.assembly import keys_of, toolbox
 from penstock.api.limits.admission import Admission
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import keys_of, toolbox
 from penstock.pipeline.core import source_of
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import pipeline

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from penstock.api import assembly, backends
-from penstock.api.assembly import database
 from penstock.api.cli import check
 from penstock.api.cli.check import Checks, passes
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.serve import main, serve
-from penstock.api.parts import UNSTARTABLE
 from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
+from penstock.api.start import assembly, backends
+from penstock.api.start.assembly import database
+from penstock.api.start.parts import UNSTARTABLE
 from penstock.pipeline.errors import CannotRun, CannotStart, StoreFailed
 from penstock.pipeline.recordings.format import UnreadableRecording
 from penstock.services.store.database import Database

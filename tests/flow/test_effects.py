@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.api.assembly import RunningEngine
-from penstock.api.backends import start
-from penstock.api.effects import Answering
 from penstock.api.settings import Settings
+from penstock.api.settings.effects import Answering
+from penstock.api.start.assembly import RunningEngine
+from penstock.api.start.backends import start
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.plugins import WrongPlugin

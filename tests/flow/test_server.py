@@ -17,16 +17,16 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
-from penstock.api import backends
-from penstock.api import serving as http
-from penstock.api.assembly import RunningEngine, database, rehearsed, toolbox
-from penstock.api.backends import over_http, planned, stages
 from penstock.api.cli import serve as command
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.serve import main, serve
 from penstock.api.http.auth import Keys
-from penstock.api.serving import stop_signals
 from penstock.api.settings import Settings
+from penstock.api.start import backends
+from penstock.api.start import serving as http
+from penstock.api.start.assembly import RunningEngine, database, rehearsed, toolbox
+from penstock.api.start.backends import over_http, planned, stages
+from penstock.api.start.serving import stop_signals
 from penstock.extensions.tools.mcp.builtin_tools import McpHost
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotRun, CannotStart, EngineDead

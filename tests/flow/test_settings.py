@@ -15,9 +15,9 @@ from pydantic_settings import CliApp
 
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.sample_config import sample
-from penstock.api.from_vllm import INSTEAD, OPTIONS, VARIABLES
-from penstock.api.options import SECTIONS, Option, options
 from penstock.api.settings import Settings
+from penstock.api.settings.from_vllm import INSTEAD, OPTIONS, VARIABLES
+from penstock.api.settings.options import SECTIONS, Option, options
 from tests.support.paths import PRODUCT, ROOT
 
 PAGE = ROOT / "docs" / "SETTINGS.md"

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from penstock.api.api_key import digest_of
+from penstock.api.http.api_key import digest_of
 from tests.simulation.clients import Client
 from tests.simulation.files import content_of
 from tests.simulation.ledger import KnownFile, Violation

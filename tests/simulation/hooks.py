@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from penstock.api.api_key import digest_of
+from penstock.api.http.api_key import digest_of
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.servers import HOOKS_HOST, PORT, WEBHOOK_SECRET
 

@@ -17,12 +17,12 @@ from unittest.mock import patch
 
 from aiohttp import web
 
-from penstock.api.assembly import RunningEngine
 from penstock.api.cli.command_line import read_settings
 from penstock.api.http.connections import Runner
-from penstock.api.parts import UNSTARTABLE, Running
-from penstock.api.serving import drained
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
+from penstock.api.start.parts import UNSTARTABLE, Running
+from penstock.api.start.serving import drained
 from penstock.extensions.tools.files import file_reader
 from penstock.pipeline import plugins
 from penstock.server import running

@@ -9,7 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 
-from penstock.api.api_key import digest_of
+from penstock.api.http.api_key import digest_of
 from tests.simulation import dialects, files, scripts
 from tests.simulation.clients import Client
 from tests.simulation.hooks import HookReceiver

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.api.frontends import supervisor
-from penstock.api.share import FrontendState
+from penstock.api.start.share import FrontendState
 from tests.support.server_process import penstock
 
 SEEN = 5.0

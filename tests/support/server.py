@@ -17,13 +17,13 @@ from penstock.api.app import Api
 from penstock.api.cli.command_line import read_settings
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
-from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.http.connections import ConnectionCounts, Runner
 from penstock.api.http.origins import Origins
 from penstock.api.http.proxies import Proxies
 from penstock.api.peers import Membership, Peers
 from penstock.api.resources.resources import ServerParts, opened
+from penstock.api.routes.embeddings import Upstream
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt

@@ -21,10 +21,10 @@ import aiohttp
 import uvloop
 from pydantic_settings import CliApp
 
-from penstock.api.assembly import RunningEngine
 from penstock.api.cli.__main__ import main
 from penstock.api.cli.serve import serve
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
 from penstock.extensions.tools.search import ingestion
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.logs import log_to_stderr

@@ -251,6 +251,15 @@ class FaultyDatabase:
     def __post_init__(self) -> None:
         self.stalls.set()
 
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """Stall it for the length of a block; a server that stops after a failure could not store the rest."""
+        self.stalls.clear()
+        try:
+            yield
+        finally:
+            self.stalls.set()
+
     async def open(self) -> None:
         await self.inner.open()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.options import options
+from penstock.api.settings.options import options
 from tests.support.paths import ROOT
 
 TABLE = (ROOT / "docs" / "LIMITS.md").read_text().split("## All limits")[1].split("\n## ")[0]

@@ -13,7 +13,7 @@ from penstock.api.http.held_bytes import MOST_AT_ONCE, MOST_SMALL_BYTES, SMALL, 
 from penstock.api.limits.admission import Admission
 from penstock.api.open_sockets import Latest, OpenSockets
 from penstock.api.runs.background import BackgroundQueue, InFlight
-from penstock.api.share import ALONE
+from penstock.api.start.share import ALONE
 from penstock.extensions.tools.browser.reader import Reader
 from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.resources.files import Files
@@ -151,7 +151,7 @@ HOLDS: dict[str, Callable[[], None]] = {
         Files(Store(NullDatabase()), Admission(), 1).places
     ),
     "api.runs.scheduler.Scheduler.__post_init__": leaves_places_in_the_queue,
-    "api.share.Share.slots": lambda: leaves_places_in_the_engine(ALONE.slots(4, lambda _: 1.0)),
+    "api.start.share.Share.slots": lambda: leaves_places_in_the_engine(ALONE.slots(4, lambda _: 1.0)),
     "extensions.tools.browser.reader.Reader.__init__": lambda: leaves_places(Reader().brief, Reader().long),
     "services.engines.image_decoding": lambda: leaves_places(image_decoding.places),
     "extensions.tools.files.file_reader.FileReader.__init__": lambda: leaves_places(FileReader().places),

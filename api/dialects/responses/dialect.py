@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from penstock.api.conversations import Conversations
 from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.responses.form import PLAIN, hiding, reader
 from penstock.api.dialects.responses.routes import Responses
 from penstock.api.http.wire import Wire
-from penstock.api.models import ModelList
+from penstock.api.routes.conversations import Conversations
+from penstock.api.routes.models import ModelList
 from penstock.api.socket.socket import Sockets
 
 

@@ -22,13 +22,13 @@ from penstock.api.http.access_log import RESPONSE
 from penstock.api.http.auth import OWNER
 from penstock.api.http.bodies import CompactedResponse, DeletedResponse, InputTokens, Items
 from penstock.api.http.errors import as_json, listed_as_json
+from penstock.api.http.long_answers import events_in_pieces
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import INCLUDE, PAGE, PageRequest
 from penstock.api.http.query import Flag, Number
 from penstock.api.http.request_body import receive
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Wire
-from penstock.api.long_answers import events_in_pieces
 from penstock.api.peers import FORWARDED, PeerLost, SseRelay
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import errors, metrics

@@ -11,9 +11,9 @@ from importlib.metadata import version
 
 from aiohttp import hdrs, web
 
-from penstock.api.api_key import LEAST_LENGTH
+from penstock.api.http.api_key import LEAST_LENGTH
 from penstock.api.http.prefix import prefix_of
-from penstock.api.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
 
 TEXT = """\
 penstock {version} serves the APIs Responses, Chat Completions, Completions and Messages.

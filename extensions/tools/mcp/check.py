@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from penstock.api.assembly import mcp_servers
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import mcp_servers
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from penstock.extensions.tools.sandbox.kinds import python_description
@@ -18,7 +19,9 @@ from penstock.pipeline.protocol.params.request import OUTPUTS
 from penstock.services.containers import FoundFile, NoSuchFile
 from penstock.services.tools import ContainerFiles, Declaration, HostSettings, ToolResult
 
-_GRACE_SECONDS: Final = 5.0
+_INTERRUPTS = 2
+"""Interrupts of code that runs too long before it is killed."""
+_INTERRUPT_SECONDS: Final = 2.5
 """Seconds that interrupted code may take to end: on a busy machine it waits for its turn."""
 _NOTHING: Final = "(The code wrote nothing.)"
 
@@ -116,16 +119,16 @@ class PythonSession:
         try:
             await turn.process.ask({"code": code}, turn.seconds)
         except TimeoutError:
-            turn.process.interrupt()
+            late = f"The code ran longer than {seconds:g} seconds"
         else:
             return None
-        late = f"The code ran longer than {seconds:g} seconds"
-        try:
-            await turn.process.answer(_GRACE_SECONDS)
-        except TimeoutError:
-            await turn.container.drop("python")
-            return f"{late} and was killed. All variables are lost."
-        return f"{late} and was interrupted. Variables and files are kept."
+        for _ in range(_INTERRUPTS):  # the first does nothing if the cell has not begun, as on a busy machine
+            turn.process.interrupt()
+            with suppress(TimeoutError):
+                await turn.process.answer(_INTERRUPT_SECONDS)
+                return f"{late} and was interrupted. Variables and files are kept."
+        await turn.container.drop("python")
+        return f"{late} and was killed. All variables are lost."
 
 
 def files_of(container: OpenContainer, files: Sequence[FoundFile]) -> ContainerFiles | None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rich.console import Console
 
-from penstock.api.sources import CLIENT_KEY
+from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench.conformance.badge import as_badge
 from penstock.extensions.workbench.conformance.check import Speech
 from penstock.extensions.workbench.conformance.checks import ALL

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
 from penstock.extensions.workbench.forced.as_json import figures_of, run_on_of
 from penstock.extensions.workbench.forced.comparison import Compared, Figures, SkippedAnswer
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aiohttp import hdrs, web
 
-from penstock.api.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
 
 SCRIPTS = ("dom.js", "wire.js", "take.js", "flow.js", "slider.js", "beside.js", "talk.js", "live.js")
 """The parts of the script, in order: first the data, then drawing, then interaction."""

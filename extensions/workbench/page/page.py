@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
 from penstock.extensions.workbench.page.tokens import Texts, prompts_of, tokens_of
 from penstock.extensions.workbench.timeline.facts import DETAILS, facts_of, request_of, title_of
 from penstock.extensions.workbench.timeline.rows import Row, rows_of

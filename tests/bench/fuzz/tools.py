@@ -14,9 +14,9 @@ import uvloop
 from aiohttp import web
 from pydantic_settings import CliApp
 
-from penstock.api.assembly import RunningEngine
 from penstock.api.cli.serve import serve
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
 from penstock.pipeline.logs import log_to_stderr
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.api.http.auth import Keys
-from penstock.api.sources import CLIENT_KEY
+from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench import diff
 from penstock.extensions.workbench.against import compared, table
 from penstock.extensions.workbench.wiretap.sending import place

@@ -183,12 +183,10 @@ async def test_answered_cancel_is_durable(where: str) -> None:
     kept = FaultyDatabase(database_at(where))
     async with running_server(ScriptedEngine(script()), kept, limit=0) as served:
         response_id = await served.start_background()
-        kept.stalls.clear()
-        answer = asyncio.ensure_future(served.cancel(response_id))
-        await asyncio.sleep(0.2)
-        is_answered = answer.done()
-        kept.stalls.set()
-        assert not is_answered
+        with kept.stalled():
+            answer = asyncio.ensure_future(served.cancel(response_id))
+            await asyncio.sleep(0.2)
+            assert not answer.done()
         assert (await answer)[0] == 200
         async with open_store(where) as after:
             stored = await after.get(response_id, "")

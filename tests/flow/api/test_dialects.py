@@ -23,8 +23,8 @@ from penstock.api.dialects.named import spoken
 from penstock.api.http.wire import Wire
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.parts import preloaded
 from penstock.api.settings import Settings
+from penstock.api.start.parts import preloaded
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.events import DONE, ResponseEvent

@@ -15,11 +15,11 @@ import openai
 import pytest
 from aiohttp import ClientSession, web
 
-from penstock.api.assembly import RunningEngine
-from penstock.api.backends import EngineStarter, start
 from penstock.api.http.auth import OWNER
 from penstock.api.http.connections import bind, serving
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
+from penstock.api.start.backends import EngineStarter, start
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.events import ResponseCompleted, ResponseCreated

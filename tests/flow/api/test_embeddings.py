@@ -16,10 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
-from penstock.api.embeddings import PATHS, Upstream
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
+from penstock.api.routes.embeddings import PATHS, Upstream
 from penstock.api.settings import Settings
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine

@@ -17,11 +17,11 @@ import anthropic
 import openai
 import pytest
 
-from penstock.api.assembly import database
 from penstock.api.http.auth import Keys
 from penstock.api.limits import admission as admissions
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
+from penstock.api.start.assembly import database
 from penstock.extensions.tools.files.stored_files import CHUNK
 from penstock.extensions.tools.resources import files, upload_form
 from penstock.services.engines.scripted import ScriptedEngine

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.api.assembly import RunningEngine
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.frames import Prompt

@@ -14,14 +14,14 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from penstock.api.api_key import ApiKey, digest_of
-from penstock.api.assembly import keys_of
 from penstock.api.cli.serve import greeting, main
+from penstock.api.http.api_key import ApiKey, digest_of
 from penstock.api.http.auth import OPEN, Keys
-from penstock.api.key_sources import UnusableKeys, seal_keys
+from penstock.api.http.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import SHIPPED
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import keys_of
 from penstock.pipeline.errors import CannotRun, StoreFailed, Unauthorized
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.store.sqlite import SqliteDatabase

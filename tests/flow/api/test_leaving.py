@@ -13,7 +13,7 @@ from penstock.api.frontends.frontend_config import FrontendConfig
 from penstock.api.frontends.link import Draining, LastConnectionSent, new_link
 from penstock.api.http.connections import Runner
 from penstock.api.settings import Settings
-from penstock.api.share import FrontendState, Share
+from penstock.api.start.share import FrontendState, Share
 from tests.support.api_clients import wait_until
 from tests.support.server import ScriptedServer
 

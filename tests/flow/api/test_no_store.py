@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.api.assembly import database
+from penstock.api.start.assembly import database
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script

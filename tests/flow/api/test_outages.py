@@ -272,12 +272,11 @@ async def test_responses_lost_in_an_outage_are_logged(store_at: str, caplog: pyt
 async def test_backlog_of_the_store_is_bounded(tmp_path: Path) -> None:
     faulty = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     async with talking(faulty) as served:
-        faulty.stalls.clear()
-        served.store.append("resp_huge", Block(0, 1, bytes(LIMIT)))
-        await refused(served)
-        await refused(served, stream=True)
-        assert (await served.post({"input": "Hi", "store": False}))[1]["status"] == "completed"
-        faulty.stalls.set()
+        with faulty.stalled():
+            served.store.append("resp_huge", Block(0, 1, bytes(LIMIT)))
+            await refused(served)
+            await refused(served, stream=True)
+            assert (await served.post({"input": "Hi", "store": False}))[1]["status"] == "completed"
         await wait_until(lambda: not served.store.backlog)
         assert (await served.post({"input": "Hi"}))[0] == 200
 

@@ -12,11 +12,11 @@ import pytest
 from openai.types.responses import Response
 from pydantic_settings import CliApp
 
-from penstock.api.assembly import keys_of, toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
-from penstock.api.parts import preloaded
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import keys_of, toolbox
+from penstock.api.start.parts import preloaded
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import WrongPlugin
 from penstock.pipeline.protocol.events import DONE, to_sse

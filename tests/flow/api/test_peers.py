@@ -215,17 +215,14 @@ async def test_response_has_ended_for_a_poll_once_its_end_is_stored(
         running_server(ScriptedEngine(script()), store_at) as other,
     ):
         response_id = await one.start_background()
-        await api_clients.wait_until(lambda: one.engine.running)
-        database.stalls.clear()
-        one.engine.say_all()
-        (live,) = one.scheduler.runs
-        await api_clients.wait_until(lambda: live.ended)
-        poll = asyncio.create_task(one.get_response(response_id))
-        try:
+        await wait_until_stored(store_at, response_id, 1)  # the events of a run wait until its beginning is stored
+        with database.stalled():
+            one.engine.say_all()
+            (live,) = one.scheduler.runs
+            await api_clients.wait_until(lambda: live.ended)
+            poll = asyncio.create_task(one.get_response(response_id))
             assert (await other.get_response(response_id))["status"] in ("queued", "in_progress")
             assert not poll.done()
-        finally:
-            database.stalls.set()
         assert (await poll)["status"] == "completed"
         status, answer = await other.post({"input": "Go on.", "previous_response_id": response_id})
         assert (status, answer["status"]) == (200, "completed")

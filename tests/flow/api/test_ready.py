@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.api.assembly import RunningEngine
 from penstock.api.cli.serve import serve
 from penstock.api.dialects.named import spoken_by_route
 from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from penstock.api.recording import options, versions
 from penstock.api.settings import Settings
+from penstock.api.start.recording import options, versions
 from penstock.pipeline.frames import TokenChunk
 from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read_recording
 from penstock.stages.models.chat.load import ChatOptions

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from pydantic_settings import CliApp
 
-from penstock.api.assembly import toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import toolbox
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.services.web.ssrf import NOTHING_ALLOWED

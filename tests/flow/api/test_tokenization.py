@@ -98,7 +98,7 @@ async def test_unknown_names_are_logged(
 
 async def test_refused_length_is_not_that_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.stages.render.truncation.COUNTED", 100)
-    monkeypatch.setattr("penstock.api.tokenization.COUNTED", 100)
+    monkeypatch.setattr("penstock.api.routes.tokenization.COUNTED", 100)
     async with running_server(ScriptedEngine(context_length=50), tmp_path) as served:
         assert (await served.post({"prompt": " a" * 100}, "/tokenize"))[1]["count"] == 100
         for body in ({"prompt": " a" * 101}, {"messages": [USER | {"content": " a" * 101}]}):

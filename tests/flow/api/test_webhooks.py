@@ -10,9 +10,9 @@ import openai
 import pytest
 from aiohttp import web
 
-from penstock.api.api_key import digest_of
 from penstock.api.cli.command_line import read_settings
-from penstock.api.key_sources import UnusableKeys
+from penstock.api.http.api_key import digest_of
+from penstock.api.http.key_sources import UnusableKeys
 from penstock.server import running
 from penstock.services.standard_webhooks import Signer
 from tests.support.api_clients import openai_client, wait_until

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from penstock.api.assembly import toolbox
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import toolbox
 from penstock.pipeline.frames import GenerationStarted, TokenChunk
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Message, OutputText

@@ -11,8 +11,8 @@ from threading import Barrier
 
 import pytest
 
-from penstock.api.api_key import digest_of
 from penstock.api.cli.keys import main
+from penstock.api.http.api_key import digest_of
 from penstock.api.http.auth import Keys
 from penstock.pipeline.errors import CannotRun, Unauthorized
 from penstock.services.standard_webhooks import Signer

@@ -15,9 +15,9 @@ import pytest
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.mistakes import explained
 from penstock.api.cli.serve import greeting, main
-from penstock.api.from_vllm import INSTEAD, VARIABLES
 from penstock.api.settings import Settings
-from penstock.api.sources import flags, unknown_option
+from penstock.api.settings.from_vllm import INSTEAD, VARIABLES
+from penstock.api.settings.sources import flags, unknown_option
 from penstock.pipeline.errors import CannotRun
 from penstock.services.engines import vllm
 from penstock.services.engines.vllm import NoVllm, WrongOption, check_memory, option_names, plan_vllm

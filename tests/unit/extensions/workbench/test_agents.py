@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.sources import CLIENT_KEY
+from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench.agents import AGENTS, NO_KEY, Served, Start
 from penstock.extensions.workbench.launch import shell_lines
 from tests.support.paths import ROOT

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic_settings import CliApp
 
-from penstock.api.backends import stages
 from penstock.api.settings import Settings
+from penstock.api.start.backends import stages
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import ChatTurn, GenerationFinished
 from penstock.pipeline.plugins import WrongPlugin

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.from_vllm import INSTEAD
 from penstock.api.settings import Settings
+from penstock.api.settings.from_vllm import INSTEAD
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
 from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.api.api_key import ApiKey, key_of, plain_key
+from penstock.api.http.api_key import ApiKey, key_of, plain_key
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import counted
 

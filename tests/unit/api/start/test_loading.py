@@ -36,7 +36,7 @@ log("WARNING", "It complains.")
 
 COMMAND = r"""
 import logging, os, subprocess, sys, tempfile, time
-from penstock.api import loading
+from penstock.api.start import loading
 from penstock.pipeline.errors import CannotStart, Stopped
 from penstock.pipeline.logs import log_to_stderr
 
@@ -82,7 +82,7 @@ class Output:
     @property
     def lines(self) -> list[str]:
         """The lines about loading."""
-        return re.findall(r"penstock\.api\.loading: (.*)", self.err)
+        return re.findall(r"penstock\.api\.start\.loading: (.*)", self.err)
 
 
 def loaded(*flags: str) -> Output:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic_settings import CliApp
 
-from penstock.api.backends import stages
 from penstock.api.settings import Settings
+from penstock.api.start.backends import stages
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import WrongPlugin
 

@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.api.api_key import ApiKey
-from penstock.api.engine_settings import DEFAULT_MODEL
 from penstock.api.file_reading import file_settings
+from penstock.api.http.api_key import ApiKey
 from penstock.api.http.auth import Keys
-from penstock.api.key_sources import UnusableKeys
+from penstock.api.http.key_sources import UnusableKeys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.recording import recorder
 from penstock.api.runs.store_settings import NO_STORE
 from penstock.api.settings import Settings
-from penstock.api.share import Share
+from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.start.recording import recorder
+from penstock.api.start.share import Share
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import nearest

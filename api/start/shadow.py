@@ -7,8 +7,8 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from penstock.api.assembly import RunningEngine
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import RunningEngine
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.share import LOOK, FrontendState, SharedSlots, part
+from penstock.api.start.share import LOOK, FrontendState, SharedSlots, part
 
 
 @given(total=st.integers(0, 1000), count=st.integers(1, 16))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, CliSuppress, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.api.sources import FILE, PREFIX, read_file, variable
+from penstock.api.settings.sources import FILE, PREFIX, read_file, variable
 from penstock.api.values import Tables, Texts
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import nearest

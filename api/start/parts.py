@@ -12,18 +12,18 @@ from uuid import uuid4
 from pydantic_settings import SettingsError
 
 from penstock.api.app import Api
-from penstock.api.assembly import keys_of, mcp_servers, open_store, toolbox
 from penstock.api.dialect import Dialect
 from penstock.api.dialects.named import spoken
-from penstock.api.embeddings import Upstream
 from penstock.api.http.auth import Keys
-from penstock.api.key_sources import seal_keys
+from penstock.api.http.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership
+from penstock.api.routes.embeddings import Upstream
 from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.store_settings import NO_STORE, is_missing, without_password
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import keys_of, mcp_servers, open_store, toolbox
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.recordings.writer import make_folder

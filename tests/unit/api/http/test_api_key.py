@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.api_key import LEAST_LENGTH, ApiKey, key_of
+from penstock.api.http.api_key import LEAST_LENGTH, ApiKey, key_of
 
 KEY = "sk-alice-0123456789"
 DIGEST = sha256(KEY.encode()).hexdigest()

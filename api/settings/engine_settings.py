@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSuppress, CliUnknownArgs
 
-from penstock.api.sources import flags, unknown_option
+from penstock.api.settings.sources import flags, unknown_option
 from penstock.api.values import Duration, Table, Texts
 from penstock.services.engines.vllm import option_names
 from penstock.stages.models.chat.load import ChatOptions

@@ -12,14 +12,14 @@ from pathlib import Path
 from socket import socket
 from typing import Generic, NoReturn, TypeVar
 
-from penstock.api.assembly import check_keys
 from penstock.api.http.connections import Runner, serving
-from penstock.api.key_sources import UnusableKeys
+from penstock.api.http.key_sources import UnusableKeys
 from penstock.api.metrics.scrape import serving_metrics
-from penstock.api.parts import Running
 from penstock.api.runs.housekeeping import forget_generators, tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
+from penstock.api.start.assembly import check_keys
+from penstock.api.start.parts import Running
 from penstock.pipeline.errors import CannotStart, Stopped
 from penstock.pipeline.logs import counted
 

@@ -10,13 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from penstock.api.assembly import RunningEngine, rehearsed
-from penstock.api.effects import Answering, warn_of_unused
-from penstock.api.engine_settings import DEFAULT_MODEL
-from penstock.api.from_vllm import instead_of
-from penstock.api.loading import Loading
 from penstock.api.settings import Settings
-from penstock.api.sources import option_name
+from penstock.api.settings.effects import Answering, warn_of_unused
+from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.settings.from_vllm import instead_of
+from penstock.api.settings.sources import option_name
+from penstock.api.start.assembly import RunningEngine, rehearsed
+from penstock.api.start.loading import Loading
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.custom import open_engine

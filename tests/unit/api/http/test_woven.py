@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.woven import AHEAD, woven
+from penstock.api.http.woven import AHEAD, woven
 
 
 async def counted(values: int, closed: list[int], fails_at: int | None = None) -> AsyncGenerator[int, None]:

@@ -7,9 +7,9 @@ from enum import Enum
 
 from pydantic_settings import CLI_SUPPRESS
 
-from penstock.api.engine_settings import ChatSettings
 from penstock.api.settings import Settings
-from penstock.api.sources import variable
+from penstock.api.settings.engine_settings import ChatSettings
+from penstock.api.settings.sources import variable
 
 logger = logging.getLogger(__name__)
 

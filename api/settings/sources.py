@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.from_vllm import instead_of
+from penstock.api.settings.from_vllm import instead_of
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import check_names, nearest
 

@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 from pydantic import ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.api.engine_settings import ChatSettings, EngineSettings
 from penstock.api.http.http_settings import ANY, ClientSettings, HttpSettings, is_here
 from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
-from penstock.api.recording_settings import RecordingSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
-from penstock.api.sources import FILE, PREFIX, check_keywords, keys, read_file, unknown_variables
-from penstock.api.stage_settings import StageSettings, StageTables
-from penstock.api.tool_settings import (
+from penstock.api.settings.engine_settings import ChatSettings, EngineSettings
+from penstock.api.settings.recording_settings import RecordingSettings
+from penstock.api.settings.sources import FILE, PREFIX, check_keywords, keys, read_file, unknown_variables
+from penstock.api.settings.stage_settings import StageSettings, StageTables
+from penstock.api.settings.tool_settings import (
     CacheSettings,
     FileSettings,
     PromptSettings,
