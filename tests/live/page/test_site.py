@@ -19,7 +19,7 @@ PAGES = (
     "docs/COMPARE.html",
     "docs/ERRORS.html",
     "docs/HTTP_API.html",
-    "api/SETTINGS.html",
+    "docs/SETTINGS.html",
 )
 
 GRAVE = ("error", "warning")
