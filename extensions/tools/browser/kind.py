@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import UNSET
 from openai_harmony import ToolNamespaceConfig
 
+from penstock.extensions.tools.browser.calls import Call, Find, Open, Search, parse_call
 from penstock.pipeline.errors import UnsupportedParameter
 from penstock.pipeline.frames import BrowserAction, CallData, WebCallOpened
 from penstock.pipeline.hosted_kinds import ByMcp, HostedKind, ToolOptions, refuse_bound
@@ -15,7 +16,6 @@ from penstock.pipeline.protocol.items import WebSearchCall
 from penstock.pipeline.protocol.params.request import SOURCES, WEB_RESULTS
 from penstock.pipeline.protocol.params.tools import ToolParam, WebFilters, WebSearchToolParam
 from penstock.pipeline.protocol.tools import FunctionTool
-from penstock.stages.models.browser_calls import Call, Find, Open, Search, parse_call
 from penstock.stages.models.shell_calls import ArgumentsInvalid
 
 
@@ -118,6 +118,7 @@ BROWSER = HostedKind(
     read=_read,
     instructions=_instructions,
     option="--web-search",
+    set_up_by="web_search",
     is_unasked=True,
     shown=_shown,
     cites=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from penstock.extensions.tools.search.queries import queries_in
 from penstock.pipeline.frames import CallData, FileSearchOpened, FileSearchResults
 from penstock.pipeline.hosted_kinds import HostedKind, ToolOptions
 from penstock.pipeline.protocol.items import FileSearchCall
@@ -12,7 +13,6 @@ from penstock.pipeline.protocol.params.file_search import HybridWeights, Ranking
 from penstock.pipeline.protocol.params.request import RESULTS
 from penstock.pipeline.protocol.params.tools import FileSearchToolParam, ToolParam
 from penstock.pipeline.protocol.tools import FunctionTool
-from penstock.stages.models.file_searches import queries_in
 
 
 class FileSearchOptions(ToolOptions, frozen=True, omit_defaults=True):
@@ -91,6 +91,7 @@ FILE_SEARCH = HostedKind(
     called=_called,
     read=_read,
     option="--store",
+    set_up_by="embeddings",
     shown=_shown,
     cites=True,
 )

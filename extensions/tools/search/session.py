@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.extensions.tools.search.embedder import Embedder
 from penstock.extensions.tools.search.kind import FileSearchOptions
+from penstock.extensions.tools.search.queries import MOST_QUERIES, all_queries_in, bounded, queries_in
 from penstock.extensions.tools.search.searcher import Hit, Searcher
 from penstock.extensions.tools.search.vector_stores import StoredVectorStore
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
@@ -17,7 +18,6 @@ from penstock.pipeline.hosted_kinds import options_of
 from penstock.pipeline.protocol.items import FileSearchCall, of_type
 from penstock.services.file_marks import safe_name
 from penstock.services.tools import FileSource, HostSettings, ToolResult
-from penstock.stages.models.file_searches import MOST_QUERIES, all_queries_in, bounded, queries_in
 
 FIRST = 1_000
 """The number of the first part that a conversation finds; pages of the browser have lower ones."""

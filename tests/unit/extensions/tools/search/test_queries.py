@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.stages.models.file_searches import MOST_QUERIES, MOST_QUERY_CHARACTERS, all_queries_in, queries_in
+from penstock.extensions.tools.search.queries import MOST_QUERIES, MOST_QUERY_CHARACTERS, all_queries_in, queries_in
 
 TEXTS = st.text(st.characters(codec=None))
 VALUES = st.recursive(
