@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.api.assembly import keys_of, toolbox
 from penstock.api.cli.command_line import read_settings
 from penstock.api.limits.admission import Admission
+from penstock.api.start.assembly import keys_of, toolbox
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.stages.models.harmony.vocabulary import built_in
 from tests.support.server import ScriptedServer
