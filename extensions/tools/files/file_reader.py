@@ -24,7 +24,6 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import msgspec
 from msgspec import UNSET
 
-from penstock.extensions.tools.files.owned import OwnedFiles
 from penstock.extensions.tools.files.stored_files import StoredFile, StoredFiles
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.foreign_errors import named_error
@@ -175,23 +174,23 @@ class FileReader:
         A file that is too much beside those before it cannot be read.  They are read one after another, so that one
         conversation takes no more than one place of `MOST_AT_ONCE`.
         """
-        owned = OwnedFiles(store.part(StoredFiles), owner) if store else None
+        kept = store.part(StoredFiles) if store else None
         readings, sums = list[FileReading](), _Sums(self._limits)
         for placed in files:
             part, path = placed.part, placed.path
-            stored = await owned.find(placed.file_id) if owned and placed.file_id is not None else None
+            stored = await kept.get(placed.file_id, owner) if kept and placed.file_id is not None else None
             name = name_of(part, stored)
-            if owned and stored is None and placed.file_id is not None:
+            if kept and stored is None and placed.file_id is not None:
                 if path is not None:
                     raise placed.not_found()
                 readings.append(placed.instead(name, _GONE))
                 continue
             try:
                 if isinstance(part, InputImage):
-                    readings.append((await self._image(part, stored, owned, sees_images=sees_images),))
+                    readings.append((await self._image(part, stored, kept, sees_images=sees_images),))
                     continue
                 shows = _SHOWS[part.detail or "auto"] if sees_images else "none"
-                parts = await self._parts(part, name, shows, owner, stored, owned)
+                parts = await self._parts(part, name, shows, owner, stored, kept)
                 sums.add(parts)
                 readings.append(_reading(name, parts))
             except NotRead as error:
@@ -201,36 +200,36 @@ class FileReader:
         return readings
 
     async def _parts(
-        self, file: InputFile, name: str, shows: str, owner: str, stored: StoredFile | None, owned: OwnedFiles | None
+        self, file: InputFile, name: str, shows: str, owner: str, stored: StoredFile | None, kept: StoredFiles | None
     ) -> _Parts:
-        if stored is not None and owned is not None:
+        if stored is not None and kept is not None:
             declared = _Content(b"", stored.media_type, stored.sha256)
             if (known := self._known.get(_key(declared, name, shows))) is not None:
                 return known
-            return (await self._read(replace(declared, data=await self._whole(stored, owned)), name, shows, owner))[1]
+            return (await self._read(replace(declared, data=await self._whole(stored, kept)), name, shows, owner))[1]
         if isinstance(url := file.file_url, str):
             return await self._parts_at(url, name, shows, owner)
         data = file.file_data if isinstance(file.file_data, str) else ""
         return (await self._read(await self._in_thread(self._content, data), name, shows, owner))[1]
 
     async def _image(
-        self, image: InputImage, stored: StoredFile | None, owned: OwnedFiles | None, *, sees_images: bool
+        self, image: InputImage, stored: StoredFile | None, kept: StoredFiles | None, *, sees_images: bool
     ) -> InputImage:
         """Return an image that is a stored file with its data."""
         if not sees_images:
             raise NotRead(TEXT_ONLY)
-        if stored is None or owned is None or stored.bytes > MOST_IMAGE_BYTES:
+        if stored is None or kept is None or stored.bytes > MOST_IMAGE_BYTES:
             raise NotRead(f"An image may have {MOST_IMAGE_BYTES:,} bytes.")
-        content = await owned.content(stored)
+        content = await kept.content(stored)
         try:
             return InputImage(await self._in_thread(as_data_url, content), image.detail)
         except NoImage as error:
             raise NotRead(str(error)) from error
 
-    async def _whole(self, stored: StoredFile, owned: OwnedFiles) -> bytes:
+    async def _whole(self, stored: StoredFile, kept: StoredFiles) -> bytes:
         if stored.bytes > self._limits.bytes:
             raise self._too_large()
-        return await owned.content(stored)
+        return await kept.content(stored)
 
     async def _parts_at(self, url: str, name: str, shows: str, owner: str) -> _Parts:
         place = f"{shows} {url}"

@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.extensions.tools.search.tables import LEAVE_ALL
 from penstock.pipeline.errors import StoredFileNotFound, StoreFailed
+from penstock.pipeline.tasks import LARGE_BYTES, apart
 from penstock.services.store import rows
 from penstock.services.store.database import BATCH, Row, Statement, placeholders
 from penstock.services.store.heartbeats import of_dead_server
@@ -259,6 +260,11 @@ class StoredFiles(StorePart):
                 raise StoredFileNotFound(file.id)
             at += len(piece)
             yield piece
+
+    async def content(self, file: StoredFile) -> bytes:
+        """Return the bytes of a file; raises `StoredFileNotFound` once it is deleted."""
+        pieces = [piece async for piece in self.chunks(file)]
+        return await apart(file.bytes > LARGE_BYTES, b"".join, pieces)
 
     async def delete(self, file_id: str, owner: str) -> bool:
         """Delete a file durably, also from all vector stores; False if there is none."""

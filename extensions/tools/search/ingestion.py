@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.extensions.tools.files.file_reader import FileReader, NotRead
-from penstock.extensions.tools.files.owned import OwnedFiles
 from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.search.chunking import Cut, chunks
 from penstock.extensions.tools.search.embedder import Embedder, NotEmbedded
@@ -169,12 +168,13 @@ class Ingestion:
                 raise _GivenUp
 
     async def _text(self, claimed: Claimed) -> str:
-        stored = await self._store.part(StoredFiles).get(claimed.file.id, claimed.owner)
+        files = self._store.part(StoredFiles)
+        stored = await files.get(claimed.file.id, claimed.owner)
         if stored is None:
             raise NotRead("It does not exist any more.")
         if stored.bytes > self._reader.limits.bytes:
             raise NotRead(f"It is larger than {self._reader.limits.bytes:,} bytes.")
-        data = await OwnedFiles(self._store.part(StoredFiles), claimed.owner).content(stored)
+        data = await files.content(stored)
         text = await self._reader.text_of(data, stored.filename, stored.media_type, claimed.owner)
         return text.replace("\0", " ")
 
