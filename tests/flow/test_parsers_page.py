@@ -104,7 +104,6 @@ def agreement() -> str:
     sums = [sum(map(int, column)) for column in list(zip(*families, strict=True))[1:]]
     servers = zip(headings[1:-VERDICTS], sums, strict=False)
     differing = [(name, counts) for name, *counts in families if any(map(int, counts[1 - VERDICTS :]))]
-    agreeing = (f"`{name}`" for name, *counts in families if not any(map(int, counts[1 - VERDICTS :])))
     found = [column for column in range(-VERDICTS, 0) if sums[column]]
     rows = (
         row(f"`{name}`", *(each if each != "0" else "" for each in (counts[at] for at in found)))
@@ -118,7 +117,7 @@ def agreement() -> str:
                 *(headings[at] for at in found),
                 rows=(row("**all**", *(str(sums[at]) for at in found)), *rows),
             ),
-            f"All outputs agree of {', '.join(agreeing)}. A verdict without a column has no output.\n",
+            "A family or a verdict that is not listed has no difference.\n",
         )
     )
 
