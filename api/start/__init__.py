@@ -1,1 +1,1 @@
-"""What starts a server and ends it: the engine, the parts that settings decide, serving until a signal."""
+"""The start of a server, and its end: the engine, the parts that settings decide, serving until a signal."""
