@@ -116,8 +116,6 @@ class HostedKind:
     """Returns what its options add to the instructions of the request."""
     option: str = ""
     """The option by which an operator gives it to the server."""
-    set_up_by: str = ""
-    """The setting, a field of `HostSettings`, with which its host must not be left out; empty if there is none."""
     is_unasked: bool = False
     """True if coding agents declare it beside their own tools in each request, whether a server runs it or not."""
     shown: Callable[[CallData, Collection[str]], CallData | None] = _whole

@@ -24,8 +24,8 @@ _CONTAINERS = "containers"
 _MCP = "mcp"
 """The entry point that opens the MCP servers, some of which may run a built-in tool."""
 
-_MCP_SETTING = "mcp_config"
-"""The setting by which an operator sets up MCP servers."""
+_SET_UP_BY = {_MCP: "mcp_config", "browser": "web_search", "file_search": "embeddings"}
+"""The settings by which an operator sets up what an entry point opens, whether it is installed or not."""
 
 
 async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolbox:
@@ -33,8 +33,7 @@ async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolb
 
     An MCP server of the operator replaces the built-in tool of the same kind.  Raises `WrongPlugin` for a wrong host.
     """
-    set_up_by = {_MCP: _MCP_SETTING} | {name: kind.set_up_by for name, kind in kinds().items() if kind.set_up_by}
-    for name, setting in set_up_by.items():
+    for name, setting in _SET_UP_BY.items():
         if getattr(settings, setting):
             function_named(name, f"--{setting.replace('_', '-')}", HOSTS)  # it must not be left out
     async with AsyncExitStack() as opened:

@@ -118,7 +118,6 @@ BROWSER = HostedKind(
     read=_read,
     instructions=_instructions,
     option="--web-search",
-    set_up_by="web_search",
     is_unasked=True,
     shown=_shown,
     cites=True,

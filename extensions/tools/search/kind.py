@@ -91,7 +91,6 @@ FILE_SEARCH = HostedKind(
     called=_called,
     read=_read,
     option="--store",
-    set_up_by="embeddings",
     shown=_shown,
     cites=True,
 )
