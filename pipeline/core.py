@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from penstock.pipeline.faults import name_stage, place_of, running
+from penstock.pipeline.faults import identity_of, name_stage, running
 from penstock.pipeline.junction import Junction, inner_junctions, junctions
 from penstock.pipeline.stage_guard import StageGuard
 
@@ -237,7 +237,7 @@ class Pipeline(Generic[In, Out]):
                 for step in self.steps:
                     stream, *guarding = step.open(streams[-1])
                     streams += (stream, *guarding)
-                    names[place_of(stream, names, *around)] = step.name
+                    names[identity_of(stream, names, *around)] = step.name
                 running.set((names, *around))
                 yield streams[-1]
             finally:

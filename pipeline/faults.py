@@ -22,14 +22,14 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 Frame = TypeVar("Frame")
 
 running: ContextVar[tuple[dict[Any, str], ...]] = ContextVar("running", default=())
-"""The names of the running stages, by `place_of`: one dict for each open pipeline, the innermost first."""
+"""The names of the running stages, by `identity_of`: one dict for each open pipeline, the innermost first."""
 
 _IN = "in stage "
 
 UNKNOWN = "an unknown stage"
 
 
-def place_of(stream: Any, *known: dict[Any, str]) -> Any:
+def identity_of(stream: Any, *known: dict[Any, str]) -> Any:
     """Return the object that identifies a stage's generator in a traceback.
 
     That is its code object, or its frame if a ``known`` stage runs the same code.  Code is preferred because reading
@@ -56,9 +56,9 @@ def name_stage(error: BaseException) -> str:
     noted: list[str] = [note.removeprefix(_IN) for note in getattr(error, "__notes__", ()) if note.startswith(_IN)]
     if noted:
         return noted[0]
-    names = {place: name for pipeline in running.get() for place, name in pipeline.items()}
-    places = (frame if frame in names else frame.f_code for frame, _ in walk_tb(error.__traceback__))
-    raised_in = [names[place] for place in places if place in names]
+    names = {identity: name for pipeline in running.get() for identity, name in pipeline.items()}
+    identities = (frame if frame in names else frame.f_code for frame, _ in walk_tb(error.__traceback__))
+    raised_in = [names[identity] for identity in identities if identity in names]
     if not raised_in:
         return UNKNOWN
     note_stage(error, raised_in[-1])

@@ -119,8 +119,8 @@ def _check_struct(struct: Struct, path: str) -> None:
     try:
         msgspec.convert({**fields, **tagged}, type(struct))
     except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$")
-        raise WrongType(f"{path}{place.removesuffix('`')}: {problem[0].lower()}{problem[1:]}") from None
+        problem, _, location = str(error).partition(" - at `$")
+        raise WrongType(f"{path}{location.removesuffix('`')}: {problem[0].lower()}{problem[1:]}") from None
     for name, value in fields.items():
         for part in value if isinstance(value, tuple | list) else (value,):
             if isinstance(part, Struct):

@@ -1,8 +1,8 @@
 """Errors of libraries, in words that hold none of the secrets which a library was given.
 
 The text of such an error may repeat them: aiohttp's have all headers of a request in their ``repr``, asyncpg's the
-values of a row, pydantic's the whole input, and those of URLs a password.  So a place that catches one writes
-`named_error`, and the log leaves its text out of tracebacks.  ``tests/unit/test_error_texts.py`` finds other places.
+values of a row, pydantic's the whole input, and those of URLs a password.  So code that catches one writes
+`named_error`, and the log leaves its text out of tracebacks.  ``tests/unit/test_error_texts.py`` finds other modules.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _code(error: BaseException) -> str:
 
 
 def _may_tell(error: BaseException) -> bool:
-    """Return True for an error whose class, or whose place, is in one of the libraries that were given secrets."""
+    """Return True for an error whose class, or whose code, is in one of the libraries that were given secrets."""
     if is_own(error):
         return False
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -90,8 +90,8 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[str]:
         yield "Traceback (most recent call last):\n"
         yield from traceback.format_tb(error.__traceback__)
     kind = type(error)
-    place = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    yield "\n".join([f"{place}{kind.__qualname__}: {text_of(error)}", *getattr(error, "__notes__", ())]) + "\n"
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    yield "\n".join([f"{module}{kind.__qualname__}: {text_of(error)}", *getattr(error, "__notes__", ())]) + "\n"
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield "\nIt holds this exception:\n\n"

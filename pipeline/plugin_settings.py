@@ -28,10 +28,10 @@ class WrongSettings(ValueError):
 
 def table_of(name: str) -> str:
     """Return the name of a plug-in's table: that of its entry point, or the last part of its file or module."""
-    place, colon, _ = name.partition(":")
+    source, colon, _ = name.partition(":")
     if not colon:
         return name
-    return Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    return Path(source).stem if source.endswith(".py") else source.rpartition(".")[2]
 
 
 def model_of(install: Callable[..., Any]) -> type[BaseModel] | None:

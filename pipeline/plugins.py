@@ -260,8 +260,8 @@ def optional_function(name: str, group: str) -> Callable[..., Any] | None:
 
     Raises `WrongPlugin` for another fault.
     """
-    places = installed(group)
-    if name not in places:
+    named = installed(group)
+    if name not in named:
         return None
     try:
         return function_named(name, group=group)
@@ -270,7 +270,7 @@ def optional_function(name: str, group: str) -> Callable[..., Any] | None:
         if not isinstance(missing, ModuleNotFoundError):
             raise
         package = (missing.name or "").partition(".")[0]
-        if not package or places[name].startswith(f"{package}."):  # a part of the package that brings it
+        if not package or named[name].startswith(f"{package}."):  # a part of the package that brings it
             raise
         logger.info("%s of %s is left out: it needs %s, which is not installed", name, group, package)
         return None
@@ -286,12 +286,12 @@ def _named(name: str, option: str, group: str, kind: str, fits: Callable[[Any], 
     if name.endswith(".py"):
         inside = _functions_in(name) if kind == "function" else _calls_in(name)
         raise WrongPlugin(name, f"name its {kind}, too: {' or '.join(inside)}", option)
-    place, _, path = (name if ":" in name else _entry_point(name, option, group, kind)).partition(":")
-    module = imported(place, name, option)
+    source, _, path = (name if ":" in name else _entry_point(name, option, group, kind)).partition(":")
+    module = imported(source, name, option)
     value: Any = reduce(lambda owner, attribute: getattr(owner, attribute, None), path.split("."), module)
     if not fits(value):
         near = nearest(path, (each for each, other in vars(module).items() if fits(other)))
-        raise WrongPlugin(name, f"{place} has no {kind} {path or 'without a name'}{near}", option)
+        raise WrongPlugin(name, f"{source} has no {kind} {path or 'without a name'}{near}", option)
     return value
 
 
@@ -322,16 +322,16 @@ def blamed(name: str, option: str) -> Iterator[None]:
         raise WrongPlugin(name, described(error, "it raised "), option) from error
 
 
-def imported(place: str, name: str, option: str) -> Any:
+def imported(source: str, name: str, option: str) -> Any:
     """Import a file or a module for the ``name`` that an ``option`` gives; raise `WrongPlugin`."""
-    if place.endswith(".py") and not Path(place).is_file():
-        raise WrongPlugin(name, f"there is no file {place}", option)
+    if source.endswith(".py") and not Path(source).is_file():
+        raise WrongPlugin(name, f"there is no file {source}", option)
     try:
-        return _module(place)
+        return _module(source)
     except Stopped:
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+        if isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}."):
             raise WrongPlugin(name, f"there is no module {error.name}", option) from error
         raise WrongPlugin(name, described(error, "importing it raised "), option) from error
 
@@ -384,13 +384,13 @@ def _entry_point(name: str, option: str, group: str, kind: str) -> str:
     return points[name]
 
 
-def _module(place: str) -> Any:
+def _module(source: str) -> Any:
     """Import a module from a file, or by its name, with the working directory last on the path."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = str(Path(place).resolve())  # also the name of the module, because no other module has it
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = str(Path(source).resolve())  # also the name of the module, because no other module has it
     if path in sys.modules:
         return sys.modules[path]
     spec = importlib.util.spec_from_file_location(path, path)
@@ -406,7 +406,7 @@ def _module(place: str) -> Any:
 
 
 def described(error: BaseException, raised: str) -> str:
-    """Describe an error and its place; errors that this package raises about an edit need no place."""
+    """Describe an error and its line; errors that this package raises about an edit need none."""
     if isinstance(error, SyntaxError) and error.filename:  # raised by the import, not in the file
         return f"{raised}{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]

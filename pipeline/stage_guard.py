@@ -71,7 +71,7 @@ class StageGuard:
     def location(self, stream: Any, error: BaseException | None = None) -> str:
         """Return the file and the line of an error of the stage; without one, that at which the stage stands."""
         is_own = self.function is None or code_of(self.function) is getattr(stream, "ag_code", None)
-        return _place(stream if is_own else self.function, error)
+        return _location(stream if is_own else self.function, error)
 
     def open(self, stage: Any, source: AsyncGenerator[Any, None]) -> list[AsyncGenerator[Any, None]]:
         """Return the running stage, and the running guard that reads it."""
@@ -161,7 +161,7 @@ def _is_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0)
 
 
-def _place(stage: Any, error: BaseException | None = None) -> str:
+def _location(stage: Any, error: BaseException | None = None) -> str:
     """Return the file and the line where ``error`` was raised in a stage, where it stands, or else where it begins.
 
     An error that has no line in the file of the stage may have one in the file that it calls: engines have many files.

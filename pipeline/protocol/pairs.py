@@ -88,7 +88,7 @@ def behind_calls(history: Sequence[items.Item]) -> tuple[items.Item, ...]:
         if not _may_have_more(history[caller]):
             outputs.setdefault(caller, []).append(at)
     moved = {at for group in outputs.values() for at in group}
-    order = (place for at in range(len(history)) if at not in moved for place in (at, *outputs.get(at, ())))
+    order = (each for at in range(len(history)) if at not in moved for each in (at, *outputs.get(at, ())))
     return tuple(history[at] for at in order)
 
 

@@ -51,10 +51,9 @@ class FileCitations:
 
 def citations(text: str, files: Sequence[ContainerFiles]) -> Iterator[dict[str, Any]]:
     """Yield an annotation for each place in a text that names a file, in order."""
-    found = [place for each in files for place in _places(text, each)]
+    found = [mention for each in files for mention in _mentions(text, each)]
     end = 0
-    for place in sorted(found, key=lambda each: (each[0], -each[1]))[:MOST_CITED]:
-        start, until, container_id, path = place
+    for start, until, container_id, path in sorted(found, key=lambda each: (each[0], -each[1]))[:MOST_CITED]:
         if start < end:
             continue
         end = until
@@ -68,8 +67,8 @@ def citations(text: str, files: Sequence[ContainerFiles]) -> Iterator[dict[str, 
         }
 
 
-def _places(text: str, files: ContainerFiles) -> Iterator[tuple[int, int, str, str]]:
-    """Yield the start, the end, the container and the path of each place; each takes a step per length of a path."""
+def _mentions(text: str, files: ContainerFiles) -> Iterator[tuple[int, int, str, str]]:
+    """Yield the start, the end, the container and the path of each mention; each takes a step per length of a path."""
     homes = [home for home in dict.fromkeys((HOME, files.home)) if f"{home}/" in text]
     if not homes:
         return

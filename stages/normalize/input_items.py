@@ -77,7 +77,7 @@ def said_from(given: Sequence[params.InputItem]) -> int:
 
 
 def said_now(given: Sequence[params.InputItem], read: Sequence[wire.Item], name: str) -> dict[str, str]:
-    """Return the places of the items that the client says now, by id, in a list of the body under ``name``."""
+    """Return the paths of the items that the client says now, by id, in a list of the body under ``name``."""
     since = said_from(given)
     return {item.id: f"{name}[{at}]" for at, item in enumerate(read[since:], since)}
 

@@ -286,10 +286,10 @@ class ToolsetBuilder:
             self.descriptions[tool.name] = tool.description
         return tuple(_tool(inner, tool.name) for inner in tool.tools)
 
-    def _claim(self, namespace: str, kind: str, place: str) -> None:
+    def _claim(self, namespace: str, kind: str, path: str) -> None:
         """Raise `InvalidRequest` if a namespace belongs to another kind of owner: a call would be ambiguous."""
         if self._owners.setdefault(namespace, kind) != kind:
-            raise InvalidRequest(f"There are two namespaces named {namespace!r}.", param=place)
+            raise InvalidRequest(f"There are two namespaces named {namespace!r}.", param=path)
 
     def _refuse_namesakes(self, tool: params.ToolParam, offered: Sequence[Tool], path: str) -> None:
         """Raise `InvalidRequest` if two tools have one name; the same API tool may be listed more than once."""
@@ -299,9 +299,9 @@ class ToolsetBuilder:
             namesake = self.tools.get(name) or self.deferred.get(name) or names.get(name)
             names[name] = offered_tool
             if namesake is not None and (namesake != offered_tool or _kind(offered_tool) in ("function", "custom")):
-                place = f"{path}.tools[{position}]" if isinstance(tool, params.NamespaceToolParam) else path
+                at = f"{path}.tools[{position}]" if isinstance(tool, params.NamespaceToolParam) else path
                 key = "name" if hasattr(tool, "name") else "type"
-                raise InvalidRequest(f"There are two tools named {offered_tool.name!r}.", param=f"{place}.{key}")
+                raise InvalidRequest(f"There are two tools named {offered_tool.name!r}.", param=f"{at}.{key}")
 
     def toolset(self, request: CreateResponse) -> wire.Toolset:
         """Return all tools, restricted by ``tool_choice``; raises `InvalidRequest` if the choice cannot be met."""

@@ -354,18 +354,18 @@ class UnenforceableTool(InvalidRequest):
 
 @contextmanager
 def placing_tools(response: Response) -> Iterator[None]:
-    """Have the error about a tool name its place in the request."""
+    """Have the error about a tool name its path in the request."""
     try:
         yield
     except UnenforceableTool as error:
-        for path, namespace, shown in _places(response):
+        for path, namespace, shown in _echoed(response):
             if (namespace, shown.get("name")) == tool_key(error.tool) and _form(shown) == _form_of(error.tool):
                 error.param = f"{path}.{error.kind}"
         raise
 
 
-def _places(response: Response) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
-    """Yield the tools of the request with their places and namespaces; none if the operator has some left out."""
+def _echoed(response: Response) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
+    """Yield the tools of the request with their paths and namespaces; none if the operator has some left out."""
     for position, tool in enumerate(response.tools if response.left_out_tools is UNSET else ()):
         path = f"tools[{position}]"
         yield path, None, tool

@@ -55,16 +55,16 @@ def _path(location: Sequence[int | str], body: Any, wrong: Any) -> str:
     A step may be the branch of a union instead of a key of the body, and have the name of a key.  So each step is read
     as both, and the path that leads to the wrong value is right.
     """
-    places: dict[str, Any] = {"": body}
+    reached: dict[str, Any] = {"": body}
     for step in location:
         if isinstance(step, int):
-            listed = {path: value for path, value in places.items() if isinstance(value, list) and step < len(value)}
-            places = {f"{path}[{step}]": listed[path][step] if listed else None for path in listed or places}
+            listed = {path: value for path, value in reached.items() if isinstance(value, list) and step < len(value)}
+            reached = {f"{path}[{step}]": listed[path][step] if listed else None for path in listed or reached}
         else:
-            within = {path: value for path, value in places.items() if isinstance(value, dict) and step in value}
-            places |= {f"{path}.{shortened(step)}": value[step] for path, value in within.items()}
-    found = [path for path, value in places.items() if value is wrong]
-    return max(found or places, key=len)
+            within = {path: value for path, value in reached.items() if isinstance(value, dict) and step in value}
+            reached |= {f"{path}.{shortened(step)}": value[step] for path, value in within.items()}
+    found = [path for path, value in reached.items() if value is wrong]
+    return max(found or reached, key=len)
 
 
 _JSON_WORDS = {

@@ -1,7 +1,7 @@
 """Objects that msgspec reads, mostly in lists, as fields of pydantic's models.
 
 Pydantic takes twenty times as long for thousands of objects.  What msgspec refuses becomes one of pydantic's errors, so
-that pydantic reports the first wrong value of a body, and adds the place of the field.
+that pydantic reports the first wrong value of a body, and adds the location of the field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_OBJECTS = 100
 """The objects to convert at once: msgspec holds the GIL meanwhile."""
 
 COMPONENT = "#/components/schemas/{name}Param"
-"""The place of the schemas of the objects."""
+"""The location of the schemas of the objects."""
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,22 @@ def _refusal(error: msgspec.ValidationError, value: Any, wanted: Any, start: int
     sentence, has_path, path = str(error).rpartition(" - at `")
     if not has_path:
         sentence, path = path, ""
-    place, choices = _located(path, value, _types(wanted))
+    location, choices = _located(path, value, _types(wanted))
     kind: str | PydanticCustomError
     if isinstance(error.__cause__, ValidationError):  # of an object that pydantic reads
         first: Any = error.__cause__.errors(include_url=False, include_input=False)[0]
-        place += first["loc"]
+        location += first["loc"]
         kind = PydanticCustomError(first["type"], first["msg"], first.get("ctx"))
     elif sentence.startswith("Object "):  # it lacks the field that the sentence names, or does not know it
-        place.append(sentence.partition("`")[2][:-1])
+        location.append(sentence.partition("`")[2][:-1])
         kind = "missing" if sentence.startswith("Object missing") else "extra_forbidden"
     else:
         code, message = _meaning(sentence, choices)
         words: Any = message  # pydantic wants texts of the source here, and this one is made of them
         kind = PydanticCustomError("refused", words, {"code": code})
-    if place and isinstance(at := place[0], int):
-        place[0] = at + start
-    details = InitErrorDetails(type=kind, loc=tuple(place), input=None)
+    if location and isinstance(at := location[0], int):
+        location[0] = at + start
+    details = InitErrorDetails(type=kind, loc=tuple(location), input=None)
     return ValidationError.from_exception_data("list", [details], hide_input=True)
 
 
@@ -137,16 +137,16 @@ def _meaning(sentence: str, choices: Sequence[Any]) -> tuple[str, str]:
 
 
 def _located(path: str, value: Any, types: inspect.Type) -> tuple[list[int | str], list[Any]]:
-    """Return the place in a value to which msgspec's path leads, and the literals that alone may stand there."""
-    place, kinds = list[int | str](), _branches(types)
+    """Return the location in a value to which msgspec's path leads, and the literals that alone may stand there."""
+    location, kinds = list[int | str](), _branches(types)
     for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
         step = name or int(index)
         kinds = [inner for kind in kinds for inner in _within(kind, value, step)]
-        place.append(step)
+        location.append(step)
         value = value[step]
     if path.endswith("[...]`"):  # msgspec does not name the key in an object in which all are texts
-        place += [key for key, each in value.items() if not isinstance(each, str)][:1]
-    return place, [choice for kind in kinds if isinstance(kind, inspect.LiteralType) for choice in kind.values]
+        location += [key for key, each in value.items() if not isinstance(each, str)][:1]
+    return location, [choice for kind in kinds if isinstance(kind, inspect.LiteralType) for choice in kind.values]
 
 
 def _within(kind: inspect.Type, value: Any, step: int | str) -> Sequence[inspect.Type]:

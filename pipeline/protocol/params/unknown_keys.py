@@ -14,40 +14,40 @@ MOST_OBJECTS = 10_000
 
 _OBJECTS = (msgspec.Struct, BaseModel, list, tuple)
 
-_Place: TypeAlias = "tuple[_Place, str | int] | None"
-"""The place of an object: that of the one that it is in, and its key or its index there."""
+_Location: TypeAlias = "tuple[_Location, str | int] | None"
+"""The location of an object: that of the one that it is in, and its key or its index there."""
 
 MOST_KEYS = 20
 """The most keys that are found in one body."""
 
 
 def unknown_keys(read: Any, sent: Any) -> list[str]:
-    """Return the places of unknown keys with a value, below the top level of a body: of each, the first one.
+    """Return the locations of unknown keys with a value, below the top level of a body: of each, the first one.
 
     ``read`` is what was read of the JSON ``sent``.  A class names in ``unused`` the keys that mean nothing here.
     """
     found: dict[tuple[type, str], str] = {}
-    waiting: list[tuple[Any, Any, _Place]] = [(read, sent, None)]
-    for each, its, place in waiting:  # it grows meanwhile: a generator for each object would take ten times as long
+    waiting: list[tuple[Any, Any, _Location]] = [(read, sent, None)]
+    for each, its, location in waiting:  # it grows meanwhile: a generator for each object would take ten times as long
         if isinstance(each, list | tuple):
             pairs = enumerate(zip(each, its, strict=False)) if isinstance(its, list) else ()
-            waiting += [(inner, of_it, (place, at)) for at, (inner, of_it) in pairs if isinstance(inner, _OBJECTS)]
+            waiting += [(inner, of_it, (location, at)) for at, (inner, of_it) in pairs if isinstance(inner, _OBJECTS)]
         elif isinstance(its, dict):
             kind: Any = type(each)
             fields, known = _shape(kind)
-            if place is not None and not its.keys() <= known:
+            if location is not None and not its.keys() <= known:
                 for key in [key for key, value in its.items() if key not in known and value is not None]:
-                    found.setdefault((kind, key), _written((place, key)))
+                    found.setdefault((kind, key), _written((location, key)))
             for name, key in fields:
                 if isinstance(inner := getattr(each, name), _OBJECTS) and key in its:
-                    waiting.append((inner, its[key], (place, key)))
+                    waiting.append((inner, its[key], (location, key)))
         if len(found) >= MOST_KEYS or len(waiting) > MOST_OBJECTS:
             break
     return list(found.values())
 
 
-def _written(place: _Place) -> str:
-    before, step = place or (None, "")
+def _written(location: _Location) -> str:
+    before, step = location or (None, "")
     if before is None:
         return str(step)
     return f"{_written(before)}[{step}]" if isinstance(step, int) else f"{_written(before)}.{step}"

@@ -11,29 +11,29 @@ from hashlib import sha256
 from typing import TypeAlias
 
 CallId: TypeAlias = Callable[[str, int, str], str]
-"""Returns the id of a call by its function, its place among all calls of the conversation, and its id in the API."""
+"""Returns the id of a call by its function, its index among all calls of the conversation, and its id in the API."""
 
 
-def id_of_client(name: str, place: int, call_id: str) -> str:
+def id_of_client(name: str, index: int, call_id: str) -> str:
     """Return the id in the API."""
     return call_id
 
 
-def function_and_place(name: str, place: int, call_id: str) -> str:
-    """Return ``functions.NAME:PLACE``, as Kimi K2 does."""
-    return f"functions.{name}:{place}"
+def function_and_index(name: str, index: int, call_id: str) -> str:
+    """Return ``functions.NAME:INDEX``, as Kimi K2 does."""
+    return f"functions.{name}:{index}"
 
 
-def place_alone(name: str, place: int, call_id: str) -> str:
-    """Return the place, as Cohere's models do."""
-    return str(place)
+def index_alone(name: str, index: int, call_id: str) -> str:
+    """Return the index, as Cohere's models do."""
+    return str(index)
 
 
-_LENGTH = 9
+_CHARACTERS = 9
 
 
-def nine_characters(name: str, place: int, call_id: str) -> str:
+def nine_characters(name: str, index: int, call_id: str) -> str:
     """Return an id of nine letters and digits, which are all that Mistral's templates take."""
-    if len(call_id) == _LENGTH and call_id.isascii() and call_id.isalnum():
+    if len(call_id) == _CHARACTERS and call_id.isascii() and call_id.isalnum():
         return call_id
-    return sha256(call_id.encode()).hexdigest()[:_LENGTH]
+    return sha256(call_id.encode()).hexdigest()[:_CHARACTERS]

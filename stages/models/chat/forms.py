@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from penstock.stages.models.chat.call_ids import function_and_place, nine_characters, place_alone
+from penstock.stages.models.chat.call_ids import function_and_index, index_alone, nine_characters
 from penstock.stages.models.chat.call_readers import undoubled_name
 from penstock.stages.models.chat.json_calls import HeadedCall, JsonCall, kimi_name
 from penstock.stages.models.chat.keyed_calls import KeyedCall
@@ -126,7 +126,7 @@ _COHERE = CallForm(
     ("<|START_ACTION|>",),
     ("<|END_ACTION|>",),
     drops=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-    call_id=place_alone,
+    call_id=index_alone,
 )
 _MUSE = MessageForm(
     CallForm(
@@ -270,7 +270,7 @@ CALL_FORMS: Mapping[str, CallForm] = {
         ("<|tool_calls_section_end|>",),
         shapes=(HeadedCall(r"([^<]*)<\|tool_call_argument_begin\|>\s*", "<|tool_call_begin|>", kimi_name),),
         between=("<|tool_call_end|>",),
-        call_id=function_and_place,
+        call_id=function_and_index,
     ),
     "kimi_k3": CallForm(
         ("<|open|>tools<|sep|>",),

@@ -29,7 +29,7 @@ def spelled(
     of ``cut``, and the pieces are encoded separately.
     """
     at = 0
-    for start, end, written in _places(text, turns, vocabulary):
+    for start, end, written in _all_found(text, turns, vocabulary):
         yield from _encoded(text[at:start], cut, vocabulary, is_first=at == 0)
         yield written
         at = end
@@ -44,18 +44,18 @@ def _encoded(text: str, cut: re.Pattern[str], vocabulary: Vocabulary, *, is_firs
             is_first = False
 
 
-def _places(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iterator[tuple[int, int, TokenIds]]:
+def _all_found(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iterator[tuple[int, int, TokenIds]]:
     if not turns:
         return
     words = _Words(text)
     at = 0
     for written in turns:
-        if place := _place(words, written, at, vocabulary):
-            yield place
-            at = place[1]
+        if found := _found(words, written, at, vocabulary):
+            yield found
+            at = found[1]
 
 
-def _place(words: _Words, written: TokenIds, at: int, vocabulary: Vocabulary) -> tuple[int, int, TokenIds] | None:
+def _found(words: _Words, written: TokenIds, at: int, vocabulary: Vocabulary) -> tuple[int, int, TokenIds] | None:
     """Return start, end and tokens of a turn after ``at``, or None if it is not in the text.
 
     The template may end the turn with another mark than the model did; the model's last token is then left out.

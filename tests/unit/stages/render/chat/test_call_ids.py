@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from penstock.pipeline.protocol.items import Item
-from penstock.stages.models.chat.call_ids import CallId, function_and_place, nine_characters, place_alone
+from penstock.stages.models.chat.call_ids import CallId, function_and_index, index_alone, nine_characters
 from penstock.stages.models.chat.forms import CALL_FORMS
 from penstock.stages.models.chat.standalone import OwnParsers
 from tests.support.chat_families import FAMILIES, family_model
@@ -36,8 +36,8 @@ ID_TEMPLATE = """
 """Ids of calls and results, as Kimi K2 and Mistral have them."""
 
 FORMS: Mapping[CallId, str] = {
-    function_and_place: r"functions\.[\w-]+:{}",
-    place_alone: "{}",
+    function_and_index: r"functions\.[\w-]+:{}",
+    index_alone: "{}",
     nine_characters: "[0-9A-Za-z]{{9}}",
 }
 
@@ -66,8 +66,8 @@ def test_ids_stay_while_the_conversation_grows(turns: list[Parallel]) -> None:
     history = [item for turn in turns for item in turn.as_sent]
     for end in range(len(turns)):
         part = conversation(history=[item for turn in turns[:end] for item in turn.as_sent])
-        begun = lay_out_messages(part, call_id=function_and_place).messages
-        whole = lay_out_messages(conversation(history=history), call_id=function_and_place).messages
+        begun = lay_out_messages(part, call_id=function_and_index).messages
+        whole = lay_out_messages(conversation(history=history), call_id=function_and_index).messages
         ids = [[made["id"] for made in shown.get("tool_calls", ())] for shown in begun]
         assert [made for some in ids for made in some] == [
             made["id"] for shown in whole for made in shown.get("tool_calls", ())
@@ -77,7 +77,7 @@ def test_ids_stay_while_the_conversation_grows(turns: list[Parallel]) -> None:
 def test_id_of_an_output_without_its_call_counts() -> None:
     messages = lay_out_messages(
         conversation(message("user", "Hi"), output("lost", "c9"), call("f", "{}"), output("1")),
-        call_id=function_and_place,
+        call_id=function_and_index,
     ).messages
     assert [shown["tool_call_id"] for shown in messages if shown["role"] == "tool"] == [
         "functions.unknown:0",
