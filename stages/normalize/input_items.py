@@ -131,12 +131,11 @@ class InputReader:
         return read
 
     def _named(self, item: wire.Item, position: int, taken: Container[str]) -> wire.Item:
-        if isinstance(item, wire.LocalShellCallOutput):
-            if item.id in taken:
-                raise _duplicate(item.id, f"{self.name}[{position}].call_id")
-            return item
-        if item.id and item.id not in taken and not (isinstance(item, wire.LocalShellCall) and item.id == item.call_id):
-            return item
+        if item.id and item.id not in taken:
+            if not (isinstance(item, wire.LocalShellCall) and item.id == item.call_id):
+                return item
+        elif isinstance(item, wire.LocalShellCallOutput):
+            raise _duplicate(item.id, f"{self.name}[{position}].call_id")
         return replace(item, id=item.new_id(f"{self.suffix}i{position:04x}"))
 
     def _referenced(self, reference: params.ItemReference, path: str) -> wire.Item:

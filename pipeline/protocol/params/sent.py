@@ -85,6 +85,7 @@ def form(
     *changes: Callable[[dict[str, Any]], None],
     chosen: Mapping[str, Any] = MappingProxyType({}),
     is_closed: bool = False,
+    base: type[Form] = Form,
     **given: Any,
 ) -> Any:
     """Return the form of a class; ``given`` are the types of the fields that are other ones in a request.
@@ -107,7 +108,7 @@ def form(
     return msgspec.defstruct(
         f"{kind.__name__}{'Item' if issubclass(kind, BaseItem) else 'Part'}",
         [_field(name, each, own, absent) for name, each in types.items() if each is not LEFT_OUT],
-        bases=(Form,),
+        bases=(base,),
         namespace={"__doc__": kind.__doc__, **about},
         frozen=True,
         kw_only=True,
