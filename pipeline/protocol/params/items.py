@@ -109,8 +109,13 @@ class _MessageForm(Form, frozen=True, kw_only=True):
         """Return the message."""
         content = self.content
         parts = (_text(self.role, content),) if isinstance(content, str) else whole(content)
-        status, phase = self.status or "completed", self.phase or UNSET
-        return wire.Message(self.id or "", status=status, role=self.role, content=parts, phase=phase)
+        return wire.Message(
+            self.id or "",
+            status=self.status or "completed",
+            role=self.role,
+            content=parts,
+            phase=self.phase or UNSET,
+        )
 
 
 # Calls that the client runs
