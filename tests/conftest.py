@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.services.tools import USUAL_LIMITS
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from tests.support.examples import fix_examples
 
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_readers_of_files() -> None:
+    """Give files of tests more time than those of users: on a busy machine the process that reads one starts late."""
+    object.__setattr__(USUAL_LIMITS, "seconds", 300.0)
 
 
 @pytest.fixture(scope="session")
