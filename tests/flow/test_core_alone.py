@@ -27,10 +27,13 @@ def test_no_module_of_the_core_needs_an_extension_or_its_libraries(besides: tupl
 
 
 @pytest.mark.parametrize(
-    ("besides", "routes"),
-    [((), ["files 200", "vector_stores 404"]), (("penstock.extensions.tools",), ["files 404", "vector_stores 404"])],
+    ("besides", "option", "routes"),
+    [
+        ((), "--web-search browser", ["files 200", "vector_stores 404"]),
+        (("penstock.extensions.tools",), "--mcp-config mcp", ["files 404", "vector_stores 404"]),
+    ],
 )
-def test_a_server_serves_what_is_left(besides: tuple[str, ...], routes: list[str], tmp_path: Path) -> None:
+def test_a_server_serves_what_is_left(besides: tuple[str, ...], option: str, routes: list[str], tmp_path: Path) -> None:
     hosts, refused, *answers = printed("serves", str(tmp_path), *besides)
-    assert (hosts, refused) == ("hosts []", "--web-search browser")
+    assert (hosts, refused) == ("hosts []", option)
     assert answers == [*ANSWERS, *routes]

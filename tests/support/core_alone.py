@@ -79,7 +79,7 @@ async def serve(folder: Path) -> str:
     tools = await open_toolbox(HostSettings())
     lines = [f"hosts {sorted(tools.hosts)}"]
     try:
-        await open_toolbox(HostSettings(web_search="searxng=http://localhost"))
+        await open_toolbox(HostSettings(mcp_config=folder, web_search="searxng=http://localhost"))
     except WrongPlugin as error:
         lines.append(str(error).partition(":")[0])
     await tools.close()
