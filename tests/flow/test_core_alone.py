@@ -29,7 +29,7 @@ def test_no_module_of_the_core_needs_an_extension_or_its_libraries(besides: tupl
 @pytest.mark.parametrize(
     ("besides", "option", "routes"),
     [
-        ((), "--web-search browser", ["files 200", "vector_stores 404"]),
+        ((), "--mcp-config mcp", ["files 200", "vector_stores 404"]),
         (("penstock.extensions.tools",), "--mcp-config mcp", ["files 404", "vector_stores 404"]),
     ],
 )

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -23,6 +24,9 @@ from penstock.pipeline.secret import Secret
 from penstock.services.mcp_config import read_servers
 from penstock.services.tools import Declaration, HostSettings, ServerUnavailable, Session, ToolResult, bounded
 from penstock.stages.models.chat.names import CODE_ARGUMENT
+
+if find_spec("mcp") is None:  # without it the host is left out; its import takes long, and waits for the first call
+    raise ModuleNotFoundError("No module named 'mcp'", name="mcp")
 
 LONGEST = 64_000
 """Maximum characters of a result, the same as for the built-in tools."""
