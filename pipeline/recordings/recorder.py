@@ -232,7 +232,14 @@ def _body_of(request: CreateResponse) -> bytes:
     body = request.envelope.body
     if body is not None:
         return body
-    given = {name: getattr(request, name) for name in request.model_fields_set}
+    given = msgspec.to_builtins(
+        {name: getattr(request, name) for name in request.model_fields_set},
+        enc_hook=lambda part: part.model_dump(by_alias=True, exclude_unset=True),
+    )
+    if isinstance(items := given.get("input"), list):
+        given["input"] = [
+            {name: value for name, value in item.items() if (name, value) != ("id", "")} for item in items
+        ]
     if (raw := request.raw_prompt) is not None:
         given["prompt"] = raw.text or raw.token_ids
-    return msgspec.json.encode(given, enc_hook=lambda part: part.model_dump(by_alias=True, exclude_unset=True))
+    return msgspec.json.encode(given)

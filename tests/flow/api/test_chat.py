@@ -246,7 +246,8 @@ async def test_it_is_recorded_as_a_request_of_the_responses_api(tmp_path: Path) 
     [folder] = (tmp_path / "recordings").iterdir()
     recorded = json.loads((folder / "request.json").read_bytes())
     assert (recorded["max_output_tokens"], recorded["store"]) == (9, False)
-    assert recorded["input"] == [{"type": "message", "role": "user", "content": "Hi"}]
+    content = [{"type": "input_text", "text": "Hi"}]
+    assert recorded["input"] == [{"type": "message", "status": "completed", "role": "user", "content": content}]
 
 
 async def test_padding_hides_the_length_of_each_chunk(served: ScriptedServer) -> None:
