@@ -103,7 +103,7 @@ class HostedKind:
     functions: tuple[FunctionTool, ...]
     """Its functions in words for the model.  One without parameters takes plain text, which its description names."""
     opened: Callable[[str], HostedCallOpened | McpCallOpened]
-    """Makes the frame that opens a call, from the name of the function; one without an item of its own is of MCP."""
+    """Makes the frame that opens a call, from the name of the function: that of an MCP call, if it has no item."""
     called: ReadsCall
     """Makes the item of such a call."""
     labels: tuple[str, ...] = ()

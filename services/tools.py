@@ -144,7 +144,7 @@ class Host(Protocol):
 
 @runtime_checkable
 class Checking(Protocol):
-    """A host that cannot serve each request that names its tool.  It checks those that do not, as well."""
+    """A host that cannot serve each request that names its tool.  It checks the other requests, as well."""
 
     async def check(self, request: ResolvedRequest) -> None:
         """Raise `InvalidRequest` for a request that the host cannot serve, before its response begins."""

@@ -17,5 +17,5 @@ opens an item of a built-in tool is also in the `HostedKind` of the tool, by whi
 that the model read; without that it calls the result forgotten.
 
 The type checker and ``tests/flow/test_item_kind.py`` find what is forgotten; that test adds a kind from the outside.
-The tool itself is another matter: ``pipeline/protocol/tools.py`` and a host in ``services``.
+The tool itself is another matter: ``pipeline/protocol/tools.py`` and a host in ``extensions/tools``.
 """

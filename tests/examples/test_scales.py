@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.api.limits.admission import Admission
 from penstock.api.start.assembly import keys_of, toolbox
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.stages.models.harmony.vocabulary import built_in
+from penstock.testing import ExampleCalls, check_host
 from tests.support.server import ScriptedServer
 from tests.support.tool_servers import answer_markup, call_markup, play_turns, prompts_read, tool_server
 
@@ -60,7 +62,7 @@ async def test_call_has_an_item_and_its_result_is_read_and_cited(served: Scripte
     assert (annotation["type"], annotation["url"]) == ("url_citation", "https://scales.example/1")
     assert response["tools"] == ASKED["tools"]
     first, second = prompts_read(served)
-    assert "## scales\n\n// Scales for fruit.\nnamespace scales {" in first
+    assert "## scales\n\n// Scales for fruit. Cite a weight as 【50†L0】.\nnamespace scales {" in first
     assert "type weigh = (_: {" in first
     assert "Give weights in kilograms." in first
     assert "[50] 1.4 kg" in second
@@ -90,6 +92,11 @@ async def test_wrong_options_are_refused_with_their_place(
 ) -> None:
     status, answer = await served.post({"input": "Hi", "tools": tools})
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_its_host_keeps_the_rules(installed: None) -> None:
+    host: Any = import_module("scales").host(None)
+    await check_host(host, ExampleCalls(quick=("weigh", '{"thing": "apple"}'), wrong=("weigh", '{"thing": "bed"}')))
 
 
 @pytest.mark.parametrize("choice", [{"type": "scales"}, {"type": "mcp", "server_label": "scales"}])

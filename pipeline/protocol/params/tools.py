@@ -431,7 +431,7 @@ ECHOED_KEYS = frozenset(
 
 
 class OtherToolParam(Echoed):
-    """A tool of a type that no server of this kind has: it is refused, or left out if the operator says so."""
+    """A tool of a type that is not OpenAI's: a kind of another package reads it, or it is refused or left out."""
 
     type: str
 

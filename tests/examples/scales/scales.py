@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
+
+import msgspec
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.frames import McpCallOpened, ResolvedRequest
@@ -19,6 +20,7 @@ from penstock.services.tools import HostSettings, Source, ToolResult
 
 GRAMS = {"apple": 182, "melon": 1_400}
 CURSOR = 50
+"""The number of the source in results and marks: the browser counts from 0, and file search from 1,000."""
 
 
 class ScalesOptions(ToolOptions, frozen=True, omit_defaults=True):
@@ -50,7 +52,7 @@ THING = {"type": "object", "properties": {"thing": {"type": "string"}}, "require
 SCALES = HostedKind(
     namespace="scales",
     api_type="scales",
-    description="Scales for fruit.",
+    description="Scales for fruit. Cite a weight as 【50†L0】.",
     functions=(FunctionTool("weigh", "Weighs a fruit.", THING),),
     opened=lambda name: McpCallOpened("scales", name),
     called=called,
@@ -59,6 +61,12 @@ SCALES = HostedKind(
     instructions=instructions,
     cites=True,
 )
+
+
+class Weighed(msgspec.Struct):
+    """The arguments of a call."""
+
+    thing: str
 
 
 class Scales:
@@ -71,8 +79,9 @@ class Scales:
         return Scales(options_of(request.facts, "scales", ScalesOptions).unit)
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
-        grams = GRAMS.get(json.loads(text)["thing"])
-        if grams is None:
+        try:
+            grams = GRAMS[msgspec.json.decode(text, type=Weighed).thing]
+        except (KeyError, msgspec.DecodeError):
             return ToolResult(error="There is no such fruit.")
         weight = grams if self._unit == "g" else grams / 1_000
         return ToolResult(f"[{CURSOR}] {weight} {self._unit}")
