@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.support.api_clients import Json
 
@@ -59,15 +60,8 @@ async def spoiled(url: str, fault: Fault) -> AsyncGenerator[str, None]:
 
         app = web.Application(client_max_size=10**8)
         app.router.add_route("*", "/{path:.*}", passed_on)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            host, port = runner.addresses[0][:2]
-            yield f"http://{host}:{port}"
-        finally:
-            await runner.cleanup()
+        async with TestServer(app) as server:
+            yield f"http://{server.host}:{server.port}"
 
 
 def _read(data: bytes) -> Any:

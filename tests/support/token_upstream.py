@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 Json = dict[str, Any]
 
@@ -103,11 +104,6 @@ async def token_upstream(chunks: Sequence[Sequence[int]], **options: Any) -> Asy
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         app.router.add_post(path, upstream.answer)
     app.router.add_get("/v1/models", upstream.list_models)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        upstream.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with TestServer(app) as server:
+        upstream.url = f"http://{server.host}:{server.port}"
         yield upstream
-    finally:
-        await runner.cleanup()

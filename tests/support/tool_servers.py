@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from penstock.extensions.tools.browser.search_engines import search_backend
 from penstock.extensions.tools.browser.session import BrowserHost
@@ -239,13 +240,12 @@ async def web_server(handler: Callable[[web.Request], Awaitable[web.StreamRespon
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
+    server = TestServer(app)
+    await server.start_server(shutdown_timeout=0.1)
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http://{server.host}:{server.port}"
     finally:
-        await runner.cleanup()
+        await server.close()
 
 
 # A web site

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from penstock.api.cli.command_line import read_settings
 from penstock.extensions.tools.files.stored_files import StoredFiles
@@ -99,12 +100,6 @@ async def embedding_server(*topics: Sequence[str]) -> AsyncGenerator[Embeddings,
     """Serve embeddings for the length of the block."""
     embeddings, app = Embeddings(topics), web.Application()
     app.add_routes([web.get("/v1/models", embeddings.models), web.post("/v1/embeddings", embeddings.embed)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    embeddings.url = f"http://{host}:{port}"
-    try:
+    async with TestServer(app) as server:
+        embeddings.url = f"http://{server.host}:{server.port}"
         yield embeddings
-    finally:
-        await runner.cleanup()

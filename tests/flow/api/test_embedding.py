@@ -14,6 +14,8 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+from pytest_aiohttp.plugin import AiohttpClient
 
 from penstock.api.http.auth import OWNER
 from penstock.api.http.connections import bind, serving
@@ -53,13 +55,8 @@ async def site(settings: Settings, start_engine: EngineStarter = start, port: in
     """Serve an application that mounts penstock under /llm, after its own authentication; yield its URL."""
     parent = web.Application(middlewares=[by_token])
     parent.add_subapp("/llm", await application(settings, start_engine))
-    runner = web.AppRunner(parent, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(parent, port=port) as server:
+        yield f"http://{server.host}:{server.port}"
 
 
 def settings(tmp_path: Path, **others: Any) -> Settings:
@@ -89,23 +86,15 @@ async def test_the_description_of_a_mounted_application_names_its_prefix(tmp_pat
             assert answer.status == 200
 
 
-async def test_a_mounted_application_with_keys_of_its_own_still_answers_probes(tmp_path: Path) -> None:
+async def test_a_mounted_application_with_keys_of_its_own_still_answers_probes(
+    tmp_path: Path, aiohttp_client: AiohttpClient
+) -> None:
     keyed = settings(tmp_path, api_keys=("a-key-of-its-own-1234",))
     parent = web.Application()
     parent.add_subapp("/llm", await application(keyed))
-    runner = web.AppRunner(parent)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/llm"
-        async with ClientSession() as client:
-            statuses = []
-            for path in ("/health", "/openapi.json", "/v1/models"):
-                async with client.get(url + path) as answer:
-                    statuses.append(answer.status)
-        assert statuses == [200, 200, 401]
-    finally:
-        await runner.cleanup()
+    client = await aiohttp_client(parent)
+    answers = [await client.get(f"/llm{path}") for path in ("/health", "/openapi.json", "/v1/models")]
+    assert [answer.status for answer in answers] == [200, 200, 401]
 
 
 async def test_the_pipeline_of_settings_turns_a_request_into_events(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from aiohttp import web
+from pytest_aiohttp.plugin import AiohttpClient
 
 from penstock.api.http.auth import Keys
 from penstock.services.engines.scripted import ScriptedEngine
@@ -33,18 +34,13 @@ async def test_other_clients_get_text(served: ScriptedServer) -> None:
         assert "POST /v1/responses " in await answer.text()
 
 
-async def test_text_names_the_prefix(served: ScriptedServer) -> None:
+async def test_text_names_the_prefix(served: ScriptedServer, aiohttp_client: AiohttpClient) -> None:
     outer = web.Application()
     outer.add_subapp("/llm", served.api.app(1000))
-    runner = web.AppRunner(outer)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    async with served.client.get(f"http://127.0.0.1:{runner.addresses[0][1]}/llm/") as answer:
-        assert "POST /llm/v1/responses " in await answer.text()
-    async with served.client.post(f"http://127.0.0.1:{runner.addresses[0][1]}/llm/v1/nothing") as answer:
-        assert "POST /llm/v1/responses," in (await answer.json())["error"]["message"]
-    await runner.cleanup()
+    client = await aiohttp_client(outer)
+    assert "POST /llm/v1/responses " in await (await client.get("/llm/")).text()
+    refused = await client.post("/llm/v1/nothing")
+    assert "POST /llm/v1/responses," in (await refused.json())["error"]["message"]
 
 
 async def test_page_needs_neither_key_nor_name_and_can_be_linked_to(tmp_path: Path) -> None:
