@@ -460,5 +460,5 @@ async def test_operator_decides_which_built_in_tools_clients_may_use(
 
 
 def test_unknown_tools_are_refused() -> None:
-    with pytest.raises(ValidationError, match="'bash' is not one of browser, .* and none"):
+    with pytest.raises(ValidationError, match=r"'bash' is not one of browser, .* and none"):
         chosen(allow_tool=["bash"])

@@ -18,7 +18,7 @@ from penstock.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import Json
 from tests.support.chat_families import load_model
 from tests.support.mcp_servers import stdio_server
-from tests.support.paths import ROOT
+from tests.support.paths import PRODUCT, ROOT
 from tests.support.server import (
     CALL,
     WEATHER,
@@ -46,7 +46,7 @@ Visit: TypeAlias = Callable[[AnyServer], Awaitable[object]]
 
 VISITS = 3
 
-FOLDERS = tuple(f"{ROOT / name}/" for name in ("api", "pipeline", "stages"))
+FOLDERS = tuple(f"{ROOT / name}/" for name in PRODUCT)
 """The folders with the code of the product."""
 
 RESPONSES, CHAT, MESSAGES, COMPLETIONS = "/v1/responses", "/v1/chat/completions", "/v1/messages", "/v1/completions"
@@ -81,7 +81,7 @@ def uncollected() -> Iterator[Counter[str]]:
     try:
         yield found
         gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
+        gc.collect(0)  # only what the block has made: all else is in an older generation, and long to search
         found.update(name for each in gc.garbage if (name := _own_name(each)))
     finally:
         gc.set_debug(0)

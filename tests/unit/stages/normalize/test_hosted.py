@@ -309,7 +309,8 @@ async def test_settings_of_a_built_in_tool_are_kept(store: Store) -> None:
         label("container") | {"allowed_tools": ["feed_chars"]},
     ]
     resolved = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
-    python, container = resolved.facts.tools.hosted or ()
+    assert resolved.facts.tools.hosted
+    python, container = resolved.facts.tools.hosted
     assert (python.label, python.headers.reveal(), python.allowed) == ("python", headers, None)
     assert (container.label, container.allowed) == ("container", ToolFilter(("feed_chars",)))
     assert "client-0001" not in str(resolved.facts.response.tools)
