@@ -210,7 +210,7 @@ pyright: $(DONE)/test $(SOURCES)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 offline: $(DONE)/test $(SOURCES) sandbox
-	@$(SUITE) offline -m "not vllm" $(IN_PARALLEL) $(ARGS)
+	@$(SUITE) offline -m "not vllm and not thorough" $(IN_PARALLEL) $(ARGS)
 
 # In one process, as each that imports vLLM needs ten seconds for that.
 chat: $(DONE)/test

@@ -289,6 +289,7 @@ def project(wheel: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_programs_of_the_pages_have_types_in_a_project_of_their_own(project: Path) -> None:
     (project / "wrong.py").write_text('from penstock.api.settings import Settings\n\nSettings(max_turns="many")\n')
     python = project.parent / "venv" / "bin" / "python"

@@ -24,6 +24,7 @@ def test_servers_keep_their_promises_and_a_seed_repeats_its_trace() -> None:
     assert one.stdout.splitlines()[0] == many.stdout.splitlines()[9]
 
 
+@pytest.mark.thorough
 def test_old_faults_are_found_if_they_are_put_back() -> None:
     found = simulation("--planted", "--count", "40")
     assert found.returncode == 0, found.stdout + found.stderr
@@ -35,11 +36,13 @@ def test_promises_hold_over_postgresql_and_a_seed_repeats_its_trace() -> None:
     assert one.stdout.splitlines()[0] == many.stdout.splitlines()[3]
 
 
+@pytest.mark.thorough
 def test_faults_of_the_store_in_postgresql_are_found() -> None:
     found = simulation("--postgres", "--planted", "--count", "10")
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.thorough
 def test_a_fault_is_shrunk_to_the_actions_that_show_it() -> None:
     fault = PLANTED["other-owners"]
     chosen = ("--seed", str(fault.seed), "--kinds", ",".join(fault.kinds), "--plant", "other-owners")

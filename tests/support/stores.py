@@ -47,6 +47,12 @@ async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         yield store_at
 
 
+both_if_thorough = pytest.mark.parametrize(
+    "store_at", ["sqlite", pytest.param("postgres", marks=[pytest.mark.io, pytest.mark.thorough])], indirect=True
+)
+"""Marks a long test that `make test` runs on SQLite alone: shorter ones have the rules of the store on both."""
+
+
 @pytest.fixture
 async def store(store_at: str) -> AsyncIterator[Store]:
     async with open_store(store_at) as store:

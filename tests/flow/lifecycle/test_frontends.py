@@ -24,7 +24,7 @@ from tests.support.paths import FIXTURES
 from tests.support.processes import descendants, free_port
 from tests.support.releases import running_release, this_release
 from tests.support.server_process import ServerProcess, exit_status, penstock
-from tests.support.stores import database_at
+from tests.support.stores import both_if_thorough, database_at
 
 LONG: dict[str, Any] = {"input": "and so on, " * 200}
 
@@ -143,6 +143,7 @@ async def test_responses_of_one_frontend_are_found_by_the_others(store_at: str, 
             assert missing.status == 404
 
 
+@both_if_thorough
 async def test_frontends_are_replaced_under_load_without_a_failed_request(store_at: str, tmp_path: Path) -> None:
     async with new_client() as client:
         fleet = Fleet(store_at, tmp_path, client)
@@ -164,6 +165,7 @@ async def test_frontends_are_replaced_under_load_without_a_failed_request(store_
             await fleet.close()
 
 
+@both_if_thorough
 async def test_killed_frontend_loses_nothing_that_was_accepted(store_at: str, tmp_path: Path) -> None:
     """Its running responses end as failed, its queued ones run elsewhere, and the others go on."""
     async with running_frontends(store_at, tmp_path, 3, "--max-background", "6") as server, new_client() as client:

@@ -12,9 +12,10 @@ from tests.support.api_clients import StreamReader
 from tests.support.event_streams import final, read_sse
 from tests.support.load import USERS, Fleet, Load, check, text_of
 from tests.support.releases import last_release, running_release, this_release
-from tests.support.stores import wait_until_stored
+from tests.support.stores import both_if_thorough, wait_until_stored
 
 
+@both_if_thorough
 async def test_rolling_upgrade_and_return_lose_no_response(store_at: str, tmp_path: Path) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as client:
         fleet = Fleet(store_at, tmp_path, client)
