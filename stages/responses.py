@@ -35,7 +35,7 @@ from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, encoding_
 from penstock.stages.normalize.frames import ModelTraits
 from penstock.stages.normalize.normalize import NO_TOOLS, normalizing
 from penstock.stages.normalize.recall import Recall
-from penstock.stages.normalize.resolve import CacheSharing
+from penstock.stages.normalize.resolve import DEFAULT_SHARING, CacheSharing
 from penstock.stages.parse.chat.parse import ParseChat
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from penstock.stages.parse.parser import ParseStage
@@ -48,7 +48,6 @@ from penstock.stages.summarize import Summarize
 
 DEFAULT_LIMITS = Limits()
 NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
-DEFAULT_SHARING = CacheSharing()
 
 
 def responses_pipeline(

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 15.0
 """Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
 
-Step: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
+FrameOrTask: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
 
 
@@ -48,9 +48,9 @@ class RunningCall:
 
     call: ToolCall
     action: dict[str, Any] | None
-    outcome: Step
+    outcome: FrameOrTask
 
-    def frames(self, closed: frames.ItemClosed) -> Iterator[Step]:
+    def frames(self, closed: frames.ItemClosed) -> Iterator[FrameOrTask]:
         """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item."""
         if self.call.output is not None:
             yield closed

@@ -30,7 +30,7 @@ from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import McpTool, Toolset
 from penstock.services.tools import Toolbox
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
-from penstock.stages.converse.sessions import Sessions, Step
+from penstock.stages.converse.sessions import FrameOrTask, Sessions
 from penstock.stages.converse.transcript import Transcript
 from penstock.stages.converse.turn import ModelTurn, PreparingTurn, SummaryTurn, ToolCall
 
@@ -131,7 +131,7 @@ class ToolLoop:
             if used_by != facts.response_id:
                 self._used[approval.id] = used_by
 
-    def begin(self) -> Iterator[Step]:
+    def begin(self) -> Iterator[FrameOrTask]:
         """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
         if self._compacts_only or not self.request.facts.purpose.generates:
             return
@@ -161,7 +161,7 @@ class ToolLoop:
         self.request = frames.with_facts(self.request, tools=tools)
         self._sessions.tools = tools
 
-    def _approved_call(self, approval: McpApprovalRequest) -> Iterator[Step]:
+    def _approved_call(self, approval: McpApprovalRequest) -> Iterator[FrameOrTask]:
         self._calls += 1
         yield frames.McpCallOpened(approval.server_label, approval.name, approval.id)
         if approval.arguments:
@@ -291,7 +291,7 @@ class ToolLoop:
         had_stopped, self._has_stopped = self._has_stopped, self._is_cut or self._is_stopped
         return self._has_stopped and not had_stopped
 
-    def end_turn(self) -> Iterator[Step]:
+    def end_turn(self) -> Iterator[FrameOrTask]:
         """Run the calls of the turn, and yield its held frames and its `TurnFinished`."""
         turn, finished, started = self._turn, self._turn.finished, self._clock()
         if isinstance(turn, SummaryTurn):
@@ -330,7 +330,7 @@ class ToolLoop:
             return "length"
         return "max_turns" if self._turns >= self._limits.turns else None
 
-    def _run(self, turn: ModelTurn) -> Iterator[Step]:
+    def _run(self, turn: ModelTurn) -> Iterator[FrameOrTask]:
         """Yield the held frames of a turn, running its calls.
 
         All of them start now if the request allows parallel calls, else one by one.
@@ -366,7 +366,7 @@ class ToolLoop:
             self._has_corrected = self._goes_on = True
 
 
-def _cut(turn: ModelTurn) -> Iterator[Step]:
+def _cut(turn: ModelTurn) -> Iterator[FrameOrTask]:
     """Yield the end of the first call as incomplete, if there is a call; nothing after it is passed on."""
     if turn.calls:
         yield frames.ItemClosed(complete=False)

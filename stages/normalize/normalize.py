@@ -17,7 +17,7 @@ from penstock.services.prompts import FilledRequest, Prompts, blamed, fill
 from penstock.services.tools import Toolbox
 from penstock.stages.normalize.read import Read
 from penstock.stages.normalize.recall import Recall
-from penstock.stages.normalize.resolve import CacheSharing, Resolve
+from penstock.stages.normalize.resolve import DEFAULT_SHARING, CacheSharing, Resolve
 
 NO_TOOLS = Toolbox()
 
@@ -49,7 +49,7 @@ class Normalize:
                 yield resolved.pop(0)
 
 
-def normalizing(recall: Recall, toolbox: Toolbox = NO_TOOLS, caches: CacheSharing = CacheSharing()) -> Normalize:  # noqa: B008 - frozen
+def normalizing(recall: Recall, toolbox: Toolbox = NO_TOOLS, caches: CacheSharing = DEFAULT_SHARING) -> Normalize:
     """Return the stage with its three inner ones, the first of which is ``recall``."""
     return Normalize(
         Pipeline.start("recall", recall)

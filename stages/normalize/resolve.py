@@ -35,13 +35,16 @@ class CacheSharing:
     """True if only requests with the same ``prompt_cache_key`` share it, unless they have a ``cache_salt``."""
 
 
+DEFAULT_SHARING = CacheSharing()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resolve:
     """Make the conversation that later stages work on; ``toolbox`` has the tools that this server can run."""
 
     store: Store
     toolbox: Toolbox
-    caches: CacheSharing = CacheSharing()
+    caches: CacheSharing = DEFAULT_SHARING
     files: Files = field(default_factory=open_files)
 
     async def __call__(self, source: AsyncIterator[ReadRequest]) -> AsyncGenerator[ResolvedRequest, None]:

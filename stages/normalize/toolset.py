@@ -407,9 +407,8 @@ class ToolsetBuilder:
             if name is None or allowed is None or allowed.names is None or name in allowed.names:
                 return [(label, name or wire.ANY_NAME)]
         elif (kind := kinds().by_label.get(label)) and (keys := groups.get((kind.namespace, None), ())):
-            if (
-                kind.namespace in (self.labels or ()) and name is not None
-            ):  # the operator's server may have further functions
+            runs_by_mcp = kind.namespace in (self.labels or ())
+            if runs_by_mcp and name is not None:  # the operator's server may have further functions
                 return [(kind.namespace, name)]
             if chosen := [key for key in keys if name in (None, key[1])]:
                 return chosen

@@ -1,4 +1,4 @@
-"""What clients share: each pool of the product stands in a table of `docs/LIMITS.md`, and no key can take all of it."""
+"""The pools that clients share: each stands in a table of `docs/LIMITS.md`, and no key can take all of it."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ async def read_schema(store: Store, database: str) -> list[str]:
 
 
 async def leave_before_parts(store_at: str, executed: int) -> None:
-    """Create a database that has executed so many statements of the first list, before parts were known."""
+    """Create a database that has executed the first ``executed`` statements of list 0, before parts were known."""
     if store_at.startswith("postgresql:"):
         connection = await asyncpg.connect(store_at)
         for statement in before_parts(POSTGRES)[:executed]:
