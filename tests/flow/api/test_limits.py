@@ -251,7 +251,7 @@ async def test_sdk_waits_as_long_as_the_refusal_says(served: PacedServer) -> Non
             response = await sdk.responses.create(model="tiny", input="Hi")
             assert response.status == "completed"
     limit(served, requests_per_minute=1)
-    served.scheduler.admission._known.clear()
+    served.scheduler.admission.allowances = OwnAllowances()
     async with openai_client(served.url) as impatient:
         await impatient.responses.create(model="tiny", input="Hi")
         with pytest.raises(openai.RateLimitError):
