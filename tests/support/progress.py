@@ -53,14 +53,27 @@ class Suite:
         failed = f", {self.outcomes['failed']} failed" if self.outcomes["failed"] else ""
         return f"{self.name}: {self.outcomes.total():,} of {self.total:,} tests in {self.elapsed:.0f} s{failed}"
 
+    def keep(self, *lines: str) -> None:
+        """Keep lines for the end of all suites."""
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{self.name}.json").write_text(json.dumps({"at": time.time(), "lines": lines}))
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for each test that has failed."""
+        return [f"{self.name}: FAILED {test}" for test in self.failed]
+
     def summary(self) -> list[str]:
         """The summary line, and one more for each test that failed and each reason of skipped tests."""
         counts = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.outcomes.items(), reverse=True))
         slowest = nlargest(3, self.seconds, key=lambda test: self.seconds[test])
         named = ", ".join(f"{test.rpartition('::')[2][:60]} {self.seconds[test]:.1f} s" for test in slowest)
         lines = [f"{self.name}: {counts or 'no tests'} in {self.elapsed:.0f} s; slowest: {named or 'none'}"]
-        lines += [f"{self.name}: FAILED {test}" for test in self.failed]
-        return lines + [f"{self.name}: NOT TESTED, {count:,} skipped: {why}" for why, count in self.skipped.items()]
+        return (
+            lines
+            + self.failures
+            + [f"{self.name}: NOT TESTED, {count:,} skipped: {why}" for why, count in self.skipped.items()]
+        )
 
 
 class Plugin:
@@ -82,6 +95,10 @@ class Plugin:
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         self._suite.total = len(ids)
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Keep the name of the test, which stays if the test hangs: its timeout ends the process."""
+        self._suite.keep(*self._suite.failures, f"{self._suite.name}: FAILED {nodeid}, in which the suite ended")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count, and write a line of progress if it is due."""
         self._suite.add(report)
@@ -97,8 +114,7 @@ class Plugin:
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self) -> None:
         lines = self._suite.summary()
-        KEPT.mkdir(parents=True, exist_ok=True)
-        (KEPT / f"{self._suite.name}.json").write_text(json.dumps({"at": time.time(), "lines": lines}))
+        self._suite.keep(*lines)
         self._write(*lines)
 
 
