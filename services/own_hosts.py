@@ -12,7 +12,7 @@ from inspect import isawaitable
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.members import missing_members
-from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, blamed, called, function_named
+from penstock.pipeline.plugins import HOSTS, KINDS, TOOL, WrongPlugin, blamed, called, function_named, installed
 from penstock.services.tools import Host, HostSettings, OwnHost, Session, ToolResult, callable_tools
 
 
@@ -30,6 +30,8 @@ async def own_host(name: str, settings: HostSettings) -> OwnHost:
     with blamed(name, TOOL):
         host = await made if isawaitable(made) else made
     if problems := [*missing_members(host, Host), *missing_members(host, OwnHost)] or list(_wrong_functions(host)):
+        if name in installed(HOSTS):
+            problems.append(f"or, for a kind of tool, give {KINDS} an entry point of that name")
         raise WrongPlugin(name, "; ".join(problems), TOOL)
     return host  # type: ignore[no-any-return]
 

@@ -48,6 +48,9 @@ async def open_toolbox(settings: HostSettings, own: Sequence[str] = ()) -> Toolb
             if host := servers.host(kind) or await _opened(kind, settings):
                 hosts[kind] = host
                 opened.push_async_callback(host.close)
+            elif kind in own:
+                function_named(kind, TOOL, HOSTS)  # which says why there is none
+                raise WrongPlugin(kind, "its host cannot run here", TOOL)
         own_hosts: dict[str, OwnHost] = {}
         for name in (name for name in own if name not in kinds()):
             if (label := label_of(name)) in servers.labels:

@@ -37,10 +37,6 @@ class ToolResult:
     images: tuple[str, ...] = ()
 
 
-class CallFailed(Exception):
-    """A call failed; the message is for the model."""
-
-
 @dataclass(frozen=True)
 class Source:
     """A page that the model may cite."""
@@ -79,7 +75,7 @@ class Session(Protocol):
 
         ``name`` is the function's name.  ``text`` is the model's arguments or code, valid or not.
 
-        Errors are reported in the outcome, not raised.  Cancelling the task stops the call at once.
+        An error is one of the result, and is not raised.  Cancelling the task stops the call at once.
         """
         ...
 
@@ -131,7 +127,7 @@ class HasFiles(Protocol):
 
 
 class Host(Protocol):
-    """Runs the calls of one built-in tool."""
+    """Runs the calls of one tool."""
 
     def session(self, request: ResolvedRequest) -> Session:
         """Return a new session for one response."""

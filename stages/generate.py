@@ -36,8 +36,8 @@ def _never(response_id: str) -> bool:
 class Generate:
     """Let ``engine`` continue each prompt.  Closing the stream aborts the generation.
 
-    ``is_accepted`` tells if a response, given by its id, can no longer be refused: its prompts wait for an engine that
-    has no room, and which gets them again after ``retry_seconds``.
+    ``is_accepted`` tells if a response, given by its id, can no longer be refused.  If the engine has no room for a
+    prompt of such a response, the prompt waits, and the engine gets it again after ``retry_seconds``.
     """
 
     engine: Engine

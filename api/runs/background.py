@@ -96,7 +96,7 @@ class InFlight:
 
 
 RunOpened: TypeAlias = Callable[[Opened], Awaitable[None]]
-"""The same for a response whose pipeline is open, which waits for its `Turn`."""
+"""Runs a response whose pipeline is open, once its `Turn` has come."""
 
 
 @dataclass(eq=False)

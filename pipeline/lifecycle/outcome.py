@@ -1,7 +1,7 @@
 """The response object at its start, after a failure and after a cancellation, and its terminal event.
 
-``penstock.stages.emit.emit`` calls these functions if the engine is generating when a response is cancelled or fails.
-Otherwise `Run.cancel` and `Run.fail` in ``penstock.services.runs.run`` end the events early, and `StreamState`
+``penstock.stages.emit.emit`` calls these functions if a stage before it fails, or is cancelled, once the response has
+begun.  Otherwise `Run.cancel` and `Run.fail` in ``penstock.services.runs.run`` end the events early, and `StreamState`
 calls them.  Any other status is that of the last turn, in ``emit``.
 """
 

@@ -39,9 +39,9 @@ LOSSES = 1
 """Retries after a server broke off.  There are few, because the prompt itself may have crashed the server."""
 
 _FULL = (429, 503)
+"""HTTP statuses of a server that is shutting down or has a full queue."""
 _OF_IMAGES = re.compile(r"^(?!.*\(length \d).*(?:image|multi-?modal)", re.IGNORECASE | re.DOTALL)
 """A refusal of the images of a prompt; that of a prompt that is too long may speak of images, too."""
-"""HTTP statuses of a server that is shutting down or has a full queue."""
 
 End = Literal["cancelled", "stopped", "lost"]
 

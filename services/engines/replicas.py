@@ -371,9 +371,10 @@ class Replicas:
     ) -> Replica | None:
         """Return the server for a turn, or None if there is none outside ``without``.
 
-        Of the first in the ranking of its conversation, and of those that hold most of the prompt, it is the one with
-        the least work (see `affinity`).  ``cached`` are the tokens of the prompt that each server holds; if that is not
-        known, the home is taken to hold them.  Servers in ``rather_not`` are a last resort.
+        Of the first in the ranking of its conversation, those that hold most of the prompt, and a few with few turns,
+        it is the one with the least work (see `affinity`).  ``cached`` are the tokens of the prompt that each server
+        holds; if that is not known, the first healthy one in the ranking is taken to hold them.  Servers in
+        ``rather_not`` are a last resort.
         """
         ranks = islice(self._ranking.of(facts), FARTHEST)
         nearest = chain((self._by_url[url] for url in ranks), self.all)

@@ -3,8 +3,8 @@
 The writer never waits: it appends events, and about four times a second the new ones go to the store as one block.
 Only the beginning and the end of a run wait for their commits, for at most `COMMIT_WAIT` seconds each.
 
-A run ends in one of three ways.  Its pipeline ends it with a terminal event (`Run.end`).  It is cancelled or fails from
-outside of the pipeline (`Run.cancel`, `Run.fail`), and its log derives the missing events.  Or it is released to
+A run ends in one of three ways.  Its pipeline ends it with a terminal event (`Run.end`).  It is cancelled or fails by
+another hand than ``emit``'s (`Run.cancel`, `Run.fail`), and its log derives the missing events.  Or it is released to
 another server (`Run.release`), and goes on there.
 """
 

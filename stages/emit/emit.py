@@ -1,8 +1,8 @@
 """Emit: turn items into events, and a stream of frames into a Response.
 
 The state machine owns the counters of the wire format: sequence numbers, output indexes and item ids.  Once
-the response has begun, any error of an earlier stage ends it here, with exactly one ``response.failed``.  Errors of
-later stages are handled in ``penstock.api.runs.scheduler``.
+the response has begun, any error of an earlier stage ends it here, with exactly one ``response.failed``.  For an
+error of a later stage, ``penstock.stages.persist`` does so.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from penstock.api.cli.command_line import read_settings
 from penstock.api.limits.admission import Admission
 from penstock.api.start.assembly import keys_of, toolbox
 from penstock.pipeline.hosted_kinds import kinds
+from penstock.pipeline.plugins import WrongPlugin
 from penstock.stages.models.harmony.vocabulary import built_in
 from penstock.testing import ExampleCalls, check_host
 from tests.support.server import ScriptedServer
@@ -83,6 +84,7 @@ async def test_later_response_cites_what_an_earlier_one_weighed(served: Scripted
     ("tools", "param"),
     [
         ([{"type": "scales", "unit": "stone"}], "tools[0].unit"),
+        ([{"type": "scales", "colour": "red"}], "tools[0].colour"),
         ([{"type": "scales"}, {"type": "scales", "unit": "kg"}], "tools[1]"),
         ([{"type": "scales"}, {"type": "namespace", "name": "scales", "tools": []}], "tools[1].name"),
     ],
@@ -121,3 +123,37 @@ async def test_raw_messages_of_a_call_become_its_item(served: ScriptedServer) ->
     play_turns(served.engine, answer_markup("Yes."))
     await answered(served, {"previous_input_messages": said, "input": "Sure?"})
     assert "to=scales.weigh" in served.prompt_text()
+
+
+LOST = """
+from dataclasses import replace
+from scales import SCALES, host
+LOST = replace(SCALES, namespace="lost", api_type="lost", labels=())
+nowhere = lambda settings: None
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "problem"),
+    [
+        ("[penstock.kinds]\nlost = lost:LOST", "nor an entry point of penstock.hosts"),
+        ("[penstock.kinds]\nlost = lost:LOST\n[penstock.hosts]\nlost = no_such_library:host", "there is no module"),
+        ("[penstock.kinds]\nlost = lost:LOST\n[penstock.hosts]\nlost = careless:host", "no_such_library"),
+        ("[penstock.kinds]\nlost = lost:LOST\n[penstock.hosts]\nlost = lost:nowhere", "its host cannot run here"),
+        ("[penstock.hosts]\nlost = lost:host", "give penstock.kinds an entry point of that name"),
+    ],
+)
+async def test_named_kind_that_cannot_run_ends_the_start(
+    installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry_points: str, problem: str
+) -> None:
+    package = tmp_path / "lost-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: lost\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(entry_points)
+    (tmp_path / "lost.py").write_text(LOST)
+    (tmp_path / "careless.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds.cache_clear()
+    settings = read_settings(["--no-sandbox", "--tool", "lost"])
+    with pytest.raises(WrongPlugin, match=problem):
+        await toolbox(settings, keys_of(settings, Admission()))

@@ -22,6 +22,7 @@ from yarl import URL
 
 from penstock.api import peers
 from penstock.api.peers import PeerLost, Peers, SseRelay
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.reader import Reader
 from penstock.extensions.tools.browser.search_engines import ENGINES, search_backend
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
@@ -31,7 +32,7 @@ from penstock.services.engines.http_generation import HttpGeneration
 from penstock.services.engines.replicas import Replica, Replicas, UnusableServer
 from penstock.services.engines.vllm_http import start_vllm_http
 from penstock.services.store.stored import Server
-from penstock.services.tools import CallFailed, ServerUnavailable
+from penstock.services.tools import ServerUnavailable
 from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.images import NoImage
 from tests.support.fake_vllm import prompt_for_fakes

@@ -17,6 +17,10 @@ _MOST_PATTERN_CHARACTERS = 500
 """Characters of a pattern that an item shows."""
 
 
+class CallFailed(Exception):
+    """A call failed; the message is for the model."""
+
+
 @dataclass(frozen=True)
 class Search:
     """Search for pages.  The arguments ``topn`` and ``source`` are ignored: all searches have the same settings."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.pages import FIND_SUFFIX, SOURCE_PREFIX, Page
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.protocol.items import Item, Message, WebSearchCall
-from penstock.services.tools import CallFailed, Source
+from penstock.services.tools import Source
 
 _KEPT = 8
 """Number of web pages to keep; each may take a megabyte."""

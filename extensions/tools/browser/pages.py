@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.html import LONGEST_TEXT, clean, link_mark
 from penstock.extensions.tools.browser.search_engines import Hit
 from penstock.pipeline.urls import host_of
-from penstock.services.tools import CallFailed, Listed, Source
+from penstock.services.tools import Listed, Source
 
 WIDTH = 80
 """Characters of a line."""

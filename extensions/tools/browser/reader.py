@@ -22,13 +22,13 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.html import clean
 from penstock.extensions.tools.browser.html import decoded as decoded_text
 from penstock.extensions.tools.browser.pages import SOURCE_PREFIX, Page, opened
 from penstock.services.foreign import Unreadable, decoded, read_start, read_whole
 from penstock.services.json_size import JsonSize
 from penstock.services.slots import Slots
-from penstock.services.tools import CallFailed
 from penstock.services.web.domains import ALL_DOMAINS, Domains
 from penstock.services.web.fetch import Fetcher, NotFetched
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.services.foreign import Unreadable, decoded, read_whole
-from penstock.services.tools import CallFailed
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
-from penstock.extensions.tools.browser.calls import Call, Find, Open, Search, parse_call
+from penstock.extensions.tools.browser.calls import Call, CallFailed, Find, Open, Search, parse_call
 from penstock.extensions.tools.browser.html import clean
 from penstock.extensions.tools.browser.kind import WebSearchOptions
 from penstock.extensions.tools.browser.page_stack import PageStack, Visit
@@ -16,7 +16,7 @@ from penstock.extensions.tools.browser.reader import Reader
 from penstock.extensions.tools.browser.search_engines import Hit, SearchBackend, search_backend
 from penstock.pipeline.frames import BrowserAction, ResolvedRequest
 from penstock.pipeline.hosted_kinds import options_of
-from penstock.services.tools import CallFailed, HostSettings, Source, ToolResult
+from penstock.services.tools import HostSettings, Source, ToolResult
 from penstock.services.web.domains import Domains
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from penstock.stages.models.shell_calls import ArgumentsInvalid

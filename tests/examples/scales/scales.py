@@ -31,8 +31,10 @@ class ScalesOptions(ToolOptions, frozen=True, omit_defaults=True):
 
 def read(tool: ToolParam, path: str, *, by_mcp: bool) -> ScalesOptions:
     """Return the options of a tool of the type ``scales``."""
-    unit = tool.sent.get("unit") if isinstance(tool, OtherToolParam) else None
-    match unit or "g":
+    sent = tool.sent if isinstance(tool, OtherToolParam) else {}
+    for key in sent.keys() - {"type", "unit"}:
+        raise InvalidRequest("Scales have no such option.", param=f"{path}.{key}")
+    match sent.get("unit") or "g":
         case "g" | "kg" as known:
             return ScalesOptions(known, path=path)
         case _:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 from prometheus_client import REGISTRY
 from safetensors.torch import load_file, save_file
@@ -70,8 +71,10 @@ def noisy_url(noisy: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
         yield url
 
 
-async def recorded_by(engine: VllmEngine, folder: Path) -> dict[str, Path]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def recordings(engine: VllmEngine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Recordings of greedy answers of the engine."""
+    folder = tmp_path_factory.mktemp("recordings")
     for case in RECORDED:
         turns = []
         for number, prompt in enumerate(read_frames(case / "prompt.jsonl", Prompt), start=1):
@@ -110,8 +113,8 @@ async def free_differences(engine: Engine, recordings: Mapping[str, Path]) -> di
     return found
 
 
-async def test_engine_is_not_surprised_by_its_own_answers(engine: VllmEngine, tmp_path: Path) -> None:
-    answers = await compared(engine, await recorded_by(engine, tmp_path))
+async def test_engine_is_not_surprised_by_its_own_answers(engine: VllmEngine, recordings: dict[str, Path]) -> None:
+    answers = await compared(engine, recordings)
     figures = Figures()
     for answer in answers.values():
         figures.add(answer)
@@ -121,9 +124,8 @@ async def test_engine_is_not_surprised_by_its_own_answers(engine: VllmEngine, tm
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
 async def test_changes_are_those_of_a_free_run(
-    engine: VllmEngine, noisy_url: str, tmp_path: Path, endpoint: Endpoint[Any]
+    noisy_url: str, recordings: dict[str, Path], endpoint: Endpoint[Any]
 ) -> None:
-    recordings = await recorded_by(engine, tmp_path)
     elsewhere = await start_vllm_http([noisy_url], endpoints=(endpoint,))
     try:
         expected = await free_differences(elsewhere, recordings)
@@ -136,9 +138,8 @@ async def test_changes_are_those_of_a_free_run(
 
 
 async def test_shadow_finds_the_same_changes_while_a_server_runs(
-    engine: VllmEngine, noisy_url: str, tmp_path: Path
+    engine: VllmEngine, noisy_url: str, recordings: dict[str, Path]
 ) -> None:
-    recordings = await recorded_by(engine, tmp_path)
     elsewhere = await start_vllm_http([noisy_url])
     answers = await compared(elsewhere, recordings)
     turns = [each for answer in answers.values() for each in answer.turns if each.turn.prompt.grammar is None]
@@ -179,16 +180,16 @@ def compare_in_process(recordings: Path, *words: str) -> subprocess.CompletedPro
 
 
 async def test_command_compares_in_this_process_as_over_http(
-    engine: VllmEngine, noisy: Path, noisy_url: str, tmp_path: Path
+    noisy: Path, noisy_url: str, recordings: dict[str, Path]
 ) -> None:
-    recordings = await recorded_by(engine, tmp_path)
     elsewhere = await start_vllm_http([noisy_url])
     try:
         expected = first_changes(await compared(elsewhere, recordings))
     finally:
         await elsewhere.close()
+    folder = next(iter(recordings.values())).parent
     for words in ([noisy_url], [str(noisy), *ARGUMENTS]):
-        ended = await asyncio.to_thread(compare_in_process, tmp_path, *words)
+        ended = await asyncio.to_thread(compare_in_process, folder, *words)
         assert ended.returncode == 1, ended.stderr
         *answers, summary = map(json.loads, ended.stdout.splitlines())
         assert summary["exceeded"]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.html import LONGEST_TEXT, converted, decoded
 from penstock.extensions.tools.browser.reader import Fetched, Reader
-from penstock.services.tools import CallFailed
 
 URL = "https://example.com/dir/page"
 

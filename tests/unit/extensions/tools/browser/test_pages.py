@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.pages import Page, matches, opened, results, view, wrapped
 from penstock.extensions.tools.browser.search_engines import Hit
-from penstock.services.tools import CallFailed, Listed, Source
+from penstock.services.tools import Listed, Source
 
 URL = "https://example.com/a"
 texts = st.text(alphabet="ab 【】†日\n\t-.", max_size=2_000)

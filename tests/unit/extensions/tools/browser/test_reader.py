@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.reader import LARGEST_PAGE, Fetched, Reader
-from penstock.services.tools import CallFailed
 from penstock.services.web import fetch as fetching
 from penstock.services.web.fetch import guarded_connector
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked

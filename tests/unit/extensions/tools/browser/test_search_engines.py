@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.search_engines import ENGINES, Hit, SearchBackend, search_backend
-from penstock.services.tools import CallFailed
 from tests.support.tool_servers import web_server
 
 pytestmark = pytest.mark.io

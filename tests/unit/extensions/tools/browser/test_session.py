@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.extensions.tools.browser.calls import CallFailed
 from penstock.extensions.tools.browser.kind import WebSearchOptions
 from penstock.extensions.tools.browser.pages import VIEW_TOKENS, opened, view
 from penstock.extensions.tools.browser.search_engines import Hit, search_backend
 from penstock.extensions.tools.browser.session import BrowserHost, BrowserSession
 from penstock.pipeline.frames import BrowserAction
 from penstock.pipeline.protocol.items import Item, Message, OutputText, WebSearchCall
-from penstock.services.tools import CallFailed, Citable, Host, Session, Source, ToolResult
+from penstock.services.tools import Citable, Host, Session, Source, ToolResult
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from penstock.testing import ExampleCalls, check_host
 from tests.support.tool_servers import LOOPBACK, conversation_with, web_server
