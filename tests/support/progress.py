@@ -7,18 +7,39 @@ writes the lines that are kept there.  Client suites run without penstock, so no
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nlargest
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 KEPT = Path(".cache/suites")
 PERIOD = 15.0
 """Seconds between two lines of progress."""
+
+ALMOST_HANGING = 0.98
+"""Fraction of the time of a test after which the lines that stay if it hangs tell where it waits."""
+
+
+def waits() -> Iterator[str]:
+    """Yield the innermost place that each task of asyncio waits at, as far as a coroutine tells."""
+    for task in [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]:
+        awaited: Any = task.get_coro()
+        frame: FrameType | None = None
+        while awaited is not None:
+            frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None) or frame
+            awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+        if frame is not None:
+            yield f"{task.get_name()} waits at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 @dataclass
@@ -80,6 +101,7 @@ class Plugin:
     def __init__(self, suite: Suite, config: pytest.Config) -> None:
         self._suite = suite
         self._config = config
+        self._watch: threading.Timer | None = None
 
     def _write(self, *lines: str) -> None:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -97,7 +119,20 @@ class Plugin:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Keep the name of the test, which stays if the test hangs: its timeout ends the process."""
-        self._suite.keep(*self._suite.failures, f"{self._suite.name}: FAILED {nodeid}, in which the suite ended")
+        self._keep_if_it_ends(nodeid)
+        seconds = float(self._config.getini("timeout") or 0)
+        if seconds and not self._config.getoption("numprocesses", None):  # a worker's hanging test fails like others
+            self._watch = threading.Timer(ALMOST_HANGING * seconds, self._keep_if_it_ends, (nodeid, True))
+            self._watch.daemon = True
+            self._watch.start()
+
+    def pytest_runtest_logfinish(self) -> None:
+        if self._watch:
+            self._watch.cancel()
+
+    def _keep_if_it_ends(self, nodeid: str, is_late: bool = False) -> None:
+        ended = f"{self._suite.name}: FAILED {nodeid}, in which the suite ended"
+        self._suite.keep(*self._suite.failures, ended, *(waits() if is_late else ()))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count, and write a line of progress if it is due."""
