@@ -1,6 +1,6 @@
-"""``make reference``: the tests of the API's tables, with the types of the newest openai-python.
+"""``make reference``: the tests of the API's tables, with the types and the routes of the newest SDKs.
 
-The wheel is fetched from pip's index into ``.cache/reference``, and stands before the installed version on the path.
+The wheels are fetched from pip's index into ``.cache/reference``, and stand before the installed versions on the path.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from tests.support.paths import ROOT
 
 FOLDER = ROOT / ".cache" / "reference"
 
-TESTS = ("tests/flow/test_parameters.py", "tests/flow/api/test_sdk_fields.py")
+TESTS = ("tests/flow/test_parameters.py", "tests/flow/api/test_sdk_fields.py", "tests/flow/api/test_sdk_routes.py")
 
 
 def fetched() -> str:
-    """Fetch and unpack the newest wheel; return its file name."""
+    """Fetch and unpack the newest wheels; return their file names."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--dest", str(FOLDER))
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, "openai"], check=True)
-    (wheel,) = FOLDER.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(FOLDER)
-    return wheel.name
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, "openai", "anthropic"], check=True)
+    wheels = sorted(FOLDER.glob("*.whl"))
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(FOLDER)
+    return " and ".join(wheel.name for wheel in wheels)
 
 
 def main() -> int:
