@@ -140,7 +140,7 @@ class Peers:
         path = URL(f"/v1/responses/{quote(response_id, safe='')}", encoded=True)
         for url in self.siblings:
             server = Server("", url, is_alive=True)
-            with suppress(PeerLost), _losses():
+            with suppress(PeerLost), _losses():  # a frontend that has died runs nothing
                 async with self._request(request, server, path, timeout, "GET") as answer:
                     if answer.status == HTTPStatus.OK:
                         return server
@@ -287,7 +287,7 @@ class Membership:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with suppress(StoreFailed):
+        with suppress(StoreFailed):  # the others miss its heartbeats
             await self.servers.leave()
 
     async def _keep_heartbeats(self) -> None:

@@ -73,7 +73,7 @@ class Slots:
         try:
             await granted
         except asyncio.CancelledError:
-            if not self.withdraw(owner, granted):
+            if not self.withdraw(owner, granted):  # the slot was granted just before the cancellation
                 self.release(owner)
             raise
 
@@ -133,7 +133,7 @@ class Slots:
 
 
 def _resolve(granted: asyncio.Future[None]) -> None:
-    if not granted.cancelled():
+    if not granted.cancelled():  # a cancelled task withdraws its request only when it runs next
         granted.set_result(None)
 
 

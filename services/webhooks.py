@@ -140,9 +140,10 @@ class Webhooks:
         begun = False
         try:
             for notification in await self.stored.due(owner, 1):
+                # A delivery whose claim is over may still wait here for a slow store.
                 if notification.id not in self._tasks and await self.stored.claim(notification, CLAIM):
                     task = asyncio.create_task(self._deliver(sessions, receiver, notification))
-                    task.add_done_callback(lambda _: self.places.release(url))
+                    task.add_done_callback(lambda _: self.places.release(url))  # also if it never begins
                     self._tasks[notification.id], begun = task, True
         finally:
             if not begun:

@@ -71,7 +71,7 @@ class Checks:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the store."""
-        with suppress(*UNSTARTABLE):
+        with suppress(*UNSTARTABLE):  # a store of the operator may fail to close, once all is checked
             await self._closing.aclose()
 
     @cached_property

@@ -121,22 +121,31 @@ class Link:
 
     def messages(self) -> Iterator[FromFrontend]:
         """Yield the messages of a frontend that have arrived."""
-        with suppress(OSError):
-            while data := self.end.recv(LARGEST):
+        for data, _ in self._arrived():
+            if data:
                 yield _from_frontend(data)
 
     def received(self) -> Iterator[FromSupervisor | socket.socket]:
         """Yield the messages and connections of the supervisor that have arrived; it asks to stop when it ends."""
-        with suppress(BlockingIOError):
+        for data, descriptors in self._arrived():
+            if not data:
+                yield from (Stop(), Stop())
+            elif data == _CONNECTION:
+                yield from map(_socket, descriptors)
+            else:
+                yield _from_supervisor(data)
+
+    def _arrived(self) -> Iterator[tuple[bytes, Sequence[int]]]:
+        """Yield what has arrived, with its descriptors; no bytes are the end."""
+        with suppress(BlockingIOError):  # all was read that has arrived
             while True:
-                data, descriptors, _, _ = socket.recv_fds(self.end, LARGEST, 1)
+                try:
+                    data, descriptors, _, _ = socket.recv_fds(self.end, LARGEST, 1)
+                except ConnectionResetError:  # the other process died before it had read all; its last messages follow
+                    continue
+                yield data, descriptors
                 if not data:
-                    yield from (Stop(), Stop())
                     return
-                if data == _CONNECTION:
-                    yield from map(_socket, descriptors)
-                else:
-                    yield _from_supervisor(data)
 
 
 def _socket(descriptor: int) -> socket.socket:

@@ -294,7 +294,7 @@ class Supervisor:
         for _ in range(AT_ONCE):
             try:
                 connection, _ = self._bound.accept()
-            except OSError:
+            except OSError:  # no connection waits any more, or its client has left
                 return
             self._pass_on(connection)
 
@@ -335,7 +335,7 @@ class Supervisor:
 
     def _forward(self, number: int) -> None:
         for each in self._frontends.values():
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # it has died, and `_end` is about to be called
                 os.kill(each.process.pid or 0, number)
 
     def _end(self, frontend: FrontendProcess) -> None:

@@ -120,7 +120,7 @@ def _host_name(host: str) -> str:
     """Return the name in a ``Host`` header, without a port and the brackets of IPv6."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
+    except ValueError:  # a bracket that stays open
         return host.lower()
 
 

@@ -91,7 +91,7 @@ async def _read(position: int, strand: Strand, begun: asyncio.Future[Any], ready
     else:
         await ready.put((position, _END, None))
     finally:
-        begun.cancel()
+        begun.cancel()  # for a stream that was cancelled before its first value
 
 
 async def _values(first: Sequence[Any], ready: _Ready) -> AsyncGenerator[tuple[int, Any], None]:

@@ -92,7 +92,7 @@ class OrphanRecovery:
             return None
         orphan = Orphan(stored, server.id if server else None, stored.response.background)
         async with self._lock:
-            if run := self.runs.get(stored.response.id, stored.origin.owner):
+            if run := self.runs.get(stored.response.id, stored.origin.owner):  # another request had the lock before
                 return run
             return await self._adopted(stored) if await self.store.claim(orphan) else None
 

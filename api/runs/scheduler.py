@@ -305,12 +305,13 @@ class Scheduler:
             with _traced(request, mode) as traced:
                 leaving = partial(_client_left, prepared)
                 async with self._open(stages, prepared.source(traced.request), response_id, leaving) as events:
-                    with self._unlocking(request.facts.response):
-                        event = await first(events)
-                    run, foreground = self._run_of(request), _Foreground(asyncio.current_task(), events)
-                    run.mode, traced.run = mode, run
+                    run, foreground = None, _Foreground(asyncio.current_task(), events)
                     self._interrupts[response_id] = foreground.interrupt
                     try:
+                        with self._unlocking(request.facts.response):
+                            event = await first(events)
+                        run = traced.run = self._run_of(request)
+                        run.mode = mode
                         yield event
                         async for event in events:
                             yield event
@@ -318,7 +319,11 @@ class Scheduler:
                     except asyncio.CancelledError:
                         if not foreground.has_been_interrupted():
                             raise
-                    except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
+                        if run is None:  # while the store wrote its beginning: its client has no id to look for
+                            raise errors.ServerStopping from None
+                    except Exception as error:
+                        if run is None:
+                            raise
                         _fail(run, error)
                     finally:
                         del self._interrupts[response_id]
@@ -340,7 +345,7 @@ class Scheduler:
         task = asyncio.create_task(self._run_detached(prepared.taken(), begun, mode))
         self._interrupts[request.facts.response_id] = task.cancel
         task.add_done_callback(lambda _: self._interrupts.pop(request.facts.response_id))
-        await asyncio.shield(begun)
+        await asyncio.shield(begun)  # a client that leaves must not cancel what `_run_detached` sets
         run = self._run_of(request)
         async with aclosing(run.follow()) as events:
             async for event in events:
@@ -354,6 +359,10 @@ class Scheduler:
                     await self._run(
                         request, prepared.source, mode, self._after_normalize, partial(begun.set_result, None)
                     )
+        except asyncio.CancelledError:
+            if begun.done():
+                raise
+            begun.set_exception(errors.ServerStopping())  # interrupted while the store wrote its beginning
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
 
@@ -471,7 +480,7 @@ class Scheduler:
                 async with asyncio.timeout(CANCEL_WAIT):
                     if await self.engine.cancel(run.response.id):
                         await run.wait()
-        finally:
+        finally:  # also if the client that cancels it leaves
             self._end_early(run, None)
         if run.response.status in UNENDED:
             raise RunReleased
@@ -499,7 +508,8 @@ class Scheduler:
     async def release_lost(self) -> None:
         """Release the responses that other servers took over when this one seemed dead; clients can resume there."""
         for run in self.runs:
-            if run.response.store and not await self._is_still_here(run.response.id) and not run.ended:
+            is_lost = run.response.store and not await self._is_still_here(run.response.id)
+            if is_lost and not run.ended:  # it may have ended while the store answered
                 logger.warning("Response %s is another server's now: this one was silent", run.response.id)
                 run.release()
                 self._interrupt(run, "released")

@@ -174,7 +174,7 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._running.release()
         self._beginning.cancel()
-        if self._thread.ident is not None:
+        if self._thread.ident is not None:  # a short block ends before the loop has called `_begin`
             self._thread.join()
         self._outside = ()
 

@@ -419,7 +419,7 @@ class Connection:
             task.add_done_callback(self._tasks.discard)
 
     async def _close_expired(self) -> None:
-        with suppress(ConnectionResetError):
+        with suppress(ConnectionResetError):  # the client has left
             await self._refuse(answer_to(self.request, ConnectionExpired()), None)
             await self._close(WSCloseCode.OK, b"")
 
@@ -432,7 +432,7 @@ class Connection:
         self.memory.clear()
         if self._tasks:
             metrics.DISCONNECTS.labels("websocket").inc()
-        while tasks := tuple(self._tasks):
+        while tasks := tuple(self._tasks):  # the last response of an expired connection begins a task to close it
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)

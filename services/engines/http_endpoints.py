@@ -187,7 +187,7 @@ def read_refusal(status: int, body: bytes) -> RequestRefused:
     """Convert the body of an answer with a status other than 200 to `RequestRefused`."""
     try:
         problem = msgspec.json.decode(body, type=_Line[None]).error
-    except NO_JSON:
+    except NO_JSON:  # a proxy in between may have answered, with a page
         problem = None
     if problem is None:
         return RequestRefused(status, f"The engine answers {status}.")

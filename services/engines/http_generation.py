@@ -40,6 +40,7 @@ LOSSES = 1
 
 _FULL = (429, 503)
 """HTTP statuses of a server that is shutting down or has a full queue."""
+
 _OF_IMAGES = re.compile(r"^(?!.*\(length \d).*(?:image|multi-?modal)", re.IGNORECASE | re.DOTALL)
 """A refusal of the images of a prompt; that of a prompt that is too long may speak of images, too."""
 
@@ -180,7 +181,7 @@ class HttpGeneration:
     async def _connect(self) -> None:
         """Send the prompt to a server.  If `finish` is called meanwhile, there is no response."""
         cached = await self._replicas.cached(self.prompt)
-        if self.end is not None:
+        if self.end is not None:  # a cancellation may have come while a thread looked into the caches
             return
         replica = self._choose(cached)
         self._replica, self._answer = replica, Answer(replica.endpoint, self.prompt.facts.sampling.logprobs)
@@ -190,7 +191,7 @@ class HttpGeneration:
         try:
             async with asyncio.timeout(None) as self._connecting:
                 self._response = await replica.post(body, headers)
-        except TimeoutError:
+        except TimeoutError:  # `finish` ends the wait for an answer by this timeout
             if self.end is None:
                 raise
         finally:

@@ -49,8 +49,10 @@ async def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels], owner:
     One owner may have half of the threads.  Raises `ImagesRefused` for unreadable images, and for images that would
     take too much memory or time.
     """
-    async with places.slot(owner):
-        return await asyncio.get_running_loop().run_in_executor(_threads, _decoded, urls, decode)
+    await places.acquire(owner)
+    decoding = asyncio.get_running_loop().run_in_executor(_threads, _decoded, urls, decode)
+    decoding.add_done_callback(lambda _: places.release(owner))
+    return await asyncio.shield(decoding)  # a client that leaves does not end the thread, which keeps its place
 
 
 places = Slots(MOST_AT_ONCE, per_owner=MOST_AT_ONCE // 2)

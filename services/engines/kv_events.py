@@ -117,7 +117,7 @@ class KvEvents:
         """Forget the cache of a server, which may have started again."""
         for server in self._all:
             if server.url == url:
-                server.is_stale, server.is_whole = True, False
+                server.is_stale, server.is_whole = True, False  # the thread then forgets its blocks
 
     def close(self) -> None:
         """Stop listening; blocks for up to `POLL_MILLISECONDS`."""

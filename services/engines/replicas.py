@@ -260,7 +260,7 @@ class Replica:
 
     async def _find_endpoint(self, card: _Card) -> Endpoint[Any]:
         for endpoint in self.endpoints:
-            with suppress(RequestRefused):
+            with suppress(RequestRefused):  # without --enable-scale-out, a server lacks the best endpoint
                 if await self._generate(endpoint, card.id, [0], max_tokens=1):
                     return endpoint
         if card.owned_by != "vllm":

@@ -133,6 +133,6 @@ async def reached(llm: AsyncLLM) -> None:
         try:
             async with asyncio.timeout(ANSWER):
                 await llm.engine_core.is_scheduler_paused_async()
-        except TimeoutError:
+        except TimeoutError:  # a core that has not connected again never got the question
             continue
         return

@@ -141,7 +141,7 @@ class Run:
             block = self.log.seal() if self.response.store else None  # readers take the events as they are
             self._end(block, event.response)
             await self.committed()
-        finally:
+        finally:  # the store may be closed, or this task cancelled while it waits: readers would wait for ever
             self._close()
 
     def cancel(self) -> None:

@@ -38,7 +38,7 @@ class StoredApprovals:
             with suppress(StoreFailed):
                 await self.context.writer.carry_out([Statement(_USE, (owner, approval_id, response_id))])
                 used = (await self._stored(owner, [approval_id])).get(approval_id, used)
-        used = self._here.setdefault((owner, approval_id), used)
+        used = self._here.setdefault((owner, approval_id), used)  # another response may have used it meanwhile
         if len(self._here) > _REMEMBERED:
             self._here.popitem(last=False)
         return used

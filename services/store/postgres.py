@@ -112,7 +112,7 @@ class PostgresDatabase:
         with _named_errors():
             try:
                 return await self._fetch(sql, *arguments)
-            except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError):
+            except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError):  # PostgreSQL may have started again
                 return await self._fetch(sql, *arguments)
 
     async def _fetch(self, sql: str, *arguments: Value) -> Sequence[Row]:
@@ -206,6 +206,6 @@ def _place(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 5432
-    except ValueError:
+    except ValueError:  # a bracket that stays open, or a port that is no number
         return "in PostgreSQL"
     return f"{host}:{port}{parts.path}"

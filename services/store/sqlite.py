@@ -228,6 +228,6 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("commit")
     except BaseException:
-        if connection.in_transaction:
+        if connection.in_transaction:  # SQLite itself may have rolled back, as when the disk is full
             connection.execute("rollback")
         raise

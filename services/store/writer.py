@@ -180,7 +180,7 @@ class Writer:
         change = self._queued(statements, keys, is_urgent=True, is_first=is_first)
         self._wakened.set()
         with store_span("store write"):
-            await asyncio.shield(change.done)
+            await asyncio.shield(change.done)  # a caller that leaves must not cancel what `_write_group` sets
         return change.rows_changed
 
     def _queued(
@@ -291,7 +291,7 @@ class Writer:
     def _take_out(self, change: _Change) -> asyncio.Future[None]:
         if self._queue[0] is change:
             self._queue.popleft()
-        else:
+        else:  # a heartbeat may have come to the front during the commit
             self._queue.remove(change)
         self.backlog -= change.size
         for key in (None, *change.keys):
@@ -355,7 +355,7 @@ class StoreContext:
 
         The reserve is for deletions, which first make the file larger, and for the responses that run.
         """
-        self.arriving += count
+        self.arriving += count  # at once, as others ask for room while the database answers
         try:
             if isinstance(self.database, HasRoom) and await self._room(self.database) - self.arriving < RESERVE:
                 raise DiskFull

@@ -113,7 +113,7 @@ def _is_own(address: Address) -> bool:
     that is the address itself.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sender:
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sender:  # no route leads there
         sender.connect((str(address), 9))
         return ip_address(str(sender.getsockname()[0]).partition("%")[0]) == address
     return False

@@ -124,7 +124,7 @@ class Responses:
         items = (*resolved.facts.input, *response.output)
         window = await apart(len(resolved.history) + len(items) > MANY_VALUES, unsuperseded, resolved.history, items)
         compacted = CompactedResponse(response.id, response.created_at, window, response.usage)
-        del window, items
+        del window, items  # so that `listed_as_json` lets go of them in a thread
         return await listed_as_json(compacted, "output")
 
     @operation(Operation(InputTokens, body=ResponseBody, refusals=READ_REFUSALS))

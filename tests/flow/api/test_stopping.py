@@ -16,6 +16,7 @@ from penstock.pipeline.errors import ServerStopping
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs import run
 from penstock.services.store.database import DatabaseUnavailable, Row, Unit, Value
 from tests.support import api_clients
 from tests.support.event_streams import final, read_sse
@@ -70,6 +71,27 @@ async def test_request_that_a_stage_holds_is_refused_by_a_stopping_server(
         await api_clients.wait_until(lambda: served.scheduler.in_flight.count == 1)
         await served.scheduler.drain(0)
         answer = await asking
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        answer.close()
+        assert served.scheduler.in_flight.count == 0
+
+
+@pytest.mark.parametrize("detaches", [False, True])
+@pytest.mark.parametrize("body", [{}, {"stream": True}])
+async def test_response_whose_beginning_is_not_stored_is_refused_by_a_stopping_server(
+    tmp_path: Path, body: dict[str, Any], detaches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client has no event yet, and no id under which it could look for the end."""
+    monkeypatch.setattr(run, "COMMIT_WAIT", 600.0)
+    monkeypatch.setattr(scheduler, "FINISH_WAIT", 600.0)  # after which any request is refused
+    kept = FaultyDatabase(database_at(str(tmp_path / "store.sqlite3")))
+    async with running_server(ScriptedEngine(script()), kept, detaches=detaches) as served:
+        with kept.stalled():
+            request = served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
+            asking = asyncio.ensure_future(request.__aenter__())
+            await api_clients.wait_until(lambda: len(served.scheduler.runs))
+            await served.scheduler.drain(0)
+            answer = await asking
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         answer.close()
         assert served.scheduler.in_flight.count == 0

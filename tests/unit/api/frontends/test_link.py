@@ -108,3 +108,19 @@ def test_end_of_the_supervisor_asks_to_stop_at_once() -> None:
     with frontend.end:
         supervisor.end.close()
         assert list(frontend.received()) == [Stop(), Stop()]
+
+
+def test_last_messages_of_a_process_that_dies_with_others_unread_arrive() -> None:
+    """The kernel reports what it had not read first, as a reset."""
+    supervisor, frontend = links()
+    with supervisor.end:
+        supervisor.send(Stop())
+        frontend.send(RequestBegun("last"))
+        frontend.end.close()
+        assert list(supervisor.messages()) == [RequestBegun("last")]
+    supervisor, frontend = links()
+    with frontend.end:
+        frontend.send(Draining())
+        supervisor.send(EngineLost())
+        supervisor.end.close()
+        assert list(frontend.received()) == [EngineLost(), Stop(), Stop()]

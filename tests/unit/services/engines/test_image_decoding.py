@@ -240,3 +240,26 @@ async def test_hostile_images_leave_threads_to_other_requests() -> None:
                 assert await asyncio.to_thread(lambda: "free") == "free"
         finally:
             held.set()
+
+
+async def test_client_that_leaves_takes_no_thread_of_others() -> None:
+    """Its image is decoded to the end, and counts as long."""
+    held, entered = Event(), Semaphore(0)
+
+    def decode(image: bytes) -> None:
+        entered.release()
+        held.wait()
+
+    try:
+        left = asyncio.create_task(image_decoding.decoded([data_url(png())], decode, "greedy"))
+        await asyncio.to_thread(entered.acquire)
+        left.cancel()
+        await asyncio.wait([left])
+        late = asyncio.create_task(image_decoding.decoded([data_url(png())], decode, "greedy"))
+        await asyncio.sleep(0)
+        assert await image_decoding.decoded([data_url(png())], bytes, "other") == [png()]
+        assert image_decoding.places.waiting_of("greedy") == 1
+    finally:
+        held.set()
+    await late
+    assert (left.cancelled(), image_decoding.places.in_use) == (True, 0)
