@@ -19,7 +19,7 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -371,8 +371,14 @@ def names_code(name: str) -> bool:
     return _CODE.fullmatch(name) is not None
 
 
-def installed(group: str) -> dict[str, str]:
+def installed(group: str) -> Mapping[str, str]:
     """Return the functions that the entry points of a ``group`` name, by the names of the entry points."""
+    return _installed(group, tuple(sys.path))
+
+
+@lru_cache(maxsize=32)
+def _installed(group: str, _: tuple[str, ...]) -> Mapping[str, str]:
+    """Read the files of every package on the path, which takes longer than to build a pipeline."""
     return {point.name: point.value for point in entry_points(group=group)}
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +22,6 @@ from penstock.api.start.assembly import RunningEngine
 from penstock.api.start.parts import UNSTARTABLE, Running
 from penstock.api.start.serving import drained
 from penstock.extensions.tools.files import file_reader
-from penstock.pipeline import plugins
 from penstock.server import running
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
@@ -32,7 +29,6 @@ from tests.simulation.engine import CountingEngine
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.stores import SimulatedStore
 
-setattr(plugins, "entry_points", cache(entry_points))  # noqa: B010 - reading them takes most of a start
 setattr(file_reader._Child, "run", lambda child: (child._input.partition(b"\n")[2].decode(),))  # noqa: B010 - no process
 
 PORT = 8000
