@@ -36,7 +36,6 @@ from penstock.api.start.parts import (
     unreachable,
     upstream,
 )
-from penstock.api.start.shadow import shadowed
 from penstock.api.start.share import ALONE, Share
 from penstock.pipeline.core import Pipeline, Step
 from penstock.pipeline.protocol.events import ResponseEvent
@@ -102,7 +101,6 @@ async def _scheduler(
         runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
         tools, sealer = backend.toolbox or tools, await sealer_of(settings, store)
         pipeline = await closing.enter_async_context(assembled(settings, backend, runs, tools, sealer, loaded.prompts))
-        pipeline = await closing.enter_async_context(shadowed(settings, backend, pipeline))
         recording = recording_of(settings, backend)
         if recording:
             closing.push_async_callback(recording.close)

@@ -138,25 +138,6 @@ WEBHOOKS = Counter(
     ["outcome"],
 )
 
-# Shadow
-
-SHADOW_TURNS = Counter(
-    "penstock_shadow_turns",
-    "Turns for the engine of --shadow; outcome is same, changed, uncounted (the choices of the first engine are not "
-    "known), dropped (too many waited), too_long or failed",
-    ["outcome"],
-)
-SHADOW_TOKENS = Counter(
-    "penstock_shadow_tokens",
-    "Tokens that the engine of --shadow has read; verdict is same, changed or uncounted",
-    ["verdict"],
-)
-SHADOW_NATS = Histogram(
-    "penstock_shadow_token_nats",
-    "How unlikely the engine of --shadow finds the tokens of a turn: the mean of their negative log probabilities",
-    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10),
-)
-
 # Tools
 
 TOOL_CALLS = Counter(

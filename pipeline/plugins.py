@@ -385,7 +385,7 @@ def _installed(group: str, _: tuple[str, ...]) -> Mapping[str, str]:
 def _entry_point(name: str, option: str, group: str, kind: str) -> str:
     points = installed(group)
     if name not in points:
-        there = f"there are {', '.join(sorted(points))}" if points else "there are none"
+        there = f"there {'is' if len(points) == 1 else 'are'} {', '.join(sorted(points)) or 'none'}"
         raise WrongPlugin(name, f"it is neither module:{kind} nor an entry point of {group} ({there})", option)
     return points[name]
 

@@ -210,7 +210,7 @@ class Checks:
 
     async def pipeline(self) -> str:
         """Build the pipeline, with the stages of the operator."""
-        load(self.settings.with_, self.settings.stages)  # its mistakes are found without the model, too
+        load(self.settings.plugins, self.settings.tables)  # its mistakes are found without the model, too
         try:
             await self.model()
         except (*UNSTARTABLE, CannotRun) as error:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import get_args
 
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -18,25 +19,17 @@ from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.vllm import NoVllm, WrongOption, option_names
 
-KEY_PLACES = {
-    "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
-    "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
-    "--embeddings-key": "PENSTOCK_EMBEDDINGS_KEY",
-    "--engine-key": "PENSTOCK_ENGINE_KEY",
-    "--shadow-key": "PENSTOCK_SHADOW_KEY",
-    "--metrics-key": "PENSTOCK_METRICS_KEY",
-    "--operator-key": "PENSTOCK_OPERATOR_KEY",
-    "--seal-keys": "--seal-key-file or PENSTOCK_SEAL_KEYS",
-    "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
-    "--webhook-secret": "PENSTOCK_WEBHOOK_SECRET",
-}
-"""Options that would show a key in the process list, each with the right place for the key."""
-
-SECRETS = {"api_keys", "embeddings_key", "engine_key", "metrics_key", "operator_key", "seal_keys", "shadow_key"} | {
-    "web_search_key",
-    "webhook_secret",
+SECRETS = {"api_keys", "seal_keys"} | {
+    name for name, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)
 }
 """Settings that hold keys."""
+
+KEY_PLACES = {f"--{name.replace('_', '-')}": variable(name) for name in SECRETS} | {
+    "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
+    "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
+    "--seal-keys": "--seal-key-file or PENSTOCK_SEAL_KEYS",
+}
+"""Options that would show a key in the process list, each with the right place for the key."""
 
 UNSHOWN = SECRETS | {"stages"}
 """Settings whose values no message shows: stages of the operator may have keys in theirs."""

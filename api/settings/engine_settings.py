@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -29,11 +30,13 @@ def speed(value: Any) -> Any:
     return None if value == "max" else value.removesuffix("x") if isinstance(value, str) else value
 
 
-def _check_urls(urls: list[str], otherwise: str = "") -> None:
+def http_urls(urls: list[str], otherwise: str = "") -> list[str]:
+    """Return the URLs; raise `ValueError` for the first that is not one of HTTP, ``otherwise`` in its message."""
     for url in urls:
         if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
             shown = re.sub("//[^/@]*@", "//...@", url)  # without a key
             raise ValueError(f"{shown} must begin with http:// or https://, and name a host{otherwise}")
+    return urls
 
 
 class EngineSettings(BaseSettings):
@@ -121,8 +124,7 @@ class EngineSettings(BaseSettings):
             return urls
         if len(urls) == 1 and re.fullmatch(FACTORY, urls[0]):
             return urls
-        _check_urls(urls, ", or be file.py:function")
-        return urls
+        return http_urls(urls, ", or be file.py:function")
 
     @field_validator("kv_events")
     @classmethod
@@ -136,8 +138,7 @@ class EngineSettings(BaseSettings):
     @field_validator("shadow")
     @classmethod
     def _shadows(cls, urls: list[str]) -> list[str]:
-        _check_urls(urls)
-        return urls
+        return http_urls(urls)
 
     @field_validator("model_alias")
     @classmethod
@@ -186,6 +187,13 @@ class EngineSettings(BaseSettings):
         typed = {_documented(argument.split("=")[0]) for argument in self.engine_arguments}
         left = ((name, value) for name, value in self.vllm.items() if f"--{name.replace('_', '-')}" not in typed)
         return [part for name, value in left for part in _option(name, value)] + self.engine_arguments
+
+    @property
+    def option_tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of plug-ins that have options of their own, each under the name of its entry point."""
+        if not self.shadow:
+            return {}
+        return {"shadow": {"urls": self.shadow, "share": self.shadow_share, "key": self.shadow_key}}
 
     @property
     def aliases(self) -> dict[str, str]:

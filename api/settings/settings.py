@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -93,6 +94,16 @@ class Settings(  # pydantic begins with the fields of the last class
         if self.max_background < self.frontends:
             raise ValueError("--max-background must be at least --frontends, because it is divided among the frontends")
         return self
+
+    @property
+    def plugins(self) -> list[str]:
+        """The plug-ins in their order: those of ``--with``, and then those that have options of their own."""
+        return list(dict.fromkeys((*self.with_, *self.option_tables)))
+
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of the plug-ins, each under the name of its table."""
+        return {**self.stages, **self.option_tables}
 
     @property
     def opened_by(self) -> str | None:

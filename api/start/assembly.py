@@ -185,7 +185,7 @@ async def assembled(
         pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
     if settings.log_outputs:
         pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
-    async with load(settings.with_, settings.stages)(pipeline) as pipeline:
+    async with load(settings.plugins, settings.tables)(pipeline) as pipeline:
         _warn_of_partly_run(pipeline, declared)
         yield pipeline
 

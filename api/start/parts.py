@@ -69,7 +69,7 @@ def preloaded(settings: Settings) -> Preloaded:
     Wrong ones, plug-ins and MCP servers end the start before the model is loaded.
     """
     tracing.is_wanted()
-    load(settings.with_, settings.stages)
+    load(settings.plugins, settings.tables)
     dialects = spoken(settings.dialect)
     seal_keys(settings.seal_key_file, settings.seal_keys)
     mcp_servers(settings)

@@ -28,6 +28,7 @@ from penstock.extensions.workbench.forced.as_json import answer_line, summary_li
 from penstock.extensions.workbench.forced.comparison import AT_ONCE, Compared, Comparison, Figures
 from penstock.extensions.workbench.forced.page import layout_of, page_of
 from penstock.extensions.workbench.forced.recorded import read_answer, recordings_in
+from penstock.extensions.workbench.forced.scores import SAMPLED, reason_left_out
 from penstock.extensions.workbench.forced.table import Table
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.extensions.workbench.inspect import write_page
@@ -36,7 +37,6 @@ from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.recordings.format import UnreadableRecording
 from penstock.services.engines.engine import ScoresPrompts, TextBackend
 from penstock.services.engines.replicas import ForeignServer
-from penstock.services.forced.scores import SAMPLED, reason_left_out
 
 ENGINE_OPTIONS = frozenset(settings.SECTION for settings in (EngineSettings, ChatSettings, LogSettings))
 """The sections of the options of ``penstock serve`` that this command takes, too."""

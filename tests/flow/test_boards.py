@@ -95,7 +95,6 @@ def test_every_metric_is_on_the_board() -> None:
         "penstock_time_to_first_event_seconds",  # the first token is what its reader waits for
         "penstock_compactions",
         "penstock_webhooks",  # few servers have a receiver
-        *("penstock_shadow_turns", "penstock_shadow_tokens", "penstock_shadow_token_nats"),  # and few a shadow
         "penstock_oldest_queued_seconds",  # has an alert
     }
 

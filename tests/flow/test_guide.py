@@ -68,7 +68,7 @@ async def test_stage_has_the_settings_of_the_guide(tmp_path: Path, monkeypatch: 
     (tmp_path / "penstock.toml").write_text(toml_with("[stages.house]"))
     settings = read_settings(["tiny"])
     async with running_server(
-        ScriptedEngine(script()), tmp_path, edit=edit_of(load(settings.with_, settings.stages))
+        ScriptedEngine(script()), tmp_path, edit=edit_of(load(settings.plugins, settings.tables))
     ) as served:
         _, answered = await served.post({"input": "Hi", "instructions": "Be brief."})
     assert answered["instructions"] == "Answer in French.\nBe brief."

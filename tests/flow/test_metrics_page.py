@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
+from penstock.extensions.workbench import shadow
 from penstock.pipeline import metrics
 from tests.support.paths import ROOT
 
@@ -47,13 +48,15 @@ Those without another type are counters; labels stand in brackets.
 """
 
 
+METRICS = [value for value in (*vars(metrics).values(), *vars(shadow).values()) if isinstance(value, MetricWrapperBase)]
+
+
 def rows() -> Iterator[str]:
-    for metric in vars(metrics).values():
-        if isinstance(metric, MetricWrapperBase):
-            name = metric._name + ("_total" if metric._type == "counter" else "")
-            kind = "" if metric._type == "counter" else f", {metric._type}"
-            labels = f" ({', '.join(f'`{label}`' for label in metric._labelnames)})" if metric._labelnames else ""
-            yield f"* `{name}`{kind}{labels}: {metric._documentation}\n"
+    for metric in METRICS:
+        name = metric._name + ("_total" if metric._type == "counter" else "")
+        kind = "" if metric._type == "counter" else f", {metric._type}"
+        labels = f" ({', '.join(f'`{label}`' for label in metric._labelnames)})" if metric._labelnames else ""
+        yield f"* `{name}`{kind}{labels}: {metric._documentation}\n"
 
 
 def test_page_lists_the_metrics(pytestconfig: pytest.Config) -> None:
@@ -64,6 +67,6 @@ def test_page_lists_the_metrics(pytestconfig: pytest.Config) -> None:
 
 
 def test_every_metric_begins_with_the_name_of_the_project() -> None:
-    named = [metric._name for metric in vars(metrics).values() if isinstance(metric, MetricWrapperBase)]
+    named = [metric._name for metric in METRICS]
     assert len(named) > 30
     assert all(name.startswith("penstock_") for name in named)

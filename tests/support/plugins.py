@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Coroutine
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.pipeline.core import Pipeline
@@ -25,6 +27,13 @@ def edit_of(install: Install) -> Edit:
             return within
 
     return lambda pipeline: at_once(edited(pipeline))
+
+
+def forget_modules(folder: Path) -> None:
+    """Let the modules of a folder be imported anew; a module of the product would then be there twice."""
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+            del sys.modules[name]
 
 
 def at_once(work: Coroutine[Any, Any, Value]) -> Value:

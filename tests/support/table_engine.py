@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.pipeline.errors import StageError
 from penstock.pipeline.frames import (
     EngineFrame,
@@ -24,7 +25,6 @@ from penstock.pipeline.frames import (
     replace,
 )
 from penstock.pipeline.recordings.format import FORMAT, Header, write_frames
-from penstock.services.forced.turn import Turn
 from penstock.stages.models.harmony.vocabulary import RETURN
 from tests.support.fake_vllm import prompt_for_fakes
 

@@ -9,8 +9,8 @@ import msgspec
 
 from penstock.extensions.workbench.forced.comparison import Compared, Figures, SkippedAnswer
 from penstock.extensions.workbench.forced.run_on import RunOn
+from penstock.extensions.workbench.forced.scores import ForcedToken, ForcedTurn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
-from penstock.services.forced.scores import ForcedToken, ForcedTurn
 
 Json = dict[str, Any]
 

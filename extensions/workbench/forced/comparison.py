@@ -16,12 +16,19 @@ from typing import TypeAlias
 from penstock.extensions.workbench.forced.grammar import Grammars
 from penstock.extensions.workbench.forced.recorded import read_answer
 from penstock.extensions.workbench.forced.run_on import RunOn, Verdict, run_on
+from penstock.extensions.workbench.forced.scores import (
+    ForcedToken,
+    ForcedTurn,
+    alternatives,
+    candidates,
+    forced,
+    judged,
+)
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.recordings.format import Header, UnreadableRecording
 from penstock.services.engines.engine import Engine
-from penstock.services.forced.scores import ForcedToken, ForcedTurn, alternatives, candidates, forced, judged
-from penstock.services.forced.turn import Turn
 from penstock.stages.parse.parser import ParseStage
 
 AT_ONCE = 8

@@ -11,9 +11,9 @@ import msgspec
 from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
 from penstock.extensions.workbench.forced.as_json import figures_of, run_on_of
 from penstock.extensions.workbench.forced.comparison import Compared, Figures, SkippedAnswer
+from penstock.extensions.workbench.forced.scores import ForcedToken, ForcedTurn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.extensions.workbench.page.tokens import Texts
-from penstock.services.forced.scores import ForcedToken, ForcedTurn
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk
 from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header, read_recording
 from penstock.pipeline.recordings.wire import is_wire
-from penstock.services.forced.turn import Turn
 
 
 @dataclass(frozen=True)

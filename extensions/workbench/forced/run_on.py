@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from penstock.extensions.workbench.forced.scores import renamed
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
     FinishReason,
@@ -23,8 +25,6 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.engine import Engine
-from penstock.services.forced.scores import renamed
-from penstock.services.forced.turn import Turn
 from penstock.stages.parse.parser import ParseStage
 
 Verdict: TypeAlias = Literal["same items", "thoughts differ", "text differs", "call differs"]

@@ -8,9 +8,9 @@ from heapq import nlargest
 
 from penstock.extensions.workbench.forced.comparison import Compared, ComparedAnswer, Figures, SkippedAnswer
 from penstock.extensions.workbench.forced.run_on import VERDICTS, RunOn
+from penstock.extensions.workbench.forced.scores import ForcedToken, ForcedTurn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.logs import counted
-from penstock.services.forced.scores import ForcedToken, ForcedTurn
 
 COLUMNS = ("tokens", "compared", "changed", "share", "surprise", "worst", "shift")
 WIDTH, WIDEST = 9, 48

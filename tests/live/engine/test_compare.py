@@ -19,7 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from penstock.extensions.workbench.forced.comparison import ComparedAnswer, Comparison, Figures
 from penstock.extensions.workbench.forced.recorded import read_answer, recordings_in
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
+from penstock.extensions.workbench.shadow import Shadow, Shadowed
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt
 from penstock.pipeline.recordings.comparison import common_prefix
 from penstock.pipeline.recordings.format import read_frames
@@ -27,11 +29,8 @@ from penstock.services.engines.engine import Engine
 from penstock.services.engines.http_endpoints import ENDPOINTS, Endpoint
 from penstock.services.engines.vllm import VllmEngine
 from penstock.services.engines.vllm_http import start_vllm_http
-from penstock.services.forced.turn import Turn
-from penstock.services.shadowing import Shadow
 from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
-from penstock.stages.optional.shadow import Shadowed
 from tests.support.api_clients import wait_until
 from tests.support.engine_requests import ON_SHARED_ENGINE, sampled
 from tests.support.event_streams import generate, token_ids

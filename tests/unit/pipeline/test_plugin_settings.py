@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.pipeline.plugin_settings import table_of
 from penstock.pipeline.plugins import WrongPlugin, load
 from penstock.stages.responses import recorded_responses
-from tests.support.plugins import edit_of
+from tests.support.plugins import edit_of, forget_modules
 
 CENSOR = """
 from __future__ import annotations
@@ -105,10 +105,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: censor\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[penstock.stages]\nour-censor = censor:install\n")
     sys.path.append(str(tmp_path))
-    known = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
+    forget_modules(tmp_path)
 
 
 def settings_given(name: str, tables: dict[str, Any]) -> Any:

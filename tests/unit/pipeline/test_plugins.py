@@ -36,7 +36,7 @@ from penstock.stages.render.harmony.render import RenderHarmony
 from penstock.stages.responses import recorded_responses
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
-from tests.support.plugins import edit_of
+from tests.support.plugins import edit_of, forget_modules
 from tests.support.server import running_server, script
 
 LASTING = """
@@ -221,10 +221,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "failing.py").write_text("1 // 0\n")
     (tmp_path / "leaving.py").write_text("\nraise SystemExit('not on this machine')\n")
     (tmp_path / "unclosed.py").write_text("\n\ndef install(:\n")
-    known = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
+    forget_modules(tmp_path)
 
 
 @pytest.fixture
@@ -319,7 +317,7 @@ def test_entry_point_is_installed_only_if_named() -> None:
         ("words.py", "name its function, too: words.py:louder"),
         ("nobody.py", "name its function, too: nobody.py:install"),
         ("unclosed.py", "name its function, too: unclosed.py:install"),
-        ("shouting", "it is neither module:function nor an entry point of penstock.stages (there are none)"),
+        ("shouting", "it is neither module:function nor an entry point of penstock.stages (there is shadow)"),
         ("broken.py:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("broken:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("failing.py:install", "failing.py:1)"),

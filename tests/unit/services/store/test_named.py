@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from penstock.pipeline.plugins import WrongPlugin
 from penstock.services.store.named import named_database
 from penstock.services.store.postgres import PostgresDatabase
 from penstock.services.store.sqlite import SqliteDatabase
+from tests.support.plugins import forget_modules
 
 OWN = """
 from penstock.services.store.sqlite import SqliteDatabase
@@ -45,10 +45,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    known = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - known:
-        del sys.modules[name]
+    forget_modules(tmp_path)
 
 
 def test_file_url_or_function_names_a_database(here: Path) -> None:

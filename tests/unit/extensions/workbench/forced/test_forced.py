@@ -15,13 +15,13 @@ from penstock.api.cli.recorded_model import model_of
 from penstock.extensions.workbench.forced.comparison import Compared, ComparedAnswer, Comparison, Figures, SkippedAnswer
 from penstock.extensions.workbench.forced.grammar import Grammars
 from penstock.extensions.workbench.forced.recorded import read_answer, recordings_in
+from penstock.extensions.workbench.forced.scores import ForcedTurn, judged
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.errors import EngineFailed, InvalidPrompt
 from penstock.pipeline.frames import TokenLogprob
 from penstock.pipeline.recordings.comparison import common_prefix
 from penstock.pipeline.recordings.format import FORMAT, Header, UnreadableRecording
-from penstock.services.forced.scores import ForcedTurn, judged
-from penstock.services.forced.turn import Turn
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import RETURN, VOCABULARY_SIZE, load_encoding

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from penstock.extensions.workbench.forced.comparison import ComparedAnswer, Comparison, Figures
 from penstock.extensions.workbench.forced.recorded import recordings_in
 from penstock.extensions.workbench.forced.run_on import LEAST, ReadItem, compared_items, read_items, run_on
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import read_frames
-from penstock.services.forced.turn import Turn
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from tests.support.paths import HARMONY

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from penstock.stages.models.chat.registry import operator_parser
 from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from tests.support import parsed_output
 from tests.support.paths import TINY_QWEN
+from tests.support.plugins import forget_modules
 
 pytestmark = pytest.mark.vllm
 
@@ -104,10 +104,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    known = set(sys.modules)
     yield tmp_path
-    for name in {name for name in sys.modules if "own_" in name} - known:
-        del sys.modules[name]
+    forget_modules(tmp_path)
 
 
 def with_vllm(**options: Any) -> ChatModel:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
+from pydantic import SecretStr
 
+from penstock.api.settings import Settings
+from penstock.extensions.workbench import shadow as shadowing
+from penstock.extensions.workbench.forced.turn import Turn
+from penstock.extensions.workbench.shadow import Shadow, Shadowed
+from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed, InvalidPrompt
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk, TokenFrame
-from penstock.services import shadowing
+from penstock.pipeline.plugins import WrongPlugin, load
+from penstock.pipeline.protocol.events import TerminalEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.server import pipeline
 from penstock.services.engines.engine import Engine
-from penstock.services.forced.turn import Turn
-from penstock.services.shadowing import Shadow
-from penstock.stages.optional.shadow import Shadowed
 from tests.support.api_clients import wait_until
+from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.table_engine import TableEngine, recorded_turn
 
 pytestmark = pytest.mark.io
@@ -116,6 +124,45 @@ async def test_engine_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatc
     async with shadow.running():
         await wait_until(lambda: since(before).get("turns same") == 1)
     assert attempts == 4
+
+
+@asynccontextmanager
+async def served(engine: FakeVllm, other: FakeVllm) -> AsyncGenerator[None, None]:
+    """Answer a request with an engine in whose shadow another stands, for the length of a block."""
+    key = SecretStr("k" * 20)
+    settings = Settings(
+        engine=[engine.url], shadow=[other.url], shadow_share=1.0, shadow_key=key, store="none", sandbox=False
+    )
+    request = CreateResponse.model_validate({"input": "Hi"})
+    async with running_fakes(engine, other), pipeline(settings) as responses:
+        async with responses.open(source_of([request])) as events:
+            assert isinstance([event async for event in events][-1], TerminalEvent)
+        yield
+
+
+async def test_options_have_a_second_server_read_the_turns_of_a_server() -> None:
+    engine, other, before = FakeVllm(), FakeVllm(key="k" * 20), counts()
+    async with served(engine, other):
+        await wait_until(lambda: since(before).get("turns uncounted") == 1)
+    [asked], [read] = engine.prompts, other.prompts
+    assert read["token_ids"] == asked["token_ids"] + list(engine.tokens)
+    assert [headers["Authorization"] for headers in other.headers] == [f"Bearer {'k' * 20}"]
+
+
+async def test_second_server_with_other_tokens_reads_no_turn(caplog: pytest.LogCaptureFixture) -> None:
+    engine, other = FakeVllm(), FakeVllm(markers=[1, 2, 3])
+    async with served(engine, other):
+        await wait_until(lambda: "only one of both speaks Harmony" in caplog.text)
+    assert other.prompts == []
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [({}, "urls: "), ({"urls": ["ftp://x"]}, "must begin with http"), ({"urls": ["http://x"], "share": 2}, "share: ")],
+)
+def test_wrong_table_is_refused(table: dict[str, Any], problem: str) -> None:
+    with pytest.raises(WrongPlugin, match=rf"--with shadow: \[stages.shadow\]: .*{problem}"):
+        load(["shadow"], {"shadow": table})
 
 
 class Script:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
+from penstock.extensions.workbench.forced.turn import Turn
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Origin, Prompt, Sampling, Scheduling, TokenChunk, TokenLogprob, replace
 from penstock.services.engines.engine import Engine
-from penstock.services.forced.turn import Turn
 
 SAMPLED = "sampled, without top_logprobs"
 """The reason to leave out a turn whose tokens were drawn, as it is not known which was likeliest."""
