@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
-PATIENCE = 600
-"""Seconds after which an engine, or a process with one, has hung."""
+PATIENCE, TO_STOP = 400, 120
+"""Seconds after which an engine, or a process with one, has hung; both together are less than a test may take."""
 
 RESERVED = 100
 """Ports that one process holds at most; the oldest go first."""
@@ -87,7 +87,7 @@ def running_process(
     finally:
         process.terminate()
         try:
-            process.wait(PATIENCE)
+            process.wait(TO_STOP)
         finally:
             process.kill()
 

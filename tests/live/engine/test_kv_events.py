@@ -104,10 +104,13 @@ async def test_index_knows_what_the_engines_find_cached(elsewhere: VllmHttpEngin
 
 
 async def test_turn_goes_to_the_engine_that_holds_it(elsewhere: VllmHttpEngine, servers: Servers) -> None:
-    """Another client has had it read there, so that no conversation says where it is."""
+    """Another client has had it read there, so that no conversation says where it is.
+
+    To read so long a prompt is more work than one generation, which a load of a second ago may still count.
+    """
     for number, url in enumerate(servers):
         for name in range(4):
-            wanted = turn(f"Salt {number} {name}. " * 100, f"conversation {name}")
+            wanted = turn(f"Salt {number} {name}. " * 600, f"conversation {name}")
             body = {"model": "tiny-gpt-oss", "prompt": wanted.token_ids, "max_tokens": 1}
             async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as answer:
                 assert answer.status == 200
