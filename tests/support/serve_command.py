@@ -60,7 +60,7 @@ def running(
     command += [*ARGUMENTS, "--drain-timeout", "1", *options]
     with (
         running_process(command, f"{url}/health", store.parent / "serve.log", environment) as process,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client,
     ):
         yield Command(url, client, process, store)
     assert process.returncode in (0, -signal.SIGKILL)
