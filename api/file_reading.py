@@ -1,4 +1,4 @@
-"""The settings by which files are read."""
+"""The settings by which hosts read files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.services.web.ssrf import AllowedNetworks
 
 
 def file_settings(settings: Settings) -> HostSettings:
-    """Return the limits of files, and the networks from which they may be fetched."""
+    """Return what hosts need to read files: their limits, and the networks from which they may be fetched."""
     limits = FileLimits(
         settings.max_file_bytes,
         seconds=settings.file_timeout,

@@ -19,6 +19,7 @@ from penstock.pipeline.plugins import KINDS, TOOL, WrongPlugin, installed, value
 from penstock.pipeline.protocol.items import ServedCall, ShellCall
 from penstock.pipeline.protocol.params.tools import ToolParam
 from penstock.pipeline.protocol.tools import FunctionTool, HostedTool
+from penstock.pipeline.secret import plain_json
 
 
 def _whole(data: CallData, include: Collection[str]) -> CallData | None:
@@ -44,7 +45,7 @@ class ToolOptions(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         """The options as `RequestFacts` have them; empty if they say nothing."""
         if _placeless(self) == type(self)():
             return {}
-        options: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        options: dict[str, Any] = plain_json(self)
         return options
 
     def conflicts(self, other: ToolOptions) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 
 class Secret:
     """Headers for an MCP server.
@@ -49,3 +51,8 @@ def unread(kind: type, value: Any) -> Any:
             return Secret()
         raise ValueError("unexpected value in place of a secret")
     raise NotImplementedError(f"objects of type {kind.__name__} are not read")
+
+
+def plain_json(value: object) -> Any:
+    """Return a value as its JSON is read, without secrets: in dicts and lists, unlike `msgspec.to_builtins`."""
+    return msgspec.json.decode(msgspec.json.encode(value, enc_hook=unwritten))

@@ -20,6 +20,7 @@ from penstock.pipeline.frames import ParsedFrame
 from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.secret import plain_json
 from penstock.stages.emit.emit import Emit
 from penstock.testing.rules import keep_all
 from penstock.testing.stages import replayed, turn
@@ -83,7 +84,7 @@ class _Speaker:
             for answer in self.answers:
                 try:
                     async with wire.translated(source_of(answer)) as events:
-                        body = _as_json(await wire.fold(events))
+                        body = plain_json(await wire.fold(events))
                 except StageError:
                     continue
                 async with wire.translated(source_of(answer)) as events:
@@ -134,7 +135,7 @@ async def _check_encode(speaker: _Speaker) -> None:
 
 async def _check_fold(speaker: _Speaker) -> None:
     async for _, frames, body in speaker.answered():
-        heard = _as_json(speaker.heard(b"".join(frames)))
+        heard = plain_json(speaker.heard(b"".join(frames)))
         rule(heard == body, f"a stream says what the body of the answer says: {heard!r} is not {body!r}")
 
 
@@ -143,14 +144,10 @@ async def _check_idle(speaker: _Speaker) -> None:
         sign = wire.keep_alive
         rule(bool(sign), "keep_alive is not empty: a proxy would close a stream that is silent for long")
         try:
-            heard = _as_json(speaker.heard(sign + sign.join(frames)))
+            heard = plain_json(speaker.heard(sign + sign.join(frames)))
         except Exception as error:
             raise InvariantBroken(f"a client skips keep_alive between two frames: {sign!r} raised {error!r}") from error
         rule(heard == body, f"a client skips keep_alive between two frames: with {sign!r}, it hears {heard!r}")
-
-
-def _as_json(value: Any) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 async def _check_conventions(speaker: _Speaker) -> None:
@@ -160,7 +157,7 @@ async def _check_conventions(speaker: _Speaker) -> None:
         error = RequestError(status, Problem("What is wrong.", "server_error", None, None), "req_1")
         answered, body = conventions.error(error)
         rule(400 <= answered <= 599, f"the status of an error is one of an error, not {answered}")
-        msgspec.convert(_as_json(body), conventions.error_body)
+        msgspec.convert(plain_json(body), conventions.error_body)
         for wire in speaker.wires:
             if wire.fault:
                 speaker.check_frame(wire, wire.fault(error), "what fault returns")

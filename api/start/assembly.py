@@ -42,8 +42,7 @@ from penstock.services.store.heartbeats import STALE
 from penstock.services.store.named import named_database
 from penstock.services.store.store import Store
 from penstock.services.toolbox import open_toolbox
-from penstock.services.tools import HostSettings, ToolAccess, Toolbox
-from penstock.services.web.ssrf import AllowedNetworks
+from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.normalize.resolve import CacheSharing
 from penstock.stages.normalize.tool_types import leavable, named
@@ -121,8 +120,8 @@ async def toolbox(
     keep in the ``store`` what outlives a response.
     """
     tools = await open_toolbox(
-        HostSettings(
-            allowed=AllowedNetworks.parse(settings.allow_address),
+        replace(
+            file_settings(settings),
             mcp_config=settings.mcp_config,
             web_search=settings.web_search,
             search_key=settings.web_search_key.get_secret_value() if settings.web_search_key else "",

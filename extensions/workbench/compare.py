@@ -141,7 +141,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--at-once", metavar="N", type=_positive, default=AT_ONCE, help=f"answers that are read at once ({AT_ONCE})"
     )
-    limits = parser.add_argument_group("limits", "If one is exceeded, the exit status is 1.")
+    _add_limits(parser.add_argument_group("limits", "If one is exceeded, the exit status is 1."))
+    return parser
+
+
+def _add_limits(limits: argparse._ArgumentGroup) -> None:
     limits.add_argument(
         "--most-changed", metavar="SHARE", type=_number, help="the share of tokens that may change, such as 0.01"
     )
@@ -155,7 +159,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_number,
         help="the share of answers in which a call of a tool may change; with --run-on",
     )
-    return parser
 
 
 def _number(text: str) -> float:

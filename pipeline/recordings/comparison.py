@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-import msgspec
-
 from penstock.pipeline.frames import ItemDelta, TokenChunk
 from penstock.pipeline.protocol.events import DELTAS, Event
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.recordings.format import End
-from penstock.pipeline.secret import unwritten
+from penstock.pipeline.secret import plain_json
 
 ID = re.compile(r"\b([a-z]+_)([0-9a-f]{32})")
 """A random id of a response, an input item or a conversation; other ids derived from it contain its digits."""
@@ -181,7 +179,7 @@ def _name(frame: Any) -> str:
 
 
 def _fields(frame: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(frame, enc_hook=unwritten))
+    fields: dict[str, Any] = plain_json(frame)
     fields.pop("type", None)
     return fields
 

@@ -19,9 +19,9 @@ from penstock.pipeline.frames import (
     TokenFrame,
     TokenLogprob,
 )
-from penstock.pipeline.protocol.items import Item
-from penstock.pipeline.protocol.response import ECHOED, Response
+from penstock.pipeline.protocol.response import ECHOED
 from penstock.pipeline.recordings.format import FILES, End, Header, UnreadableRecording, line, read_recording
+from penstock.pipeline.secret import plain_json
 
 TOKENS, _ = FILES["generate"]
 CONVERSATION, _ = FILES["normalize"]
@@ -123,8 +123,8 @@ def _conversation(path: Path) -> ResolvedRequest | None:
 def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
     """Return the body of an equivalent request, with the history as part of its input."""
     response = conversation.facts.response
-    fields = _as_json(response)
-    items = [_as_sent(_as_json(item)) for item in conversation.items]
+    fields = plain_json(response)
+    items = [_as_sent(plain_json(item)) for item in conversation.items]
     body: dict[str, Any] = {"model": response.model, "input": items}
     body |= {name: fields[name] for name, omitted in ECHOED.items() if getattr(response, name) != omitted}
     body.pop("previous_response_id", None)  # its items are in the input
@@ -135,11 +135,6 @@ def request_of(conversation: ResolvedRequest) -> dict[str, Any]:
     if conversation.facts.wants_raw_messages:
         body["enable_response_messages"] = True
     return body
-
-
-def _as_json(struct: Response | Item) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
-    return fields
 
 
 def _as_sent(item: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict
 
@@ -14,6 +13,7 @@ from penstock.pipeline.frames import TO_ANSWER, Compacting, Origin, Purpose, Req
 from penstock.pipeline.protocol.params.request import LOGPROBS, CreateResponse, ReasoningOptionsParam
 from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from penstock.pipeline.protocol.tools import ContainerUse
+from penstock.pipeline.secret import plain_json
 from penstock.stages.normalize.frames import ReadRequest, RecalledRequest
 from penstock.stages.normalize.parameters import template_of
 from penstock.stages.normalize.tool_types import choice_without_secrets
@@ -53,7 +53,7 @@ def facts_of(
 def _options(offered: ToolsetBuilder, containers: Mapping[str, ContainerUse]) -> dict[str, Mapping[str, Any]]:
     """Return the options of built-in tools, with the containers in place of the wishes for them."""
     given = {name: options.in_json for name, options in offered.options.items() if name not in offered.wishes}
-    found = {name: msgspec.json.decode(msgspec.json.encode(use)) for name, use in containers.items()}
+    found = {name: plain_json(use) for name, use in containers.items()}
     return {name: options for name, options in {**given, **found}.items() if options}
 
 

@@ -83,7 +83,7 @@ class Read:
         toolbox, denied = self.toolbox, self.toolbox.denied(recalled.owner)
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(
-            hosted=toolbox.kinds - denied,
+            hosted=toolbox.usable(recalled.owner),
             labels=toolbox.labels - denied,
             left_out=toolbox.left_out,
             denied=toolbox.kinds & denied,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -25,7 +24,9 @@ from penstock.services.container_wishes import ContainerWish
 from penstock.services.tool_search import search_tool
 from penstock.services.tools import ADVICE
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
+from penstock.stages.normalize.declared import deferred_names, described, echo_of, search_of, tool_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
+from penstock.stages.normalize.tool_choice import Choosable, bad_choice, kind_of
 from penstock.stages.normalize.tool_types import (
     CLIENT_TOOLS,
     MISSING,
@@ -34,7 +35,6 @@ from penstock.stages.normalize.tool_types import (
     client_tool,
     is_of_the_client,
     is_unasked,
-    kinds_of,
     unversioned,
 )
 
@@ -47,11 +47,6 @@ _Bringing: TypeAlias = AdditionalTools | ToolSearchOutput
 """Items that bring tools."""
 
 _SEARCH = f"{FUNCTIONS}.tool_search"
-
-_Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
-"""Tool keys by kind and name, by kind and None, and by "namespace" and the name of the namespace."""
-
-Mode: TypeAlias = Literal["auto", "required", "none"]
 
 _tool_param: TypeAdapter[params.ToolParam] = TypeAdapter(params.ToolParam, config=ConfigDict(hide_input_in_errors=True))
 
@@ -128,8 +123,8 @@ class ToolsetBuilder:
                 raise InvalidRequest(f"A request may name at most {MOST_SERVERS} MCP servers.", param=path)
         else:
             self._refuse_namesakes(tool, offered, path)
-        self._take(offered, _deferred(tool), path)
-        self.echo.append(_echo(tool))
+        self._take(offered, deferred_names(tool), path)
+        self.echo.append(echo_of(tool))
 
     def add_items(self, tools: Iterable[params.ToolParam], item: _Bringing, path: str) -> None:
         """Offer the tools that an item at ``path`` brings; they replace tools of the same name.
@@ -146,7 +141,7 @@ class ToolsetBuilder:
             if isinstance(tool, params.McpToolParam):
                 refuse_own_server(tool, at)
             offered = self._offered(tool, at)
-            deferred = frozenset[str]() if isinstance(item, ToolSearchOutput) else _deferred(tool)
+            deferred = frozenset[str]() if isinstance(item, ToolSearchOutput) else deferred_names(tool)
             self._take(offered, deferred, at, is_loaded=True)
 
     def add_stored(self, item: _Bringing, path: str) -> None:
@@ -221,11 +216,11 @@ class ToolsetBuilder:
             return kind.tools
         match tool:
             case params.FunctionToolParam() | params.CustomToolParam():
-                return (_tool(tool, None),)
+                return (tool_of(tool, None),)
             case params.NamespaceToolParam():
                 return self._namespace(tool, path)
             case params.ToolSearchToolParam():
-                return (_search(tool),)
+                return (search_of(tool),)
             case params.McpToolParam():
                 mcp_server = server_of(tool, path, self.labels, self.of_unknown)
                 if mcp_server.url is None and mcp_server.configured_as in self.own:
@@ -276,7 +271,7 @@ class ToolsetBuilder:
             if tool.defer_loading:
                 raise UnsupportedParameter("A built-in tool cannot be deferred.", param=f"{path}.defer_loading")
             self.settings[kind.namespace] = settings_of(tool, kind.namespace)
-        options = kind.read(tool, path, by_mcp=kind.namespace in (self.labels or ()))
+        options = kind.read(tool, path, by_mcp=kind.namespace in self._run_by_mcp)
         if options and self.options.setdefault(kind.namespace, options).conflicts(options):
             raise InvalidRequest("There are two tools of this type with different options.", param=options.path)
 
@@ -284,7 +279,7 @@ class ToolsetBuilder:
         self._claim(tool.name, "client", f"{path}.name")
         if tool.description:
             self.descriptions[tool.name] = tool.description
-        return tuple(_tool(inner, tool.name) for inner in tool.tools)
+        return tuple(tool_of(inner, tool.name) for inner in tool.tools)
 
     def _claim(self, namespace: str, kind: str, path: str) -> None:
         """Raise `InvalidRequest` if a namespace belongs to another kind of owner: a call would be ambiguous."""
@@ -298,7 +293,7 @@ class ToolsetBuilder:
             name = recipient_of(offered_tool)
             namesake = self.tools.get(name) or self.deferred.get(name) or names.get(name)
             names[name] = offered_tool
-            if namesake is not None and (namesake != offered_tool or _kind(offered_tool) in ("function", "custom")):
+            if namesake is not None and (namesake != offered_tool or kind_of(offered_tool) in ("function", "custom")):
                 at = f"{path}.tools[{position}]" if isinstance(tool, params.NamespaceToolParam) else path
                 key = "name" if hasattr(tool, "name") else "type"
                 raise InvalidRequest(f"There are two tools named {offered_tool.name!r}.", param=f"{at}.{key}")
@@ -308,12 +303,19 @@ class ToolsetBuilder:
         if self.ignored:
             logger.info("Left out tools: %s", shortened(", ".join(self.ignored)))
         self._settle_search()
-        mode, allowed = self._choice(request.tool_choice or "auto")
+        choosable = Choosable(
+            tools=self.tools,
+            deferred=self.deferred,
+            servers=self.servers,
+            ignored=self.ignored,
+            run_by_mcp=self._run_by_mcp,
+        )
+        mode, allowed = choosable.chosen(request.tool_choice or "auto")
         if mode == "required" and not (self.tools or self.servers if allowed is None else allowed):
-            raise _bad_choice("There is no tool that this choice lets the model call.")
+            raise bad_choice("There is no tool that this choice lets the model call.")
         waiting = {tool_key(tool) for tool in self.deferred.values()}
         if mode == "required" and allowed and waiting.issuperset(allowed):
-            raise _bad_choice("This choice names only deferred tools, which no search has loaded yet.")
+            raise bad_choice("This choice names only deferred tools, which no search has loaded yet.")
         if allowed == ():  # the choice names only tools that were left out
             mode, allowed = "none", None
         return wire.Toolset(
@@ -329,6 +331,11 @@ class ToolsetBuilder:
         )
 
     @property
+    def _run_by_mcp(self) -> frozenset[str]:
+        """The labels of the operator's MCP servers, which are also the namespaces of built-in tools that these run."""
+        return self.labels or frozenset()
+
+    @property
     def wishes(self) -> Mapping[str, ContainerWish]:
         """The wishes of built-in tools for containers, by namespace."""
         return {name: wish for name, wish in self.options.items() if isinstance(wish, ContainerWish)}
@@ -341,7 +348,7 @@ class ToolsetBuilder:
         search = self.tools.get(_SEARCH)
         if isinstance(search, wire.FunctionTool) and search.form == "tool_search":
             servers = [server for server in self.servers.values() if server.is_deferred]
-            self.tools[_SEARCH] = _described(search, search_tool(self._listed.values(), self.descriptions, servers))
+            self.tools[_SEARCH] = described(search, search_tool(self._listed.values(), self.descriptions, servers))
         elif "tool_search" in self.ignored:
             self.tools |= self.deferred
             self.deferred.clear()
@@ -349,147 +356,3 @@ class ToolsetBuilder:
         elif self._deferred_at:
             message = "A deferred tool needs a search that loads it: a tool of the type tool_search."
             raise InvalidRequest(message, param=f"{self._deferred_at}.defer_loading")
-
-    def _choice(self, choice: params.ToolChoice) -> tuple[Mode, tuple[ToolKey, ...] | None]:
-        match choice:
-            case "auto" | "none" | "required":
-                return choice, None
-            case params.AllowedTools():
-                return choice.mode, self._allowed(choice.tools, "tool_choice.tools[{}]")
-            case params.ChosenTool() | params.ChosenServer() | params.OtherChoice():
-                return "required", self._allowed([choice], "tool_choice")
-
-    def _allowed(self, choices: Sequence[params.AllowedTool], path: str) -> tuple[ToolKey, ...]:
-        """Return the keys of the chosen tools, each once; ``path`` has ``{}`` for the position of a choice."""
-        groups = defaultdict[tuple[str, str | None], list[ToolKey]](list)
-        for tool in (*self.tools.values(), *self.deferred.values()):
-            groups[_kind(tool), tool.name].append(tool_key(tool))
-            groups[_kind(tool), None].append(tool_key(tool))
-            groups["namespace", tool.namespace].append(tool_key(tool))
-        allowed = dict[ToolKey, None]()
-        for choice in dict.fromkeys(choices):
-            try:
-                allowed |= dict.fromkeys(self._chosen(choice, groups))
-            except InvalidRequest as error:
-                error.param = path.format(choices.index(choice))
-                raise
-        return tuple(allowed)
-
-    def _chosen(self, choice: params.AllowedTool, groups: _Groups) -> Sequence[ToolKey]:
-        match choice:
-            case params.OtherChoice(type=kind):
-                return self._chosen_type(kind, groups)
-            case params.ChosenServer():
-                return self._chosen_server(choice, groups)
-            case params.ChosenTool():
-                keys = self._named(choice, groups)
-            case params.ChosenNamespace():
-                keys = groups.get((choice.type, choice.name), ())
-        if not keys:
-            raise _bad_choice(f"There is no {choice.type} tool named {shortened(choice.name)!r}.")
-        return keys
-
-    def _chosen_type(self, kind: str, groups: _Groups) -> Sequence[ToolKey]:
-        """Return the tools of this type; empty for a tool that was left out."""
-        keys = [key for tool_kind in kinds_of(kind) for key in groups.get((tool_kind, None), ())]
-        if not keys and kind not in self.ignored:
-            raise _bad_choice(f"There is no tool of type {shortened(kind)!r} in this request.")
-        return keys
-
-    def _chosen_server(self, choice: params.ChosenServer, groups: _Groups) -> Sequence[ToolKey]:
-        """Return the tools of a server, or of the built-in tool that its label enables.
-
-        A server's tools may not be listed yet, so the key may stand for any of them.
-        """
-        label, name = choice.server_label, choice.name
-        if label in self.servers:
-            allowed = self.servers[label].allowed
-            if name is None or allowed is None or allowed.names is None or name in allowed.names:
-                return [(label, name or wire.ANY_NAME)]
-        elif (kind := kinds().by_label.get(label)) and (keys := groups.get((kind.namespace, None), ())):
-            runs_by_mcp = kind.namespace in (self.labels or ())
-            if runs_by_mcp and name is not None:  # the operator's server may have further functions
-                return [(kind.namespace, name)]
-            if chosen := [key for key in keys if name in (None, key[1])]:
-                return chosen
-        raise _bad_choice(f"There is no such tool of an MCP server labelled {shortened(label)!r}.")
-
-    def _named(self, choice: params.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:
-        name = f"{choice.namespace or FUNCTIONS}.{choice.name}"
-        tool = self.tools.get(name) or self.deferred.get(name)
-        if tool is not None and _kind(tool) == choice.type:
-            return (tool_key(tool),)
-        return groups.get((choice.type, choice.name), ()) if choice.namespace is None else ()
-
-
-def _deferred(tool: params.ToolParam) -> frozenset[str]:
-    """Return the names of those functions of a tool that are not in the prompt until a search loads them."""
-    match tool:
-        case params.NamespaceToolParam():
-            return frozenset(inner.name for inner in tool.tools if inner.defer_loading)
-        case params.FunctionToolParam(defer_loading=True) | params.CustomToolParam(defer_loading=True):
-            return frozenset((tool.name,))
-        case _:
-            return frozenset()
-
-
-def _search(tool: params.ToolSearchToolParam) -> wire.FunctionTool:
-    runs_here = UNSET if tool.execution == "client" else True
-    return wire.FunctionTool("tool_search", tool.description, tool.parameters, form="tool_search", runs_here=runs_here)
-
-
-def _described(search: wire.FunctionTool, standard: wire.FunctionTool) -> wire.FunctionTool:
-    """Return the search with its standard description and parameters, where the client gives none."""
-    if search.runs_here:
-        about = "\n\n".join(filter(None, (search.description, standard.description)))
-        return replace(standard, description=about, runs_here=True)
-    description = search.description or standard.description
-    return replace(standard if search.parameters is None else search, description=description)
-
-
-def _echo(tool: params.ToolParam) -> dict[str, Any]:
-    """Return a tool as the response repeats it; a function has the keys that strict clients require, and known ones."""
-    match tool:
-        case params.NamespaceToolParam():
-            return tool.sent | {"description": tool.description or ""}
-        case params.FunctionToolParam():
-            required = {key: getattr(tool, key) for key in ("type", "name", "description", "parameters", "strict")}
-            optional = {key: tool.sent.get(key) for key in ("output_schema", "async", "defer_loading")}
-            return required | {key: value for key, value in optional.items() if value not in (None, False)}
-        case _:
-            return tool.without_secrets
-
-
-def _tool(tool: params.FunctionToolParam | params.CustomToolParam, namespace: str | None) -> Tool:
-    match tool:
-        case params.FunctionToolParam():
-            is_async = True if tool.is_async else UNSET
-            return wire.FunctionTool(
-                tool.name,
-                description=tool.description,
-                parameters=tool.parameters,
-                strict=tool.strict,
-                namespace=namespace,
-                is_async=is_async,
-            )
-        case params.CustomToolParam(format=params.GrammarFormat() as grammar):
-            return wire.CustomTool(
-                tool.name, tool.description, wire.Grammar(grammar.syntax, grammar.definition), namespace
-            )
-        case params.CustomToolParam():
-            return wire.CustomTool(tool.name, tool.description, None, namespace)
-
-
-def _kind(tool: Tool) -> str:
-    """Return the name of the tool's kind in a tool choice: its type, or the built-in tool that it belongs to."""
-    match tool:
-        case wire.FunctionTool():
-            return tool.form
-        case wire.HostedTool():
-            return tool.namespace
-        case _:
-            return "custom"
-
-
-def _bad_choice(message: str) -> InvalidRequest:
-    return InvalidRequest(message, param="tool_choice")
