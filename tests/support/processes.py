@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
-PATIENCE, TO_STOP = 400, 120
+PATIENCE, TO_STOP = 600, 120
 """Seconds after which an engine, or a process with one, has hung; both together are less than a test may take."""
 
 RESERVED = 100
