@@ -2,6 +2,9 @@
 
 A message is unmasked, checked and counted in pieces while it arrives, so that a large one does not hold the event loop,
 and its bytes count as those of a body do.  No extension is agreed on, so a compressed frame breaks the rules.
+
+aiohttp's own reader would be shorter, but it takes frames without a mask, hides which bytes belong to which message,
+and unmasks a whole one at once: that holds the loop for a tenth of a second if the message is as large as it may be.
 """
 
 from __future__ import annotations
