@@ -295,7 +295,7 @@ def _named(name: str, option: str, group: str, kind: str, fits: Callable[[Any], 
     return value
 
 
-def called(make: Callable[..., Any], name: str, option: str, *arguments: object, wanted: str) -> Any:
+def made_by(make: Callable[..., Any], name: str, option: str, *arguments: object, wanted: str) -> Any:
     """Return what a function of the operator's returns for the ``arguments``; ``wanted`` describes them.
 
     Raises `WrongPlugin` if it does not take them, or if it fails, but passes its `CannotStart` on.

@@ -12,7 +12,7 @@ from inspect import isawaitable
 
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.members import missing_members
-from penstock.pipeline.plugins import HOSTS, KINDS, TOOL, WrongPlugin, blamed, called, function_named, installed
+from penstock.pipeline.plugins import HOSTS, KINDS, TOOL, WrongPlugin, blamed, function_named, installed, made_by
 from penstock.services.tools import Host, HostSettings, OwnHost, Session, ToolResult, callable_tools
 
 
@@ -26,7 +26,7 @@ async def own_host(name: str, settings: HostSettings) -> OwnHost:
 
     The name is ``module:function``, ``file.py:function`` or an entry point of the group ``penstock.hosts``.
     """
-    made = called(function_named(name, TOOL, HOSTS), name, TOOL, settings, wanted="one argument: the HostSettings")
+    made = made_by(function_named(name, TOOL, HOSTS), name, TOOL, settings, wanted="one argument: the HostSettings")
     with blamed(name, TOOL):
         host = await made if isawaitable(made) else made
     if problems := [*missing_members(host, Host), *missing_members(host, OwnHost)] or list(_wrong_functions(host)):

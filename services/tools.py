@@ -339,7 +339,7 @@ class Toolbox:
     """The containers in which code and commands run."""
 
     @property
-    def kinds(self) -> frozenset[str]:
+    def namespaces(self) -> frozenset[str]:
         """The namespaces of the built-in tools."""
         return frozenset(self.hosts)
 
@@ -350,7 +350,7 @@ class Toolbox:
 
     def usable(self, owner: str) -> frozenset[str]:
         """Return the namespaces of the built-in tools that an owner may use."""
-        return self.kinds - self.denied(owner)
+        return self.namespaces - self.denied(owner)
 
     def denied(self, owner: str) -> frozenset[str]:
         """Return the built-in tools, by namespace, and those of the operator's own that an owner may not use."""

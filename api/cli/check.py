@@ -160,7 +160,7 @@ class Checks:
         own = self.settings.model_copy(update={"mcp_config": None})  # `mcp` has checked the servers
         opened = await toolbox(own, Keys())
         await opened.close()
-        return ", ".join(sorted(opened.kinds | opened.own.keys())) or "none"
+        return ", ".join(sorted(opened.namespaces | opened.own.keys())) or "none"
 
     async def prompts(self) -> str:
         """Read the prompts."""

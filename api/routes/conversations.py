@@ -175,7 +175,7 @@ class Conversations:
         _check_ids(input_items, present)
         stored = await self.store.items(ids, owner) if ids else {}
         # images are read too, because any model may continue the conversation
-        reader = InputReader("items", self.draw(), stored, ToolsetBuilder(hosted=frozenset(kinds())), sees_images=True)
+        reader = InputReader("items", self.draw(), stored, ToolsetBuilder(usable=frozenset(kinds())), sees_images=True)
         items, files = await in_thread(_read_items, reader, input_items, present.values())
         if any(isinstance(item, ANSWERS) for item in items):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None

@@ -126,7 +126,7 @@ class Settings(  # pydantic begins with the fields of the last class
         host = parts.hostname or ""
         return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def called(self, url: str) -> list[str]:
+    def names_at(self, url: str) -> list[str]:
         """Return the names of this server for the clients of a server without keys, which peers reach at ``url``."""
         return [*self.allow_host, self.host, urlsplit(url).hostname or ""]
 

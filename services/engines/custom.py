@@ -11,7 +11,7 @@ from typing import Any
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.junction import JunctionError, junctions
 from penstock.pipeline.members import DECORATE, missing_members
-from penstock.pipeline.plugins import WrongPlugin, blamed, called, function_named, guarded_at
+from penstock.pipeline.plugins import WrongPlugin, blamed, function_named, guarded_at, made_by
 from penstock.services.engines.engine import Backend, Engine, TextBackend
 
 ENGINE = "--engine"
@@ -27,7 +27,7 @@ async def open_engine(name: str, settings: object) -> AsyncGenerator[Engine | Te
     """
     make = function_named(name, ENGINE)
     async with AsyncExitStack() as closing:
-        engine = called(make, name, ENGINE, settings, wanted="one argument: the settings of the server")
+        engine = made_by(make, name, ENGINE, settings, wanted="one argument: the settings of the server")
         with blamed(name, ENGINE):
             if isinstance(engine, AbstractAsyncContextManager):
                 engine = await closing.enter_async_context(engine)

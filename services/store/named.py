@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.pipeline.members import missing_members
-from penstock.pipeline.plugins import STORES, WrongPlugin, called, function_named, names_code
+from penstock.pipeline.plugins import STORES, WrongPlugin, function_named, made_by, names_code
 from penstock.services.store.database import Database
 from penstock.services.store.sqlite import SqliteDatabase
 
@@ -23,7 +23,7 @@ def named_database(name: str) -> Database:
 
 def _made(name: str, function: str, *arguments: str) -> Database:
     wanted = "one argument: the URL" if arguments else "no arguments"
-    made = called(function_named(function, "--store", STORES), name, "--store", *arguments, wanted=wanted)
+    made = made_by(function_named(function, "--store", STORES), name, "--store", *arguments, wanted=wanted)
     if problems := missing_members(made, Database):
         raise WrongPlugin(name, "; ".join(problems), "--store")
     return made  # type: ignore[no-any-return]

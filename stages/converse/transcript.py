@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item
-from penstock.stages.models.harmony.vocabulary import built_in
+from penstock.stages.models.harmony.vocabulary import hosted_tools
 from penstock.stages.models.output_items import Draft, Drafts
 from penstock.stages.models.refusals import refusal_of
 
@@ -90,7 +90,7 @@ class Transcript:
     def _refuse(self, draft: Draft, recipient: str, refusal: str) -> None:
         """Add the call of a tool that the model cannot call, and the error that it reads."""
         error = refusal or refusal_of(recipient)
-        hosted = built_in().get(recipient)
+        hosted = hosted_tools().get(recipient)
         if hosted and takes_text(hosted):
             call = replace(kinds()[hosted.namespace].called(hosted.name, draft.text, draft.key), status="completed")
             self.items.append(call)

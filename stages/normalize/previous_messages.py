@@ -22,7 +22,7 @@ from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params.items import RawMessage
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, Tool
-from penstock.stages.models.harmony.vocabulary import CALL, FUNCTIONS, built_in, load_encoding
+from penstock.stages.models.harmony.vocabulary import CALL, FUNCTIONS, hosted_tools, load_encoding
 
 _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
@@ -132,7 +132,7 @@ class MessageReader:
         is_clients = isinstance(tool, FunctionTool | CustomTool)
         call: _OpenCall
         # on commentary are calls of browser and container that the server answered with an error, as it has none
-        hosted = None if is_clients else built_in().get(recipient)
+        hosted = None if is_clients else hosted_tools().get(recipient)
         if hosted and (message.channel == "analysis" or takes_text(hosted)):
             call = kinds()[hosted.namespace].called(hosted.name, text, suffix)
             header = f" to={recipient}<|channel|>analysis code<|message|>"

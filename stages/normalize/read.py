@@ -83,10 +83,10 @@ class Read:
         toolbox, denied = self.toolbox, self.toolbox.denied(recalled.owner)
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(
-            hosted=toolbox.usable(recalled.owner),
+            usable=toolbox.usable(recalled.owner),
             labels=toolbox.labels - denied,
             left_out=toolbox.left_out,
-            denied=toolbox.kinds & denied,
+            denied=toolbox.namespaces & denied,
             of_denied=toolbox.access.of_denied(recalled.owner),
             own=frozenset(toolbox.own),
             sees_images=recalled.traits.sees_images,

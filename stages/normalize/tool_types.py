@@ -86,7 +86,7 @@ def leavable(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def built_in(tool: params.ToolParam) -> HostedKind | None:
+def hosted_kind_of(tool: params.ToolParam) -> HostedKind | None:
     """Return the kind of built-in tool that a tool of the request means, or None."""
     match tool:
         case params.McpToolParam(connector_id=None, server_label=label):

@@ -31,8 +31,8 @@ from penstock.stages.normalize.tool_types import (
     CLIENT_TOOLS,
     MISSING,
     advice_on,
-    built_in,
     client_tool,
+    hosted_kind_of,
     is_of_the_client,
     is_unasked,
     unversioned,
@@ -55,11 +55,11 @@ _tool_param: TypeAdapter[params.ToolParam] = TypeAdapter(params.ToolParam, confi
 class ToolsetBuilder:
     """Collect the tools of one request: first its own, then the tools that the conversation adds.
 
-    ``hosted`` are the namespaces of the built-in tools that this server can run.  ``labels`` are the labels of the
+    ``usable`` are the namespaces of the built-in tools that this server can run.  ``labels`` are the labels of the
     operator's MCP servers, or None if they are not known because no response is being made.
     """
 
-    hosted: frozenset[str] = frozenset()
+    usable: frozenset[str] = frozenset()
     labels: frozenset[str] | None = None
     left_out: frozenset[str] = frozenset()
     """The types of tools that the operator has left out of requests."""
@@ -210,7 +210,7 @@ class ToolsetBuilder:
         if self._is_left_out(tool):
             self.ignored[tool.type] = None
             return None
-        if (kind := built_in(tool)) and kind.namespace in self.hosted:
+        if (kind := hosted_kind_of(tool)) and kind.namespace in self.usable:
             self._claim(kind.namespace, "built-in", f"{path}.type")
             self._set_up(tool, kind, path)
             return kind.tools
@@ -257,7 +257,7 @@ class ToolsetBuilder:
     def _missing(self, tool: params.ToolParam, path: str) -> UnsupportedParameter:
         if isinstance(tool, params.ComputerToolParam):
             message = f"This model reads text only, and cannot see the screen of a computer. {advice_on(tool.type)}"
-        elif (kind := built_in(tool)) and kind.namespace in self.denied:
+        elif (kind := hosted_kind_of(tool)) and kind.namespace in self.denied:
             message = f"{self.of_denied} tools of type {shortened(tool.type)!r}."
         elif (named := kinds().get(tool.type)) and named.api_type != tool.type:
             message = f"A tool of type {tool.type!r} is {named.api_type!r}, or 'mcp' with this server_label."

@@ -14,7 +14,7 @@ from penstock.api.limits.admission import Admission
 from penstock.api.start.assembly import keys_of, toolbox
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.plugins import WrongPlugin
-from penstock.stages.models.harmony.vocabulary import built_in
+from penstock.stages.models.harmony.vocabulary import hosted_tools
 from penstock.testing import ExampleCalls, check_host
 from tests.support.server import ScriptedServer
 from tests.support.tool_servers import answer_markup, call_markup, play_turns, prompts_read, tool_server
@@ -27,10 +27,10 @@ ASKED: dict[str, Any] = {"tools": [{"type": "scales", "unit": "kg"}]}
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install the folder as pip would install its package."""
     monkeypatch.syspath_prepend(FOLDER)
-    for known in (kinds, built_in):
+    for known in (kinds, hosted_tools):
         known.cache_clear()
     yield
-    for known in (kinds, built_in):
+    for known in (kinds, hosted_tools):
         known.cache_clear()
 
 

@@ -91,16 +91,16 @@ async def at_hand(settings: Settings) -> AsyncGenerator[Toolbox, None]:
 
 async def test_only_configured_tools_are_available() -> None:
     bare = await toolbox(chosen(sandbox=False), Keys())
-    assert not bare.kinds | bare.mcp.labels
+    assert not bare.namespaces | bare.mcp.labels
     searching = chosen(sandbox=False, web_search="brave", web_search_key=SecretStr("k" * 20))
     async with at_hand(searching) as tools:
-        assert tools.kinds == {"browser"}
+        assert tools.namespaces == {"browser"}
 
 
 async def test_sandbox_works_here() -> None:
     await available("container")
     async with at_hand(chosen()) as tools:
-        assert tools.kinds == {"python", "container"}
+        assert tools.namespaces == {"python", "container"}
 
 
 async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> None:

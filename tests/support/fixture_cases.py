@@ -121,7 +121,7 @@ HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 
 async def check_conversation(case: Case, store: Store, tools: RecordedTools | None) -> None:
     suffix, created_at, model = case.identity
-    toolbox = toolbox_of(tools.toolbox.kinds if tools else ())
+    toolbox = toolbox_of(tools.toolbox.namespaces if tools else ())
     recall = Recall(store=store, models=(model,), draw=lambda: suffix, clock=lambda: created_at)
     request = read_request(case.path("request.json").read_bytes())
     case.expect("conversation.jsonl", await run_stage(normalizing(recall, toolbox), [request]), frames.ResolvedRequest)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from penstock.pipeline.frames import CallSyntax
 from penstock.pipeline.members import missing_members
-from penstock.pipeline.plugins import PARSERS, WrongPlugin, called, function_named, installed, names_code
+from penstock.pipeline.plugins import PARSERS, WrongPlugin, function_named, installed, made_by, names_code
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.forms import CALL_FORMS, MESSAGE_FORMS, THOUGHT_FORMS
 from penstock.stages.models.chat.inkling import InklingBlocks
@@ -67,7 +67,7 @@ def operator_parser(name: str, option: str) -> OperatorParser | None:
     if not names_code(name) and name not in installed(PARSERS):
         return None
     make = function_named(name, option, PARSERS)
-    made = called(make, name, option, OutputStart(), wanted="one argument, the OutputStart, if it is no description")
+    made = made_by(make, name, option, OutputStart(), wanted="one argument, the OutputStart, if it is no description")
     if problems := missing_members(made, TextParser):
         raise WrongPlugin(name, "; ".join(problems), option)
     return OperatorParser(name, make)

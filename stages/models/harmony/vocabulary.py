@@ -204,7 +204,7 @@ def recipient_of(tool: Tool | CallItem) -> str:
 
 
 @cache
-def built_in() -> Mapping[str, HostedTool]:
+def hosted_tools() -> Mapping[str, HostedTool]:
     """Return the built-in tools by recipient; a model sometimes calls them even if the request declares none."""
     return {recipient_of(tool): tool for tool in kinds().tools}
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from penstock.pipeline.frames import CustomToolCallOpened, ReasoningOpened
 from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol import tools
-from penstock.stages.models.harmony.vocabulary import FUNCTIONS, built_in, recipient_of
+from penstock.stages.models.harmony.vocabulary import FUNCTIONS, hosted_tools, recipient_of
 from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.parser import CallOpened, Opening, call_of
 
@@ -91,7 +91,7 @@ class Recipients:
 
 
 def _built_in(recipient: str) -> str | None:
-    return next((spelling for spelling in map(str.lower, _spellings(recipient)) if spelling in built_in()), None)
+    return next((spelling for spelling in map(str.lower, _spellings(recipient)) if spelling in hosted_tools()), None)
 
 
 def _spellings(recipient: str) -> Iterator[str]:

@@ -70,7 +70,7 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
         search = f"searxng={url.replace('127.0.0.1', HOST)}"
         chosen = {"mcp_config": config, "web_search": search, "allow_address": ["127.0.0.1"]}
         tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen), Keys())
-        assert {"python", "browser"} <= tools.kinds
+        assert {"python", "browser"} <= tools.namespaces
         yield tools
         await tools.close()
 

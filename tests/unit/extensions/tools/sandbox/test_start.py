@@ -113,7 +113,7 @@ async def test_late_sandbox_is_offered_and_tried_again(
         assert found.is_late
         with caplog.at_level(logging.INFO):
             tools = await open_toolbox(HostSettings(slots=Slots(1)))
-        assert "python" in tools.kinds
+        assert "python" in tools.namespaces
         await tools.close()
         host = code_host(found)
         failed = await host.session(NO_CONVERSATION).run("python", "1", 120)
