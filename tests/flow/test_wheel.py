@@ -87,12 +87,19 @@ def commands_of_page() -> list[str]:
     return [command for block in blocks for command in block.replace("\\\n", "").splitlines()]
 
 
-@pytest.fixture
-def penstock(wheel: Path, tmp_path: Path) -> Run:
-    """Run the wheel's command in a folder whose modules have the names of penstock's."""
-    site, folder = tmp_path / "site", tmp_path / "folder"
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked wheel; what one command compiles there, the next ones use."""
+    site = tmp_path_factory.mktemp("site")
     with ZipFile(wheel) as archive:
         archive.extractall(site)
+    return site
+
+
+@pytest.fixture
+def penstock(site: Path, tmp_path: Path) -> Run:
+    """Run the wheel's command in a folder whose modules have the names of penstock's."""
+    folder = tmp_path / "folder"
     for name in PRODUCT:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text(f"raise ImportError('the {name} of the user was imported')")
@@ -102,7 +109,7 @@ def penstock(wheel: Path, tmp_path: Path) -> Run:
 
     def penstock(*arguments: str | Path) -> str:
         command = [sys.executable, "-m", "penstock.api.cli", *arguments]
-        return output_of(command, folder, PYTHONPATH=os.pathsep.join((".", str(site))), PYTHONDONTWRITEBYTECODE="1")
+        return output_of(command, folder, PYTHONPATH=os.pathsep.join((".", str(site))))
 
     return penstock
 
@@ -263,9 +270,9 @@ def test_commands_import_no_modules_of_the_user(penstock: Run, command: str) -> 
     assert penstock(command, "--help").lower().startswith("usage: ")
 
 
-def test_package_of_the_user_may_be_called_stages(penstock: Run, tmp_path: Path) -> None:
+def test_package_of_the_user_may_be_called_stages(penstock: Run, site: Path) -> None:
     output = penstock("replay", HARMONY / "weather", "--with", "stages.counted:install")
-    assert f"frames of {tmp_path}/site/penstock/pipeline/frames.py" in output
+    assert f"frames of {site}/penstock/pipeline/frames.py" in output
 
 
 @pytest.fixture

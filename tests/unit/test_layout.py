@@ -44,10 +44,13 @@ def test_shared_helpers_are_imported_from_support() -> None:
 
 def test_long_calls_of_classes_name_their_arguments() -> None:
     """No type checker sees that two arguments of one type have changed places."""
-    trees = {path: ast.parse(path.read_text()) for top in PRODUCT for path in (ROOT / top).rglob("*.py")}
-    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
-    classes = {node.name for _, node in nodes if isinstance(node, ast.ClassDef)} | {"cls"}
-    calls = [(path, node) for path, node in nodes if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL]
+    classes, calls = {"cls"}, list[tuple[Path, ast.Call]]()
+    for path in (path for top in PRODUCT for path in (ROOT / top).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+            elif isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL:
+                calls.append((path, node))
     wrong = [f"{path.relative_to(ROOT)}:{call.lineno}" for path, call in calls if _last_name(call.func) in classes]
     assert not wrong
 

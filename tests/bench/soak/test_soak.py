@@ -16,6 +16,7 @@ from tests.bench.soak.__main__ import Look, faults
 from tests.bench.soak.kinds import soak
 from tests.support.api_clients import ApiClient, wait_until
 from tests.support.server import running_server, script
+from tests.support.stores import both_if_thorough
 
 RESPONSES = 60
 """Each kind runs several times, so that a leak in any kind shows."""
@@ -28,6 +29,7 @@ def held() -> Counter[str]:
 
 
 @pytest.mark.defect("17", "V25", "B17")
+@both_if_thorough
 async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None:
     engine = ScriptedEngine(script(latency=0.001))
     async with running_server(engine, store_at) as served:

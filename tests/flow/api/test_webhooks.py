@@ -17,7 +17,7 @@ from penstock.server import running
 from penstock.services.standard_webhooks import Signer
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.server_process import WEBHOOK_SECRET, ServerProcess, serve_with_webhooks, serving_process
-from tests.support.stores import wait_until_stored
+from tests.support.stores import both_if_thorough, wait_until_stored
 from tests.support.tool_servers import web_server
 
 KNOWN = ("--heartbeat", "0.2", "--stale-after", "2", "--no-sandbox", "--allow-address", "127.0.0.1")
@@ -42,6 +42,7 @@ async def ended(server: ServerProcess, response_id: str) -> str:
     return now
 
 
+@both_if_thorough
 async def test_webhooks_outlive_their_server(store_at: str, tmp_path: Path) -> None:
     """A server is killed while the receiver is down, and again in the middle of a delivery."""
     client = openai.OpenAI(api_key="none", webhook_secret=WEBHOOK_SECRET)
@@ -84,6 +85,7 @@ async def test_webhooks_outlive_their_server(store_at: str, tmp_path: Path) -> N
     assert [event.type for event in got if event.data.id == running.id] == [f"response.{kept}"]
 
 
+@both_if_thorough
 async def test_orphan_that_another_server_ends_is_announced(store_at: str, tmp_path: Path) -> None:
     client = openai.OpenAI(api_key="none", webhook_secret=WEBHOOK_SECRET)
     got: list[Any] = []

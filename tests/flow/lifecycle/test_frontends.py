@@ -127,6 +127,7 @@ async def test_connections_are_spread_evenly(tmp_path: Path) -> None:
         assert is_even(server), counts(server)
 
 
+@both_if_thorough
 async def test_responses_of_one_frontend_are_found_by_the_others(store_at: str, tmp_path: Path) -> None:
     """Also those that are not stored."""
     async with running_frontends(store_at, tmp_path, 3) as server, new_client() as client:

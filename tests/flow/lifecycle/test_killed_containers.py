@@ -15,6 +15,7 @@ import pytest
 from penstock.extensions.tools.sandbox.folder import PREFIX
 from tests.support.sandboxes import available
 from tests.support.server_process import ServerProcess, running_process
+from tests.support.stores import both_if_thorough
 from tests.support.tool_servers import CODE_TOOL, in_container
 
 
@@ -48,6 +49,7 @@ async def running_code(server: ServerProcess, container_id: str) -> list[psutil.
 
 
 @pytest.mark.usefixtures("sandbox")
+@both_if_thorough
 async def test_killed_server_leaves_no_container(store_at: str, tmp_path: Path) -> None:
     name = f"{uuid4()}.csv"
     async with running_process(store_at, tmp_path, "code", "--sandbox") as server:

@@ -13,7 +13,7 @@ import pytest
 from tests.support.api_clients import wait_until
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.stored_responses import execute_sql, expire_heartbeat
-from tests.support.stores import open_store
+from tests.support.stores import both_if_thorough, open_store
 
 BIG, SMALL = "long@big", "quick@small"
 """A server that is in the middle of its first response when it ends, and one of another model."""
@@ -65,6 +65,7 @@ def ran_at(server: ServerProcess, response_id: str) -> bool:
     return any("In the background" in line and response_id in line for line in server.log.read_text().splitlines())
 
 
+@both_if_thorough
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_queued_response_waits_for_a_server_of_its_model(ending: signal.Signals, servers: Servers) -> None:
     big, small = await servers.start(BIG), await servers.start(SMALL)
@@ -75,18 +76,14 @@ async def test_queued_response_waits_for_a_server_of_its_model(ending: signal.Si
     assert (await small.get_response(waiting))["status"] == "queued"
     async with small.client.get(f"{small.url}/metrics") as metrics:
         assert "penstock_responses_unserved 1.0" in await metrics.text()
-    status, refusal = await small.get(f"/v1/responses/{waiting}?stream=true")
-    assert (status, refusal["error"]["message"]) == (
-        503,
-        "This response waits for a server that serves 'big'. Try again later.",
-    )
     next_one = await servers.start("quick@big")
     ended = await small.wait_for_end(waiting)
     assert (ended["status"], ended["model"]) == ("completed", "big")
-    assert ran_at(next_one, waiting)
+    await wait_until(lambda: ran_at(next_one, waiting))
     assert not ran_at(small, waiting)
 
 
+@both_if_thorough
 async def test_interrupted_response_starts_over_at_a_server_of_its_model(servers: Servers) -> None:
     resuming = "--resume-interrupted"
     big, small = await servers.start(BIG, resuming), await servers.start(SMALL, resuming)
@@ -95,9 +92,10 @@ async def test_interrupted_response_starts_over_at_a_server_of_its_model(servers
     await wait_for_line(small, "2 background responses", "must wait for a server of 'big'")
     next_one = await servers.start("quick@big", resuming)
     assert [(await small.wait_for_end(each))["status"] for each in both] == ["completed", "completed"]
-    assert all(ran_at(next_one, each) for each in both)
+    await wait_until(lambda: all(ran_at(next_one, each) for each in both))
 
 
+@both_if_thorough
 @pytest.mark.parametrize("options", [(), ("--resume-interrupted",)])
 async def test_response_of_a_model_that_is_gone_fails_and_says_so(options: tuple[str, ...], servers: Servers) -> None:
     big = await servers.start(BIG, *options)
@@ -112,6 +110,7 @@ async def test_response_of_a_model_that_is_gone_fails_and_says_so(options: tuple
     assert (await small.wait_for_end(await small.start_background()))["status"] == "completed"
 
 
+@both_if_thorough
 async def test_client_ends_a_response_that_waits_for_a_server_of_its_model(servers: Servers) -> None:
     big = await servers.start(BIG)
     conversation = await big.create_conversation()
@@ -121,6 +120,11 @@ async def test_client_ends_a_response_that_waits_for_a_server_of_its_model(serve
     await servers.end(big)
     small = await servers.start(SMALL)
     await wait_for_line(small, "must wait")
+    status, refusal = await small.get(f"/v1/responses/{cancelled}?stream=true")
+    assert (status, refusal["error"]["message"]) == (
+        503,
+        "This response waits for a server that serves 'big'. Try again later.",
+    )
     status, answer = await small.cancel(cancelled)
     assert (status, answer["status"]) == (200, "cancelled")
     assert (await small.delete(f"/v1/responses/{deleted}"))[0] == 200
