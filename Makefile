@@ -261,7 +261,7 @@ newer: ## The tests with vLLM, of Python files of a release that has no CPU buil
 oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock, and prompts: four minutes; ARGS: --oracle NAME, --family NAME, --write
 	@$(BIN)/python -m tests.oracles $(ARGS)
 
-reference: $(DONE)/test ## Every parameter, object, item, tool and include value of the newest openai-python, beside what the page says, and every route of both SDKs: a minute
+reference: $(DONE)/test ## Every parameter, object, item, tool and include value of the newest openai-python, beside what the page says, every field of Messages, and every route of both SDKs: two minutes
 	@$(BIN)/python -m tests.oracles.reference $(ARGS)
 
 entrypoints: $(DONE)/test $(TINY).built ## vLLM's tests of Responses, Chat Completions, Completions and Messages, against penstock: four minutes; ARGS: -k EXPRESSION, --responses

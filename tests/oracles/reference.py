@@ -15,7 +15,10 @@ from tests.support.paths import ROOT
 
 FOLDER = ROOT / ".cache" / "reference"
 
-TESTS = ("tests/flow/test_parameters.py", "tests/flow/api/test_sdk_fields.py", "tests/flow/api/test_sdk_routes.py")
+TESTS = (
+    *("tests/flow/test_parameters.py", "tests/flow/api/test_sdk_fields.py"),
+    *("tests/flow/api/test_sdk_fields_of_messages.py", "tests/flow/api/test_sdk_routes.py"),
+)
 
 
 def fetched() -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin
+from dataclasses import dataclass
+from os import PathLike
+from typing import IO, Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin
 
 import typing_extensions as typed
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
+from pydantic import BaseModel
 
 from tests.support.mcp_tools import PIXEL
 
@@ -58,6 +62,8 @@ BESIDE: Mapping[str, Json] = {
 }
 """Fields without which objects of a type are not taken, though the SDK does not require them."""
 
+_NO_JSON = (type(None), BaseModel, PathLike, IO)
+
 BY_TYPE: Mapping[Any, Json] = {str: "x", int: 1, float: 0.5, object: {}}
 
 
@@ -67,6 +73,13 @@ class Probe(NamedTuple):
     name: str
     """The type and field, and the value of a literal or the type of an object, as in ``Type.field=value``."""
     value: Json
+    without: Json = None
+    """The same without the field; None if that is all."""
+
+    @property
+    def field(self) -> str:
+        """The type and field alone."""
+        return re.split("[=:]", self.name, maxsplit=1)[0]
 
 
 def unwrapped(annotation: Any) -> Any:
@@ -76,75 +89,97 @@ def unwrapped(annotation: Any) -> Any:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """The types of a union, without that of null."""
+    """The types of a union, without that of null, and those that are no JSON until the SDK writes them."""
     annotation = unwrapped(annotation)
     if get_origin(annotation) in (Union, types.UnionType):
         return [choice for part in get_args(annotation) for choice in choices(part)]
-    return [] if annotation is type(None) else [annotation]
+    found = get_origin(annotation) or annotation
+    return [] if isinstance(found, type) and issubclass(found, _NO_JSON) else [annotation]
 
 
 def fields_of(of_sdk: Any) -> dict[str, Any]:
     return typed.get_type_hints(of_sdk, include_extras=True)
 
 
-def minimal(of_sdk: Any) -> dict[str, Json]:
-    """An object with the required fields."""
-    hints = fields_of(of_sdk).items()
-    required = {name: sample(name, hint) for name, hint in hints if get_origin(hint) is typed.Required}
-    return {**required, **BESIDE.get(of_sdk.__name__, {})}
+def name_of(of_sdk: Any) -> str:
+    """The name of a type; a beta of the API has another type for what is the same."""
+    return str(of_sdk.__name__.removeprefix("Beta"))
 
 
-def sample(field: str, annotation: Any) -> Json:
-    """The simplest value of a field."""
-    return BY_FIELD[field] if field in BY_FIELD else next(values(field, annotation, set())).value
+@dataclass(frozen=True)
+class BodyTypes:
+    """The types of a body, and what their objects need besides."""
 
+    body: Any
+    by_field: Mapping[str, Json]
+    """Values of fields, where not any text or number will do."""
+    beside: Mapping[str, Json]
+    """Fields without which objects of a type are not taken, though the SDK does not require them."""
+    dictionaries: Mapping[str, Json]
+    """Values of fields that the SDK types as a dictionary."""
+    last: str
+    """The field that is probed last: an object is probed where it stands first, and an input is refused as a whole."""
+    unknown: str = ""
+    """A field that no type has, if one is to be probed in each object."""
 
-def values(field: str, annotation: Any, seen: set[Any]) -> Iterator[Probe]:
-    """Yield a value of each choice of an annotation; objects that were not ``seen``, with each field in turn."""
-    for choice in choices(annotation):
-        origin = get_origin(choice)
-        if origin is Literal:
-            yield from (Probe(f"={value}", value) for value in get_args(choice))
-        elif choice is bool:
-            yield from (Probe(f"={str(value).lower()}", value) for value in (True, False))
-        elif typed.is_typeddict(choice):
-            yield Probe(f":{choice.__name__}", minimal(choice))
-            if choice not in seen and choice.__name__ not in seen:
-                seen.add(choice)
-                yield from _of_each_field(choice, seen)
-        elif origin is dict or choice is dict:
-            yield Probe("", DICTIONARIES.get(field, BY_FIELD.get(field, {"a": "b"})))
-        elif origin is not None and field in BY_FIELD:
-            yield Probe("", BY_FIELD[field])
-        elif origin is not None:
-            yield from (Probe(name, [value]) for name, value in values(field, get_args(choice)[0], seen))
-        else:
-            yield Probe("", BY_FIELD.get(field, BY_TYPE[choice]))
+    def minimal(self, of_sdk: Any) -> dict[str, Json]:
+        """An object with the required fields."""
+        hints = fields_of(of_sdk).items()
+        required = {name: self._sample(name, hint) for name, hint in hints if get_origin(hint) is typed.Required}
+        return {**required, **self.beside.get(name_of(of_sdk), {})}
 
+    def _sample(self, field: str, annotation: Any) -> Json:
+        """The simplest value of a field."""
+        return self.by_field[field] if field in self.by_field else next(self._values(field, annotation, set())).value
 
-def _of_each_field(of_sdk: Any, seen: set[Any]) -> Iterator[Probe]:
-    base = minimal(of_sdk)
-    for field, annotation in fields_of(of_sdk).items():
-        for name, value in values(field, annotation, seen):
-            yield Probe(name if _is_of_field(name) else f"{of_sdk.__name__}.{field}{name}", {**base, field: value})
+    def _values(self, field: str, annotation: Any, seen: set[Any]) -> Iterator[Probe]:
+        """Yield a value of each choice of an annotation; objects that were not ``seen``, with each field in turn."""
+        for choice in choices(annotation):
+            origin = get_origin(choice)
+            if origin is Literal:
+                yield from (Probe(f"={value}", value) for value in get_args(choice))
+            elif choice is bool:
+                yield from (Probe(f"={str(value).lower()}", value) for value in (True, False))
+            elif typed.is_typeddict(choice):
+                yield Probe(f":{name_of(choice)}", self.minimal(choice))
+                if choice not in seen and name_of(choice) not in seen:
+                    seen.add(choice)
+                    yield from self._of_each_field(choice, seen)
+            elif origin is dict or choice is dict:
+                yield Probe("", self.dictionaries.get(field, self.by_field.get(field, {"a": "b"})))
+            elif origin is not None and field in self.by_field:
+                yield Probe("", self.by_field[field])
+            elif origin is not None:
+                for name, value, without in self._values(field, get_args(choice)[0], seen):
+                    yield Probe(name, [value], without if without is None else [without])
+            else:
+                yield Probe("", self.by_field[field] if field in self.by_field else BY_TYPE[choice])
 
+    def _of_each_field(self, of_sdk: Any, seen: set[Any]) -> Iterator[Probe]:
+        base = self.minimal(of_sdk)
+        fields = sorted(fields_of(of_sdk).items(), key=lambda hint: hint[0] == self.last)
+        for field, annotation in [*fields, *([(self.unknown, str)] if self.unknown else [])]:
+            for name, value, without in self._values(field, annotation, seen):
+                of_field = "." in name.partition("=")[0]
+                whole_name = name if of_field else f"{name_of(of_sdk)}.{field}{name}"
+                yield Probe(whole_name, {**base, field: value}, base if without is None else {**base, field: without})
 
-def _is_of_field(name: str) -> bool:
-    return "." in name.partition("=")[0]
+    def objects(self, without: Iterable[str]) -> dict[str, set[str]]:
+        """The fields of the body and its objects, by the name of the type, but for some types and what they hold."""
+        found: dict[str, set[str]] = {}
+        waiting, seen = [self.body], set[Any]()
+        while waiting:
+            for part in _parts(waiting.pop()):
+                if typed.is_typeddict(part) and part not in seen and name_of(part) not in without:
+                    seen.add(part)
+                    hints = fields_of(part)
+                    found.setdefault(name_of(part), set()).update(hints)
+                    waiting += hints.values()
+        return found
 
-
-def objects(without: Iterable[str]) -> dict[str, set[str]]:
-    """The fields of the objects of a request, by the name of the type, but for some types and what only they hold."""
-    found: dict[str, set[str]] = {}
-    waiting, seen = list(fields_of(ResponseCreateParamsNonStreaming).values()), set[Any]()
-    while waiting:
-        for part in _parts(waiting.pop()):
-            if typed.is_typeddict(part) and part not in seen and part.__name__ not in without:
-                seen.add(part)
-                hints = fields_of(part)
-                found.setdefault(part.__name__, set()).update(hints)
-                waiting += hints.values()
-    return found
+    def probes(self, without: Iterable[str]) -> Iterator[Probe]:
+        """Yield bodies with a value of each field and each literal, of the body and its objects; of some types, one."""
+        return self._of_each_field(self.body, set[Any](without))
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
@@ -155,13 +190,35 @@ def _parts(annotation: Any) -> Iterator[Any]:
             yield choice
 
 
-def probes(without: Iterable[str]) -> Iterator[Probe]:
-    """Yield parameters that are objects, with a value of each field and each literal; of some types, only one value.
+@dataclass(frozen=True)
+class Verdicts:
+    """What the server does with each field of a body, and each value."""
 
-    An object is probed where it stands first: so the input comes last, whose items may be refused as a whole.
-    """
-    hints, seen = fields_of(ResponseCreateParamsNonStreaming), set[Any](without)
-    for parameter in sorted(hints, key=lambda name: name == "input"):
-        for name, value in values(parameter, hints[parameter], seen):
-            if _is_of_field(name) or ":" in name:
-                yield Probe(name if _is_of_field(name) else f"{parameter}{name}", {parameter: value})
+    taken: Mapping[str, str]
+    """The fields of objects that have an effect, are part of what the model or the client reads, or are refused."""
+    idle: Mapping[str, str]
+    """The fields that are accepted and have no effect, with the reason: none of them restricts or changes an answer."""
+    not_here: Mapping[str, str | None]
+    """The objects that are refused with all of their fields, by their path; None if they are taken with any field."""
+    refused: Mapping[str, str | None]
+    """The fields and values that are refused, by their path; None for some that are taken all the same."""
+
+    def expected(self, name: str) -> str | None:
+        """The path of the error for a probe; None if it is taken."""
+        field, _, of_type = name.partition(":")
+        if name in self.refused:
+            return self.refused[name]
+        return self.not_here.get(of_type) or self.refused.get(field.partition("=")[0])
+
+    @property
+    def fields(self) -> dict[str, set[str]]:
+        """The fields with a verdict, by the name of the type."""
+        found = {name: set(fields.split()) for name, fields in self.taken.items()}
+        for name in self.idle:
+            of_sdk, field = name.split(".")
+            found.setdefault(of_sdk, set()).add(field)
+        return found
+
+
+OPENAI = BodyTypes(ResponseCreateParamsNonStreaming, BY_FIELD, BESIDE, DICTIONARIES, last="input")
+"""The body of Responses."""

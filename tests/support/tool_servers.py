@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
 import pytest
 from aiohttp import web
@@ -344,3 +345,33 @@ class Gallery:
                 return web.Response(body=IMAGES[f"image{path}"], content_type=f"image{path}")
             case _:
                 return web.Response(body=png(), content_type="image/png")
+
+
+class UnusedSession:
+    """A use of a tool that nothing calls."""
+
+    async def run(self, name: str, text: str, seconds: float) -> NoReturn:
+        raise AssertionError
+
+    async def close(self) -> None:
+        return
+
+
+class UnusedHost:
+    """A tool that a server has, and that no model calls."""
+
+    def session(self, request: ResolvedRequest) -> UnusedSession:
+        return UnusedSession()
+
+    async def close(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def serving_everything(
+    folder: Path, kinds: Sequence[str] = ("browser", "container", "python")
+) -> AsyncGenerator[ScriptedServer, None]:
+    """Serve with all tools, and as with a model that sees images."""
+    toolbox = Toolbox({kind: UnusedHost() for kind in kinds}, McpServers({}))
+    async with running_server(ScriptedEngine(), folder, toolbox=toolbox, sees_images=True) as served:
+        yield served

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from penstock.extensions.dialects.messages.client_tools import ClientTool, client_tool
+from penstock.extensions.dialects.messages.errors import not_permitted
 from penstock.extensions.dialects.messages.messages import (
     Conversation,
     TextBlocks,
     Turns,
     check_not_empty,
     instructions,
-    not_permitted,
 )
+from penstock.extensions.dialects.messages.tools import MessageTool, MessageToolChoice, Offer
 from penstock.extensions.dialects.messages.writer import Display
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, Refused, TextOr, Unused, only
+from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, TextOr, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
 from penstock.pipeline.protocol.params.request import (
     OUTPUTS,
@@ -32,19 +31,6 @@ from penstock.pipeline.protocol.params.request import (
     ReasoningOptionsParam,
     StopText,
     TextOptions,
-)
-from penstock.pipeline.protocol.params.tools import (
-    ChosenTool,
-    CodeInterpreterToolParam,
-    DomainList,
-    FunctionToolParam,
-    OtherToolParam,
-    ToolChoice,
-    ToolParam,
-    UserLocation,
-    WebFilters,
-    WebSearchToolParam,
-    is_web_search,
 )
 from penstock.pipeline.protocol.response import Effort
 
@@ -86,117 +72,30 @@ _PLACES = {"input": "messages", "max_output_tokens": "max_tokens", "text.format"
 """The parameters of a message by those of the request of the pipeline."""
 
 
-class MessageTool(Body):
-    """A tool of the client's; one of another type than ``custom`` is a tool of Anthropic's."""
-
-    type: str | None = None
-    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-    allowed_domains: DomainList | None = None
-    blocked_domains: DomainList | None = None
-    user_location: UserLocation | None = None
-    max_uses: Annotated[int, Field(ge=1)] | None = None
-    cache_control: Unused = None
-    eager_input_streaming: Unused = None
-    input_examples: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
-    allowed_callers: Annotated[Any, only(["direct"])] = None
-    display_width_px: Annotated[int, Field(ge=1)] | None = None
-    display_height_px: Annotated[int, Field(ge=1)] | None = None
-    display_number: Unused = None
-    enable_zoom: Unused = None
-    max_characters: Unused = None
-
-    @property
-    def is_custom(self) -> bool:
-        """True for a function of the client's."""
-        return self.type in (None, "custom")
-
-    @property
-    def searches(self) -> bool:
-        """True for a search of the web, of any version."""
-        return self.type is not None and is_web_search(self.type)
-
-    @property
-    def is_deferred(self) -> bool:
-        """True for a function that is not in the prompt until a result refers to it."""
-        return self.is_custom and self.defer_loading is True
-
-    @property
-    def executes(self) -> bool:
-        """True for the tool that runs programs, of any version."""
-        return self.type is not None and self.type.startswith("code_execution_")
-
-    def tool(self, path: str) -> ToolParam:
-        """Return the tool as the Responses API has it; raises `InvalidRequest` if it lacks something."""
-        if self.searches:
-            filters = WebFilters(allowed_domains=self.allowed_domains, blocked_domains=self.blocked_domains)
-            return WebSearchToolParam.built(type=self.type, filters=filters, user_location=self.user_location)
-        if self.executes:
-            return CodeInterpreterToolParam.model_validate({"type": "code_interpreter", "container": {"type": "auto"}})
-        if not self.is_custom:
-            known = client_tool(self.type or "")
-            return self._run_by_the_client(known, path) if known else OtherToolParam.model_validate({"type": self.type})
-        return self.function(path)
-
-    def _run_by_the_client(self, tool: ClientTool, path: str) -> FunctionToolParam:
-        """Return the function for a tool of Anthropic's that the client runs."""
-        width, height = self.display_width_px, self.display_height_px
-        screen = f" The screen has {width} x {height} pixels." if width and height else ""
-        described = {"description": f"{tool.description}{screen}", "input_schema": tool.schema}
-        return self.model_copy(update=described).function(path)
-
-    def function(self, path: str) -> FunctionToolParam:
-        """Return the function as the Responses API has it; raises `InvalidRequest` if it lacks something."""
-        for key in ("name", "input_schema"):
-            if getattr(self, key) is None:
-                param = f"{path}.{key}"
-                raise InvalidRequest(f"Field required (at {param})", param=param, code="missing_required_parameter")
-        schema = {"type": "object", **(self.input_schema or {})}
-        if schema["type"] != "object":
-            param = f"{path}.input_schema.type"
-            raise InvalidRequest(f"Input should be 'object' (at {param})", param=param, code="invalid_value")
-        fields = {"name": self.name, "description": self._described, "parameters": schema, "strict": self.strict}
-        return FunctionToolParam.built(type="function", **fields)
-
-    @property
-    def _described(self) -> str | None:
-        """The description, with the examples of inputs, for which templates have no other place."""
-        examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples or ()]
-        return (
-            "\n".join([self.description or "", "Examples of input:", *examples]).strip()
-            if examples
-            else self.description
-        )
+Extra: TypeAlias = Annotated[Any, REFUSED]
+"""A parameter that this server refuses in Anthropic's words, which clients know from servers that lack it."""
 
 
-class MessageToolChoice(Body):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-    @property
-    def choice(self) -> ToolChoice:
-        """The choice as the Responses API has it; raises `InvalidRequest` for a tool without a name."""
-        match self.type:
-            case "any":
-                return "required"
-            case "tool":
-                if self.name is None:
-                    param = "tool_choice.name"
-                    raise InvalidRequest(f"Field required (at {param})", param=param, code="missing_required_parameter")
-                return ChosenTool.model_validate({"type": "function", "name": self.name})
-            case kind:
-                return kind
+def _sent_extras(body: Body) -> list[str]:
+    """Return the names of the parameters of an object that are refused, and that ask for something."""
+    fields = type(body).model_fields.items()
+    return [
+        name for name, field in fields if REFUSED in field.metadata and getattr(body, name) not in (None, False, [])
+    ]
 
 
 class Thinking(Body):
+    """The wish for thoughts; ``between_tools`` also turns them off: models here report nothing between calls."""
+
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None
-    block_binding: Any = None
+    block_binding: Extra = None
+
+    @property
+    def is_off(self) -> bool:
+        """True if the model is not to think."""
+        return self.type in ("disabled", "between_tools")
 
 
 class JsonFormat(Body):
@@ -207,7 +106,7 @@ class JsonFormat(Body):
 class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
-    task_budget: Refused = None
+    task_budget: Extra = None
 
 
 class Keep(Body):
@@ -250,10 +149,11 @@ class CountTokens(Body):
     output_format: JsonFormat | None = None
     """The former name of the format of ``output_config``."""
 
+    billing_policy: Unused = None
     cache_control: Unused = None
     compaction: Unused = None
     context_management: ContextManagement | None = None
-    mcp_servers: Refused = None
+    mcp_servers: Extra = None
     speed: Unused = None
     thread: Unused = None
 
@@ -264,12 +164,20 @@ class CountTokens(Body):
         Raises `InvalidRequest` for what Anthropic's types do not tell.
         """
         check_not_empty(self.messages)
-        if self.thinking is not None and self.thinking.block_binding is not None:
-            raise not_permitted(f"thinking.{self.thinking.type}.block_binding", "thinking.block_binding")
+        for extra, tag in self._extras():
+            raise not_permitted(extra, tag)
         if self.thread is not None:
             message = "This server keeps no threads. Send the whole conversation without `thread`."
             raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
         return CreateResponse().model_copy(update=dict(self._values()))
+
+    def _extras(self) -> Iterator[tuple[str, str | None]]:
+        """Yield the places of the parameters that only Anthropic has, and the tag that its words have in them."""
+        yield from ((name, None) for name in _sent_extras(self))
+        if self.output_config is not None:
+            yield from ((f"output_config.{name}", None) for name in _sent_extras(self.output_config))
+        if self.thinking is not None:
+            yield from ((f"thinking.{name}", self.thinking.type) for name in _sent_extras(self.thinking))
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         yield "model", self.model
@@ -279,15 +187,17 @@ class CountTokens(Body):
             yield "instructions", text
         if self._tools:
             yield "tools", [tool.tool(f"tools[{position}]") for position, tool in self._tools]
-        searches = [tool for _, tool in self._tools if tool.searches]
-        runs = [tool for _, tool in self._tools if tool.executes]
+        offer = self._conversation.offer
+        searches = [tool for tool in offer.tools if tool.searches]
+        runs = [tool for tool in offer.tools if tool.executes]
         if included := [SOURCES] * bool(searches) + [OUTPUTS] * bool(runs):
             yield "include", included
         if most := sum(tool.max_uses or 0 for tool in searches):
             yield "max_tool_calls", most
         if self.tool_choice is not None:
-            yield "tool_choice", self.tool_choice.choice
             yield "parallel_tool_calls", not self.tool_choice.disable_parallel_tool_use
+        if self.tool_choice is not None or offer.withdrawn:
+            yield "tool_choice", offer.choice(self.tool_choice.choice if self.tool_choice else "auto")
         if (effort := self._effort) is not None:
             yield "reasoning", ReasoningOptionsParam(effort=effort)
         if self.thinking is not None and self.thinking.type == "enabled":
@@ -300,12 +210,7 @@ class CountTokens(Body):
     def _conversation(self) -> Conversation:
         edits = (self.context_management and self.context_management.edits) or ()
         kept = [edit.thinking_turns for edit in edits if edit.thinking_turns is not None]
-        deferred = {
-            tool.name or "": tool.function(f"tools[{position}]")
-            for position, tool in enumerate(self.tools or ())
-            if tool.is_deferred
-        }
-        return Conversation(self.messages, min(kept, default=None), deferred)
+        return Conversation(self.messages, min(kept, default=None), Offer(self.tools or ()))
 
     @cached_property
     def _tools(self) -> list[tuple[int, MessageTool]]:
@@ -314,8 +219,10 @@ class CountTokens(Body):
 
     @property
     def _effort(self) -> Effort | None:
-        if self.thinking is not None and self.thinking.type == "disabled":
+        if self.thinking is not None and self.thinking.is_off:
             return "none"
+        if self._conversation.effort is not None:
+            return self._conversation.effort
         if self.output_config is not None and self.output_config.effort is not None:
             return self.output_config.effort
         if self.thinking is None or self.thinking.budget_tokens is None:
@@ -326,7 +233,7 @@ class CountTokens(Body):
     @property
     def display(self) -> Display:
         """The way in which thoughts are shown."""
-        if self.thinking is not None and self.thinking.type == "disabled":
+        if self.thinking is not None and self.thinking.is_off:
             return "none"
         return "omitted" if self.thinking is not None and self.thinking.display == "omitted" else "shown"
 
@@ -362,21 +269,15 @@ class CreateMessage(CountTokens):
     vllm_xargs: ExtraArguments | None = None
     watermarking: bool | None = None
 
-    compaction: Annotated[Any, REFUSED] = None
-    container: Refused = None
+    compaction: Extra = None
+    container: Extra = None
     diagnostics: Unused = None
+    fallback_credit_token: Unused = None
     fallbacks: Unused = None
     inference_geo: Annotated[Any, only("global")] = None
     metadata: Unused = None
     service_tier: Unused = None
     user_profile_id: Unused = None
-
-    @property
-    def create_request(self) -> CreateResponse:
-        """The request of the pipeline, which is not stored."""
-        if self.compaction is not None:
-            raise not_permitted("compaction", "compaction")
-        return super().create_request
 
     @property
     def generates(self) -> bool:

@@ -70,8 +70,8 @@ def _memory(_: str) -> ClientTool:
     return ClientTool(described, {"command": commands, **_FILES, "old_path": _TEXT, "new_path": _TEXT}, ("command",))
 
 
-def _computer(version: str) -> ClientTool:
-    later, zooms = version >= "20250124", version >= "20251124"
+def _computer(version: str, *, zooms: bool) -> ClientTool:
+    later, zooms = version >= "20250124", zooms and version >= "20251124"
     actions = (*_ACTIONS, "screenshot", "cursor_position", *(_LATER_ACTIONS * later), *(("zoom",) * zooms))
     properties: dict[str, Any] = {
         "action": _choice(actions),
@@ -92,11 +92,17 @@ def _computer(version: str) -> ClientTool:
     return ClientTool(described, properties, ("action",))
 
 
-_KINDS = {"bash": _bash, "text_editor": _text_editor, "memory": _memory, "computer": _computer}
-_TYPE = re.compile(rf"({'|'.join(_KINDS)})_(\d{{8}})")
+_KINDS = {"bash": _bash, "text_editor": _text_editor, "memory": _memory}
+_TYPE = re.compile(rf"({'|'.join(_KINDS)}|computer)_(\d{{8}})")
 
 
-def client_tool(tool_type: str) -> ClientTool | None:
-    """Return the tool of a type of Anthropic's, of any version; None for one that the client does not run."""
+def client_tool(tool_type: str, *, zooms: bool = False) -> ClientTool | None:
+    """Return the tool of a type of Anthropic's, of any version; None for one that the client does not run.
+
+    A computer whose client ``zooms`` has an action for that, if its version knows it.
+    """
     found = _TYPE.fullmatch(tool_type)
-    return _KINDS[found[1]](found[2]) if found else None
+    if not found:
+        return None
+    kind, version = found.groups()
+    return _computer(version, zooms=zooms) if kind == "computer" else _KINDS[kind](version)

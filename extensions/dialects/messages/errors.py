@@ -9,6 +9,7 @@ from msgspec import UNSET
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import RequestError
 from penstock.extensions.dialects.messages.events import MessageError, MessageProblem, to_sse
+from penstock.pipeline.errors import UnsupportedParameter
 
 _TYPES = {
     401: "authentication_error",
@@ -50,3 +51,14 @@ def placed(found: Problem) -> str:
 def fault(refused: RequestError) -> bytes:
     """Return the last event of a stream that breaks off."""
     return to_sse(error(refused)[1])
+
+
+def not_permitted(place: str, tag: str | None = None) -> UnsupportedParameter:
+    """Return the error for a parameter, in the words on which Anthropic's clients send the request without it.
+
+    In Anthropic's words, a ``tag`` of the object that has the parameter stands before its name.
+    """
+    path = place.replace("[", ".").replace("]", "")
+    if tag:
+        path = f".{tag}.".join(path.rsplit(".", 1))
+    return UnsupportedParameter(f"{path}: Extra inputs are not permitted", param=place)

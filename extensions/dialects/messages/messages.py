@@ -6,19 +6,21 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta
 
+from penstock.extensions.dialects.messages.errors import not_permitted
 from penstock.extensions.dialects.messages.places import Block, Places
+from penstock.extensions.dialects.messages.tools import MessageTool, Offer
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.structs import ListOf
-from penstock.pipeline.protocol.params.tools import FunctionToolParam, SentTool
+from penstock.pipeline.protocol.params.tools import SentTool, ToolParam
+from penstock.pipeline.protocol.response import Effort
 from penstock.services.file_marks import marks
 
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -54,6 +56,7 @@ class FileSource(_Typed, frozen=True, kw_only=True, tag="file"):
 
 
 class TextSource(_Typed, frozen=True, kw_only=True, tag="text"):
+    media_type: Literal["text/plain"] | None = None
     data: str
 
 
@@ -64,8 +67,15 @@ class TextBlock(_Typed, frozen=True, kw_only=True, tag="text"):
     text: str
 
 
+class Transformations(_Object, frozen=True, kw_only=True):
+    """The wish about an image that is too large for the model: the engine makes it smaller."""
+
+    oversized_image: Literal["downsize"] | None = None
+
+
 class ImageBlock(_Typed, frozen=True, kw_only=True, tag="image"):
     source: Base64Source | UrlSource | FileSource
+    transformations: Transformations | None = None
 
 
 class ContentSource(_Typed, frozen=True, kw_only=True, tag="content"):
@@ -138,6 +148,29 @@ class CodeExecutionToolResultBlock(_Typed, frozen=True, kw_only=True, tag="code_
     content: Any
 
 
+class ToolReference(_Typed, frozen=True, kw_only=True, tag="tool_reference"):
+    """A tool by its name, which a request or an earlier message defines."""
+
+    name: _Text
+
+
+class ToolDefinition(_Typed, frozen=True, kw_only=True, tag="tool_definition"):
+    definition: MessageTool
+
+
+class ToolAdditionBlock(_Typed, frozen=True, kw_only=True, tag="tool_addition"):
+    """A tool that the model may call from here on."""
+
+    tool: ToolReference | ToolDefinition
+
+
+class ToolRemovalBlock(_Typed, frozen=True, kw_only=True, tag="tool_removal"):
+    """A tool that the model may not call from here on."""
+
+    tool: ToolReference
+
+
+SystemBlock: TypeAlias = TextBlock | ToolAdditionBlock | ToolRemovalBlock
 UserBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
 ServerToolResultBlock: TypeAlias = WebSearchToolResultBlock | CodeExecutionToolResultBlock
 AssistantBlock: TypeAlias = (
@@ -147,10 +180,17 @@ AssistantBlock: TypeAlias = (
 # Messages
 
 
+class TurnConfig(_Object, frozen=True, kw_only=True):
+    """The settings that a message changes for the answers after it."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
 class _Message(_Object, frozen=True, kw_only=True, tag_field="role"):
     clear_at: Literal["next_user_message", "never"] | None = None
-    """The message until which the model reads this one; only of system messages."""
-    output_config: dict[str, Any] | None = None
+    """The message until which the model reads the text of this one; only of system messages."""
+    output_config: TurnConfig | None = None
+    """Only of system messages."""
 
 
 class UserTurn(_Message, frozen=True, kw_only=True, tag="user"):
@@ -164,7 +204,7 @@ class AssistantTurn(_Message, frozen=True, kw_only=True, tag="assistant"):
 class SystemTurn(_Message, frozen=True, kw_only=True, tag="system"):
     """Instructions in the middle of a conversation."""
 
-    content: str | tuple[TextBlock, ...] = ()
+    content: str | tuple[SystemBlock, ...] = ()
 
 
 Turn: TypeAlias = UserTurn | AssistantTurn | SystemTurn
@@ -236,36 +276,40 @@ def _called(block: ToolUseBlock) -> wire.FunctionCall:
 class Conversation:
     """The items of a list of messages, and where each came from.
 
-    A result that refers to ``deferred`` tools loads them: they are an item behind it.  If the last message is the
-    assistant's, the model continues its text.  The model reads only the thoughts of the last ``thinking_turns`` of its
-    messages that have some; None stands for all.
+    A result that refers to deferred tools of the ``offer`` loads them: they are an item behind it.  If the last message
+    is the assistant's, the model continues its text.  The model reads only the thoughts of the last ``thinking_turns``
+    of its messages that have some; None stands for all.
     """
 
     def __init__(
         self,
         messages: Sequence[Turn],
         thinking_turns: int | None = None,
-        deferred: Mapping[str, FunctionToolParam] = MappingProxyType({}),
+        offer: Offer | None = None,
     ) -> None:
         self.items: list[params.InputItem] = []
         self.places = Places()
         """The places of the items in the body."""
         self._blocks: Sequence[Block] = ()
         """The blocks of the parts of the item that is being read."""
-        self._deferred = dict(deferred)
-        """The deferred tools that no result has loaded yet."""
-        self._loaded: list[FunctionToolParam] = []
+        self.effort: Effort | None = None
+        """The effort that the latest message with one asks for."""
+        self.offer = offer or Offer(())
+        self._loaded: list[ToolParam] = []
         """The tools that the results of the latest message have loaded."""
         self._open_calls: dict[str, str] = {}
         """The places of the messages with calls that have no result yet, by the ids of the calls."""
         cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
         last_of_user = max((at for at, message in enumerate(messages) if isinstance(message, UserTurn)), default=0)
         for position, message in enumerate(messages):
-            _check_options(message, position)
-            if message.clear_at == "next_user_message" and position < last_of_user:
-                continue
+            _check_options(message, f"messages[{position}]")
             self._pair(message, f"messages[{position}]")
-            for item in self._items(message, is_last=position == len(messages) - 1):
+            if isinstance(message, SystemTurn):
+                is_read = message.clear_at != "next_user_message" or position > last_of_user
+                items = self._of_system(message, f"messages[{position}]", is_read=is_read)
+            else:
+                items = self._items(message, is_last=position == len(messages) - 1)
+            for item in items:
                 if not (position in cleared and isinstance(item, wire.Reasoning)):
                     self.items.append(item)
                     self.places.add(position, self._blocks)
@@ -294,11 +338,38 @@ class Conversation:
                 case _:
                     pass
 
-    def _items(self, message: Turn, *, is_last: bool) -> Iterator[params.InputItem]:
+    def _of_system(self, message: SystemTurn, place: str, *, is_read: bool) -> Iterator[params.InputItem]:
+        """Yield the text of a message if it ``is_read`` still, and its changes of tools, which last."""
+        if message.output_config is not None and message.output_config.effort is not None:
+            self.effort = message.output_config.effort
+        content = (TextBlock(text=message.content),) if isinstance(message.content, str) else message.content
+        if is_read and (text := instructions([block for block in content if isinstance(block, TextBlock)])):
+            yield params.message("system", text)
+        for position, block in enumerate(content):
+            self._blocks = [(position, None)]
+            match block:
+                case ToolAdditionBlock(tool=tool):
+                    yield from self._added(tool, f"{place}.content[{position}].tool")
+                case ToolRemovalBlock(tool=ToolReference(name=name)):
+                    self.offer.withdrawn.add(self.offer.known(name, f"{place}.content[{position}].tool.name"))
+                    yield params.message("system", f"The tool {name} is not available from now on.")
+                case TextBlock():
+                    pass
+        self._blocks = ()
+
+    def _added(self, tool: ToolReference | ToolDefinition, path: str) -> Iterator[params.InputItem]:
+        if isinstance(tool, ToolDefinition):
+            yield _tools(self.offer.define(tool.definition, f"{path}.definition"))
+            return
+        name = self.offer.known(tool.name, f"{path}.name")
+        if loaded := self.offer.load(name):
+            yield _tools(loaded)
+        elif name in self.offer.withdrawn:
+            yield params.message("system", f"The tool {name} is available again.")
+        self.offer.withdrawn.discard(name)
+
+    def _items(self, message: UserTurn | AssistantTurn, *, is_last: bool) -> Iterator[params.InputItem]:
         match message:
-            case SystemTurn(content=content):
-                if text := instructions(content):
-                    yield params.message("system", text)
             case UserTurn(content=str(text)):
                 yield params.message("user", text)
             case UserTurn(content=blocks):
@@ -316,7 +387,7 @@ class Conversation:
                 yield wire.FunctionCallOutput("", block.tool_use_id, output, "completed")
         self._blocks = ()
         if self._loaded:
-            yield wire.AdditionalTools("", "developer", tuple(map(SentTool, self._loaded)))
+            yield _tools(*self._loaded)
             self._loaded = []
         others = [(part, (at, None)) for at, block in enumerate(blocks) for part in _parts(block)]
         if others:
@@ -345,11 +416,16 @@ class Conversation:
             case wire.InputText():
                 yield block
             case ToolReferenceBlock(tool_name=name):
-                if tool := self._deferred.pop(name, None):
+                if tool := self.offer.load(name):
                     self._loaded.append(tool)
                 yield wire.InputText(f"The tool {name} is available from now on.")
             case _:
                 yield from _parts(block)
+
+
+def _tools(*tools: ToolParam) -> wire.AdditionalTools:
+    """Return the item that brings tools."""
+    return wire.AdditionalTools("", "developer", tuple(map(SentTool, tools)))
 
 
 def _thinking(messages: Sequence[Turn]) -> list[int]:
@@ -453,17 +529,11 @@ def _blocks(message: UserTurn) -> Sequence[UserBlock]:
     return (TextBlock(text=message.content),) if isinstance(message.content, str) else message.content
 
 
-def _check_options(message: Turn, position: int) -> None:
-    """Raise `UnsupportedParameter` for options of a message that have no effect here."""
-    if message.clear_at is not None and not isinstance(message, SystemTurn):
-        raise not_permitted(f"messages.{position}.clear_at", f"messages[{position}].clear_at")
-    if any(value is not None for value in (message.output_config or {}).values()):
-        raise not_permitted(f"messages.{position}.output_config", f"messages[{position}].output_config")
-
-
-def not_permitted(path: str, place: str) -> UnsupportedParameter:
-    """Return the error for a parameter, in the words on which Anthropic's clients send the request without it."""
-    return UnsupportedParameter(f"{path}: Extra inputs are not permitted", param=place)
+def _check_options(message: Turn, place: str) -> None:
+    """Raise `UnsupportedParameter` for options that only system messages have."""
+    for name in ("clear_at", "output_config"):
+        if getattr(message, name) is not None and not isinstance(message, SystemTurn):
+            raise not_permitted(f"{place}.{name}")
 
 
 def _refusal(problem: str, place: str) -> InvalidRequest:

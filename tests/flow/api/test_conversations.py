@@ -10,7 +10,7 @@ from openai.types.responses.response_input_item_param import ResponseInputItemPa
 from pydantic import TypeAdapter
 
 from tests.support.api_clients import CONVERSATIONS, USER_MESSAGE, Json, conversation_id
-from tests.support.sdk_types import minimal
+from tests.support.sdk_types import OPENAI
 from tests.support.server import CONVERSATION_ITEMS, ScriptedServer
 from tests.support.tool_servers import data_url, png
 
@@ -186,7 +186,7 @@ async def test_items_of_all_types_of_the_sdk_are_taken_or_refused(served: Script
     path = await served.create_conversation()
     for kind in get_args(ResponseInputItemParam):
         for name in (None, "x_1"):
-            item = {**minimal(kind), "id": name}
+            item = {**OPENAI.minimal(kind), "id": name}
             for route, body in (
                 ("/v1/conversations", {"items": [item]}),
                 (f"{path}/items", {"items": [item]}),

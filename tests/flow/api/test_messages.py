@@ -336,13 +336,15 @@ async def test_a_reminder_ends_at_the_next_message_of_the_user(
         assert counted["input_tokens"] == len(served.engine.prompts[-1].token_ids)
 
 
-LOW: dict[str, Any] = {"role": "system", "output_config": {"effort": "low"}}
 UNDONE: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{**REMINDED[0], "output_config": {"effort": "low"}}]}, "messages.0.output_config"),
+    ({"container": "x"}, "container"),
+    ({"mcp_servers": [{"type": "url", "name": "x", "url": "https://example.com"}]}, "mcp_servers"),
+    ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
     (
-        {"messages": [REMINDED[0], {"role": "system", "content": [], "output_config": {"effort": "low"}}]},
-        "messages.1.output_config",
+        {"tools": [{"type": "web_search_20250305", "name": "web_search", "defer_loading": True}]},
+        "tools.0.web_search_20250305.defer_loading",
     ),
-    ({"messages": [REMINDED[0], {"role": "system", "output_config": {"effort": "low"}}]}, "messages.1.output_config"),
     ({"messages": [{**REMINDED[0], "clear_at": "never"}]}, "messages.0.clear_at"),
     ({"thinking": {"type": "adaptive", "block_binding": {}}}, "thinking.adaptive.block_binding"),
     (
@@ -413,7 +415,7 @@ CLIENT_TOOLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"action": "left_click", "coordinate": [1, 2]},
     ),
     (
-        {"type": "computer_20251124", "name": "computer", "display_width_px": 800, "display_height_px": 600},
+        {"type": "computer_20251124", "name": "computer", "enable_zoom": True},
         {"action": "zoom", "region": [0, 0, 9, 9]},
     ),
 ]
@@ -431,7 +433,7 @@ async def test_tools_of_anthropic_that_the_client_runs_are_functions(
     [call] = [block for block in answer["content"] if block["type"] == "tool_use"]
     assert (call["name"], call["input"], answer["stop_reason"]) == (name, given, "tool_use")
     assert f"type {name} = (_: {{" in served.prompt_text()
-    schema: dict[str, Any] = known.schema if (known := client_tool(tool["type"])) else {}
+    schema: dict[str, Any] = known.schema if (known := client_tool(tool["type"], zooms=True)) else {}
     jsonschema.Draft202012Validator(schema).validate(given)
     served.engine.script = script(HELLO)
     result = {"type": "tool_result", "tool_use_id": call["id"], "content": "done"}

@@ -7,22 +7,21 @@ in no table here fails.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from openai.types.responses import ResponseIncludable, ResponseInputItemParam, ToolParam
 
-from penstock.extensions.tools.mcp.mcp_servers import McpServers
-from penstock.pipeline.frames import ResolvedRequest
-from penstock.services.engines.scripted import ScriptedEngine
-from penstock.services.tools import Toolbox
 from tests.support.paths import ROOT
-from tests.support.sdk_types import IMAGE, choices, fields_of, minimal, objects, probes
-from tests.support.server import ScriptedServer, running_server, script
+from tests.support.sdk_types import IMAGE, OPENAI, Verdicts, choices, fields_of, name_of
+from tests.support.server import ScriptedServer, script
+from tests.support.tool_servers import serving_everything
 
 Json: TypeAlias = Any
+
+BODY = name_of(OPENAI.body)
+"""The type of the body, whose own fields are in the tables of the page."""
 
 LATER = frozenset({"BackgroundOptions"})
 """Objects of newer versions of the SDK than the one that is installed."""
@@ -226,7 +225,7 @@ REFUSED: Mapping[str, str | None] = {
     **dict.fromkeys(("Reasoning.mode", "Reasoning.mode=pro"), "reasoning.mode"),
     "Reasoning.mode=standard": None,
     "ContextManagement.type": "context_management[0].type",
-    "tool_choice:ToolChoiceTypesParam": "tool_choice",
+    f"{BODY}.tool_choice:ToolChoiceTypesParam": "tool_choice",
     **dict.fromkeys(
         (
             f"ToolChoiceTypesParam.type={kind}"
@@ -280,6 +279,8 @@ REFUSED: Mapping[str, str | None] = {
     "ShellCall.environment:ContainerReferenceParam": None,
 }
 """The fields and values that are refused, by the path in ``param``; None for some that are taken all the same."""
+
+VERDICTS = Verdicts(TAKEN, IDLE, NOT_HERE, REFUSED)
 
 CALLS: Mapping[str, Json] = {
     "function_call_output": {"type": "function_call", "call_id": "call_1", "name": "x", "arguments": "{}"},
@@ -338,26 +339,6 @@ COUNTED = frozenset({"input", "tools", "tool_choice", "text", "reasoning"})
 """The parameters that are also those of counting the input tokens: nothing runs then, no tool and no MCP server."""
 
 
-class UnusedHost:
-    """A tool that this server has, and that no request here uses."""
-
-    def session(self, request: ResolvedRequest) -> NoReturn:
-        raise AssertionError
-
-    async def close(self) -> None:
-        return
-
-
-@asynccontextmanager
-async def serving_everything(
-    folder: Path, kinds: Sequence[str] = ("browser", "container", "python")
-) -> AsyncGenerator[ScriptedServer, None]:
-    """Serve with all tools, and as with a model that sees images."""
-    toolbox = Toolbox({kind: UnusedHost() for kind in kinds}, McpServers({}))
-    async with running_server(ScriptedEngine(), folder, toolbox=toolbox, sees_images=True) as served:
-        yield served
-
-
 def in_request(fields: Mapping[str, Json], ids: Mapping[str, str]) -> Json:
     """The body of a request with the fields, and with what they need beside them."""
     if "tool_choice" in fields:
@@ -390,29 +371,20 @@ async def test_server_keeps_to_the_verdict_of_every_field(tmp_path: Path) -> Non
     wrong: list[str] = []
     async with serving_everything(tmp_path) as served:
         ids = await stored_ids(served)
-        for probe in probes(NOT_HERE):
+        for probe in OPENAI.probes(NOT_HERE):
+            if probe.name.startswith(BODY) and ":" not in probe.name:
+                continue
             door = "/v1/responses/input_tokens" if probe.value.keys() <= COUNTED else "/v1/responses"
             status, answer = await served.post(in_request(probe.value, ids), door)
-            param = expected(probe.name)
+            param = VERDICTS.expected(probe.name)
             if (status, (answer.get("error") or {}).get("param")) != (400 if param else 200, param):
                 wrong.append(f"{probe.name}: {status} {answer.get('error')}")
     assert wrong == []
 
 
-def expected(name: str) -> str | None:
-    """The ``param`` of the error for a probe; None if it is taken."""
-    field, _, of_type = name.partition(":")
-    if name in REFUSED:
-        return REFUSED[name]
-    return NOT_HERE.get(of_type) or REFUSED.get(field.partition("=")[0])
-
-
 def test_every_field_of_the_sdk_has_a_verdict() -> None:
-    verdicts = {name: set(fields.split()) for name, fields in TAKEN.items()}
-    for name in IDLE:
-        of_sdk, field = name.split(".")
-        verdicts.setdefault(of_sdk, set()).add(field)
-    found = objects(NOT_HERE)
+    verdicts, found = VERDICTS.fields, OPENAI.objects(NOT_HERE)
+    del found[BODY]
     assert {name: verdicts[name] for name in verdicts.keys() - (LATER - found.keys())} == found
 
 
@@ -437,7 +409,7 @@ def promises(section: str) -> dict[str, str]:
 def by_type(union: Any) -> dict[str, Json]:
     """A minimal object for each type of a union."""
     return {
-        kind: {**minimal(choice), "type": kind}
+        kind: {**OPENAI.minimal(choice), "type": kind}
         for choice in choices(union)
         for literal in choices(fields_of(choice)["type"])
         for kind in get_args(literal)
