@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ pytest_plugins = ["tests.support.clock", "tests.support.stores"]
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # temporary files in memory: no test waits for a disk
+    # Temporary files in memory, those of other processes too: no test waits for a disk.
+    tempfile.tempdir = os.environ.setdefault("TMPDIR", str(MEMORY))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -198,11 +198,8 @@ class ExternalPostgres:
 
 @contextmanager
 def running_postgres(*settings: str) -> Iterator[PostgresServer]:
-    """Start a server for the length of the block; the path of its socket has to be short.
-
-    Its folder is where pytest has those of tests: in memory, it makes a table in half of the time.
-    """
-    with tempfile.TemporaryDirectory(prefix="pg", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as folder:
+    """Start a server for the length of the block; the path of its socket has to be short."""
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:
         if os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
         server = PostgresServer(Path(folder), settings or FAST)
