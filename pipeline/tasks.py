@@ -46,6 +46,22 @@ async def apart(is_long: bool, work: Callable[..., Result], *arguments: Any) -> 
     return await in_thread(work, *arguments) if is_long else work(*arguments)
 
 
+async def uncut(work: Callable[[], Result], undo: Callable[[Result], object] = lambda _: None) -> Result:
+    """Return what ``work`` returns, computed in a thread.
+
+    A caller that is cancelled waits for the thread, which still uses what the caller would close, and has ``undo`` take
+    the result.
+    """
+    working = asyncio.create_task(in_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        if not working.cancelled() and working.exception() is None:
+            undo(working.result())
+        raise
+
+
 def let_go(values: Iterable[object]) -> None:
     """Free many values in a thread, some at a time, once their other holders have let go of them.
 

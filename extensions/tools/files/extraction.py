@@ -205,7 +205,7 @@ def _decoded(data: bytes, charset: str) -> str:
 
 def lock() -> None:
     """Take away the right to open files, where the kernel can; all modules are loaded by now."""
-    with suppress(OSError, RuntimeError):
+    with suppress(OSError, RuntimeError):  # a kernel without Landlock
         LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: Landlock requires it
         landlock([], [])
 
@@ -216,7 +216,7 @@ def main() -> None:
     limits = order["limits"]
     os.nice(10)  # the server comes first
     limit({"AS": limits["memory"], "CPU": int(limits["seconds"]) + 1, "FSIZE": 0, "CORE": 0})
-    with suppress(LookupError):
+    with suppress(LookupError):  # its sender may declare anything; `_decoded` then tries others
         codecs.lookup(order["charset"])
     for name in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1", "cp437", _FALLBACK):
         codecs.lookup(name)

@@ -256,7 +256,7 @@ class FileReader:
         async with self.places.slot(owner):
             try:
                 parts = await self._in_thread(child.run)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError:  # the client has left, and its thread would go on reading
                 child.kill()
                 raise
         self._known.put(key, parts, sum(len(each if isinstance(each, str) else each.url) for each in parts))

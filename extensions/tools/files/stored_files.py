@@ -318,7 +318,7 @@ class StoredFiles(StorePart):
     async def _cleared(self, file_id: str, size: int, forgotten: asyncio.Future[None] | None) -> None:
         with suppress(StoreFailed):  # a sweep deletes the rest
             if forgotten is not None:
-                await asyncio.shield(forgotten)
+                await asyncio.shield(forgotten)  # the writer sets it, also if this task is cancelled
             await self._clear(file_id, size)
 
     async def _clear(self, file_id: str, size: int) -> None:

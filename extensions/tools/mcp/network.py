@@ -107,6 +107,6 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
     async def _first(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
         for address in addresses[:-1]:
-            with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
+            with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):  # the next address may answer
                 return await self._inner.connect_tcp(address, port, _TRY)
         return await self._inner.connect_tcp(addresses[-1], port)

@@ -54,7 +54,7 @@ def _in_folder(folder: str, most: int) -> tuple[int, int]:
                     size += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
-        except FileNotFoundError:
+        except FileNotFoundError:  # code may delete what is being counted
             continue
     return size, files
 

@@ -124,7 +124,7 @@ class Folder:
 
     def abandon(self, hidden: str) -> None:
         """Remove the file of `begin`."""
-        with reading_as(self.user_id), suppress(OSError):
+        with reading_as(self.user_id), suppress(OSError):  # code in the container may have deleted it
             os.unlink(hidden, dir_fd=self._fd)
 
     def delete(self, path: str) -> None:
@@ -149,6 +149,7 @@ class Folder:
         seen = 0
         while pending:
             folders = pending.pop()
+            # Code may delete or replace a folder between its listing and this.
             with suppress(OSError), self._within(folders) as at, os.scandir(at) as entries:
                 for entry in entries:
                     if (seen := seen + 1) > MOST_FILES:
@@ -204,7 +205,7 @@ def _leftovers() -> list[Path]:
     own = {os.geteuid(), *(USERS if os.geteuid() == 0 else ())}
     left = []
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
+        with suppress(OSError):  # another server has its lock, or has removed it
             folder = os.open(path, _INTO)
             try:
                 if os.fstat(folder).st_uid in own:

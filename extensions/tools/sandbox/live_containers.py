@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from penstock.extensions.tools.files.stored_files import StoredFiles
@@ -26,6 +27,7 @@ from penstock.pipeline import metrics
 from penstock.pipeline.errors import StageError, StoredFileNotFound, StoreFailed
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import ContainerUse
+from penstock.pipeline.tasks import uncut
 from penstock.services.containers import (
     MEMORY,
     TTL,
@@ -90,10 +92,10 @@ class OpenContainer:
 
     async def content(self, path: str) -> AsyncGenerator[bytes, None]:
         """Yield the content of a file as long as it is now; raises `NoSuchFile` before the first piece."""
-        file = await asyncio.to_thread(self.folder.open, path)
+        file = await uncut(partial(self.folder.open, path), os.close)
         try:
             left = os.fstat(file).st_size
-            while left > 0 and (data := await asyncio.to_thread(os.read, file, min(CHUNK, left))):
+            while left > 0 and (data := await uncut(partial(os.read, file, min(CHUNK, left)))):
                 left -= len(data)
                 yield data
         finally:
@@ -103,13 +105,19 @@ class OpenContainer:
     async def uploading(self) -> AsyncGenerator[FolderUpload, None]:
         """Receive a file for the length of a block; nothing is left of it unless the block finishes it."""
         room = self.plan.limits.disk - sum(file.size for file in await self.files())
-        upload = FolderUpload(self, *(await asyncio.to_thread(self.folder.begin)), room)
+        upload = FolderUpload(self, *(await uncut(self.folder.begin, self._drop_begun)), room)
         try:
             yield upload
         finally:
             os.close(upload.file)
             if not upload.is_finished:
+                # The client may leave while it sends the file, and this task may be cancelled once more.
                 await asyncio.shield(asyncio.to_thread(upload.folder.abandon, upload.hidden))
+
+    def _drop_begun(self, begun: tuple[int, str]) -> None:
+        file, hidden = begun
+        os.close(file)
+        asyncio.get_running_loop().run_in_executor(None, self.folder.abandon, hidden)
 
     async def delete(self, path: str) -> None:
         """Delete a file; raises `NoSuchFile`."""
@@ -150,7 +158,7 @@ class FolderUpload:
         if self._room < 0:
             raise FolderFull
         try:
-            await asyncio.to_thread(write_all, self.file, data)
+            await uncut(partial(write_all, self.file, data))
         except OSError as error:
             raise FolderFull from error
 
@@ -260,7 +268,7 @@ class OpenContainers:
     async def end(self, container: LiveContainer) -> None:
         """End a container with its processes and files; calls that run in it fail."""
         assert isinstance(container, OpenContainer)
-        await asyncio.shield(self._begin_end(container))
+        await asyncio.shield(self._begin_end(container))  # a client that leaves must not cancel the end
 
     async def close(self) -> None:
         """End all containers, and make no more."""
@@ -304,8 +312,12 @@ class OpenContainers:
             del self._making[wanted.id]
             await self._notify()
         if self._ledger:
-            with suppress(StoreFailed):
-                await self._ledger.add(known)
+            try:
+                with suppress(StoreFailed):  # other servers then do not find it
+                    await self._ledger.add(known)
+            except BaseException:  # the client has left, or the time of the call is over: no caller would leave it
+                await self.leave(made)
+                raise
         return made
 
     async def leave(self, container: OpenContainer) -> None:
@@ -317,7 +329,7 @@ class OpenContainers:
         container.expiry = asyncio.get_running_loop().call_later(container.known.ttl, self._begin_end, container)
         await self._notify()
         if self._ledger:
-            with suppress(StoreFailed):
+            with suppress(StoreFailed):  # it looks idle for longer than it is
                 await self._ledger.touch(container.known.id, container.used_at)
 
     @asynccontextmanager
@@ -406,7 +418,7 @@ class OpenContainers:
         await container.folder.remove()
         await self._notify()
         if self._ledger:
-            with suppress(StoreFailed):
+            with suppress(StoreFailed):  # its row goes with those of dead servers
                 await self._ledger.end(container.known.id)
 
     async def _notify(self) -> None:
@@ -461,7 +473,7 @@ class Lease:
             except (SandboxDied, asyncio.CancelledError):
                 known = container.processes.get(self._kind)
                 if self._running or (known and not known.alive):
-                    await asyncio.shield(container.drop(self._kind))
+                    await asyncio.shield(container.drop(self._kind))  # the next call may start once it has ended
                 raise
             finally:
                 self._running = None
@@ -505,7 +517,7 @@ class Lease:
                 memory_limit=self._use.memory_limit,
             )
             entered = await self._containers.enter(wanted)
-            if self._is_closed:
+            if self._is_closed:  # the response may have ended while the container was made
                 await self._containers.leave(entered)
                 self._check_open()
             if self.container and not self.container.has_ended:  # another call was faster

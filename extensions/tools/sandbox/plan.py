@@ -163,7 +163,7 @@ class Plan:
 
 def link_home() -> None:
     """Make `HOME` the link through which each sandbox finds its own folder; raises `OSError` if it is anything else."""
-    with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(FileExistsError):  # an earlier sandbox, or another server, has made it
         Path(HOME).symlink_to(LINK)
     if str(Path(HOME).readlink()) != LINK:
         raise FileExistsError(f"{HOME} leads elsewhere")
@@ -173,7 +173,7 @@ def tasks(user: int) -> int:
     """Return the number of processes and threads of a user."""
     count = 0
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a process may end between the listing and this
             if process.stat().st_uid == user:
                 count += sum(1 for _ in (process / "task").iterdir())
     return count

@@ -66,7 +66,7 @@ class Process:
         spawning = asyncio.create_task(asyncio.to_thread(cls, plan, folder))
         try:
             process = await asyncio.shield(spawning)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # the thread spawns it all the same
             process = await spawning
             await process.end()
             raise
@@ -125,7 +125,7 @@ class Process:
     def kill(self) -> None:
         """End the sandbox without waiting for it; `end` releases its resources."""
         self._channel.shut()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the process has ended, or `end` has closed the socket
             self._control.shutdown(socket.SHUT_RDWR)
         if not self._sweeps_itself:
             self._kill_watched()
@@ -135,10 +135,10 @@ class Process:
         self.kill()
         if self._ending is None:
             self._ending = asyncio.create_task(self._clean_up())
-        await asyncio.shield(self._ending)
+        await asyncio.shield(self._ending)  # other callers wait for the same end
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             if self._plan.kind == "python" and self._watched:
                 signal.pidfd_send_signal(self._watched[-1], number)
 
@@ -261,7 +261,7 @@ def _prefer_for_oom_kill(pid: int) -> None:
 
 
 def _set(pid: int, name: str, value: str) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the process may have ended already
         Path(f"/proc/{pid}/{name}").write_text(value, encoding="ascii")
 
 

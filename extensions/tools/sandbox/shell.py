@@ -94,7 +94,7 @@ def become(request: dict[str, Any], order: dict[str, Any], out: int, err: int) -
 
 def end_all() -> dict[int, int]:
     """Kill every process but this one, and return their statuses by pid."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError):  # no other process is left
         os.kill(-1, signal.SIGKILL)
     return reap(0)
 

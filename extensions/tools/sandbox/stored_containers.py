@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, cast
 
 import msgspec
 
-from penstock.pipeline.errors import StoreFailed
 from penstock.services.containers import Described, MemoryLimit, Recorded
 from penstock.services.store import rows
 from penstock.services.store.database import NOW, Row, Statement, placeholders
@@ -98,8 +96,7 @@ class StoredContainers(StorePart):
 
     async def end(self, container_id: str) -> None:
         """Record that a container of this server has ended."""
-        with suppress(StoreFailed):
-            await self.context.writer.carry_out([Statement(_END, (container_id, self.context.server_id))])
+        await self.context.writer.carry_out([Statement(_END, (container_id, self.context.server_id))])
 
     async def forget(self, container_id: str, owner: str) -> bool:
         """Delete the row of a container; False if there is none."""

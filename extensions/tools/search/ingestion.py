@@ -87,7 +87,7 @@ class Ingestion:
                 logger.warning("Files of vector stores have to wait for the store: %s", error)
             except Exception:
                 logger.exception("A bug in the work on files of vector stores")
-            with suppress(TimeoutError):
+            with suppress(TimeoutError):  # work may also come from another server
                 await asyncio.wait_for(self._woken.wait(), LOOK_SECONDS)
 
     async def _next(self) -> Claimed | None:
@@ -120,7 +120,7 @@ class Ingestion:
                 await self._stores.clear(number)
                 await self._stores.cleared(number)
         except BaseException:
-            with suppress(StoreFailed):
+            with suppress(StoreFailed):  # this server can claim the file again
                 await self._stores.release(number)
             raise
         finally:

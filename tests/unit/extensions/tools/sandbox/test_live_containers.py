@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec import to_builtins
@@ -14,7 +16,7 @@ from msgspec import to_builtins
 from penstock.extensions.tools.files.stored_files import StoredFiles
 from penstock.extensions.tools.sandbox.container import ContainerHost
 from penstock.extensions.tools.sandbox.folder import PREFIX, Folder, sweep
-from penstock.extensions.tools.sandbox.live_containers import OpenContainers
+from penstock.extensions.tools.sandbox.live_containers import OpenContainer, OpenContainers
 from penstock.extensions.tools.sandbox.plan import Kind
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.extensions.tools.sandbox.python import MOST_IMAGES, PythonHost
@@ -307,3 +309,62 @@ async def test_folders_of_killed_servers_are_swept(left: Path) -> None:
     exist = [path.exists() for path in (left, mine.path)]
     await mine.remove()
     assert exist == [False, True]
+
+
+async def test_container_whose_client_leaves_while_it_is_recorded_expires(
+    containers: OpenContainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adding = asyncio.Event()
+
+    class Slow:
+        async def add(self, _: object) -> None:
+            adding.set()
+            await asyncio.Event().wait()
+
+        async def touch(self, *_: object) -> None:
+            """Do nothing."""
+
+        end = touch
+
+    monkeypatch.setattr(OpenContainers, "_ledger", Slow())
+    making = asyncio.create_task(containers.create("cntr_1", "", "", 60.0, None))
+    await adding.wait()
+    making.cancel()
+    await asyncio.wait([making])
+    made = containers.get("cntr_1", "")
+    assert made
+    assert (made.users, made.expiry is None) == (0, False)
+
+
+async def test_cancelled_upload_closes_its_file_once_its_thread_no_longer_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another file or connection gets the descriptor: the rest of the bytes would go there."""
+    source, file = os.pipe()
+    sent, begun = b"x" * 2**20, list[str]()
+
+    async def files() -> list[Any]:
+        return []
+
+    folder: Any = SimpleNamespace(begin=lambda: (file, "hidden"), abandon=begun.append)
+    plan: Any = SimpleNamespace(limits=SimpleNamespace(disk=2**30))
+    container: Any = OpenContainer(SimpleNamespace(), folder, plan, used_at=0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(container, "files", files)
+
+    async def upload() -> None:
+        async with container.uploading() as upload:
+            await upload.write(sent)
+
+    uploading = asyncio.create_task(upload())
+    try:
+        received = await asyncio.to_thread(os.read, source, 1)
+        uploading.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert os.fstat(file)
+        while piece := await asyncio.to_thread(os.read, source, 2**16):
+            received += piece
+        await asyncio.wait([uploading])
+        assert (len(received), begun, uploading.cancelled()) == (len(sent), ["hidden"], True)
+    finally:
+        os.close(source)
