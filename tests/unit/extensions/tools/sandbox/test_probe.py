@@ -103,8 +103,8 @@ async def test_no_sandbox_without_python(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def packages() -> Iterator[Path]:
-    """A folder with the module `given`, readable by the user of a sandbox."""
-    with TemporaryDirectory() as folder:
+    """A folder with the module `given`, readable by the user of a sandbox, and not below its /dev."""
+    with TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         Path(folder, "given.py").write_text("value = 42")
         yield Path(folder)
