@@ -20,6 +20,7 @@ import msgspec
 from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench.agents import AGENTS, Agent, Served, Start
 from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.services.model_names import in_words, served_instead
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -153,7 +154,7 @@ def _asked(url: str, key: str, answer: type[Answer], path: str = "") -> Answer:
         raise CannotRun(f"no server answers at {url} ({cause}): {advice}") from None
     try:
         return msgspec.json.decode(body, type=answer)
-    except msgspec.MsgspecError:
+    except NO_JSON:
         raise CannotRun(f"{url} does not answer as a penstock does") from None
 
 
@@ -161,7 +162,7 @@ def _reason(body: bytes) -> str:
     """Return the message of a refusal, after a colon, if it has one."""
     try:
         return f": {msgspec.json.decode(body, type=_Refusal).error.message}"
-    except msgspec.MsgspecError:
+    except NO_JSON:
         return ""
 
 

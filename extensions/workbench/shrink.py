@@ -303,7 +303,7 @@ def _derive_prompt(trial: Trial, conversation: ResolvedRequest, out: Path, model
         return
     write_frames(out / FILES["render"][0], trace.after("render").frames, trial.best.header)
     turn = replace(trial.best.turns[0], started=trace.after("generate").frames[0])
-    with suppress(TooManyTries):
+    with suppress(TooManyTries):  # the best one of the others is written
         trial(replace(trial.best, turns=(turn,)))
     _write_files(trial.best, out)
 

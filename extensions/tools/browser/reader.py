@@ -152,7 +152,7 @@ async def _convert(fetched: Fetched, seconds: int) -> bytes | None:
     except Unreadable:
         return None
     finally:
-        if process.returncode is None:
+        if process.returncode is None:  # it writes too much, or the call was cancelled
             process.kill()
             await process.wait()
     return output if process.returncode == 0 else None

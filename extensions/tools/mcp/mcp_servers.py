@@ -87,6 +87,7 @@ class McpServers:
         """Return the client of a server: that of all responses, or a new one, which its user closes."""
         make_client = await asyncio.to_thread(_client_class)
         client = make_client(target, self._listings, self._connections)
+        # Another call may have made the shared one while this one waited for its class.
         return self._shared.setdefault(target.key[0], client) if target.is_shared else client
 
     async def close(self) -> None:

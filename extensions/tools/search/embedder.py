@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.extensions.tools.search.ranking import unit
 from penstock.pipeline.foreign_errors import named_error
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.tasks import in_thread
 from penstock.services.foreign import Unreadable, read_whole
 
@@ -92,7 +93,7 @@ class Embedder:
         if not self._model:
             try:
                 models = msgspec.json.decode(await self._asked("GET", "/v1/models", LARGEST_LIST), type=_Models)
-            except msgspec.MsgspecError as error:
+            except NO_JSON as error:
                 raise NotEmbedded("It does not list its models.") from error
             if not models.data:
                 raise NotEmbedded("It has no model.")
@@ -120,7 +121,7 @@ class Embedder:
 def _vectors(answer: bytes, count: int) -> NDArray[np.float32]:
     try:
         read = sorted(msgspec.json.decode(answer, type=_Answer).data, key=lambda vector: vector.index)
-    except msgspec.MsgspecError as error:
+    except NO_JSON as error:
         raise NotEmbedded("Its answer has no vectors.") from error
     if len(read) != count or len({len(vector.embedding) for vector in read}) != 1 or not read[0].embedding:
         raise NotEmbedded("Its answer has not one vector for each text.")

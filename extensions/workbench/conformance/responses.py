@@ -7,6 +7,7 @@ import msgspec
 from penstock.extensions.workbench.conformance.check import Lacking, Violation, check, fits, must, should
 from penstock.extensions.workbench.conformance.client import LONG, Json, Talk, check_read, user
 from penstock.extensions.workbench.conformance.shapes import ITEMS, NULLABLE, Response, Usage
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 
 CREATE = "OpenAI: API reference, create a model response"
 OBJECT = "OpenAI: API reference, the response object"
@@ -142,7 +143,7 @@ def check_json_object(text: str, *, ended: bool) -> Json:
     should(ended, "the answer was cut before its end: see --max-tokens")
     try:
         found = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except NO_JSON as error:
         raise Violation(f"the text is no JSON ({error}): {text[:200]}") from error
     must(isinstance(found, dict), f"the text is no JSON object: {text[:200]}")
     return dict(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from penstock.extensions.workbench.wiretap.token_file import Asked, NoTokens, wr
 from penstock.extensions.workbench.wiretap.tokens import WITH_TOKENS, Tokens
 from penstock.pipeline import metrics
 from penstock.pipeline.foreign_errors import named_error
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.recordings.format import End, Failure, Header, line
 from penstock.pipeline.recordings.masking import mask, mask_json
 from penstock.pipeline.recordings.response_folder import REQUEST, append, write_json
@@ -116,7 +118,7 @@ class WireRecording:
         plain = b"".join(Decoder(coding).feed(body))
         try:
             sent = msgspec.json.decode(plain)
-        except msgspec.DecodeError as error:
+        except NO_JSON as error:
             raise Unrecordable("its request is not JSON") from error
         if not isinstance(sent, dict):
             raise Unrecordable("its request is no JSON object")
@@ -177,10 +179,8 @@ class WireRecording:
 
     def _keep_lines(self) -> None:
         """Write what was read before something that cannot be read."""
-        try:
+        with suppress(OSError):  # the disk may be full, and the recording is cut in any case
             self.save()
-        except OSError:
-            self._lines = []
 
 
 DONE = "[DONE]"

@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from penstock.extensions.workbench.wiretap.recording import EVENT_STREAM
 from penstock.extensions.workbench.wiretap.streams import BodyReader, EventReader, Unrecordable
 from penstock.pipeline.foreign_errors import named_error
-from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 from penstock.pipeline.recordings.format import Recording, UnreadableRecording
 from penstock.pipeline.recordings.response_folder import REQUEST
 from penstock.pipeline.recordings.wire import AnswerBegun, WireFrame, is_wire, read_wire
@@ -122,7 +122,7 @@ def _reason(text: str) -> str:
 def _messages(text: str) -> Iterator[str]:
     try:
         error = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except NO_JSON:
         return
     for each in (error.get("error"), error) if isinstance(error, dict) else ():
         if isinstance(each, dict) and isinstance(each.get("message"), str):

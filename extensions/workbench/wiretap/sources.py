@@ -12,6 +12,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, hdrs
 from yarl import URL
 
 from penstock.pipeline.foreign_errors import named_error
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Sources:
                     if len(listed) > LARGEST_LIST:
                         break
             self._models = {model.id: model for model in msgspec.json.decode(listed, type=_Models).data}
-        except (ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ClientError, OSError, *NO_JSON) as error:
             logger.info(
                 "%s gives no list of models, so recordings do not say where theirs is: %s", url, named_error(error)
             )

@@ -59,6 +59,18 @@ async def test_numbers_that_are_not_finite_are_refused(number: str) -> None:
             await embedder.embed(["x"])
 
 
+async def test_deep_answer_is_no_answer() -> None:
+    deep = '{"more": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    async with answering(sound(deep.encode())) as server:
+        embedder = Embedder(server.url, KEY)
+        with pytest.raises(NotEmbedded, match="does not list its models"):
+            await embedder.embed(["x"])
+        await embedder.close()
+    async with embedding(deep) as embedder:
+        with pytest.raises(NotEmbedded, match=r"no vectors|does not answer"):
+            await embedder.embed(["x"])
+
+
 async def test_answer_is_bounded_by_the_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AROUND", 200)
     long = answer_of([1.0] * 400)
