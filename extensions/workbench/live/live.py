@@ -28,6 +28,7 @@ from penstock.api.http.wire import EVENT_STREAM, Reading
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.resources.resources import ServerParts
 from penstock.api.runs.scheduler import Scheduler
+from penstock.extensions.workbench.live.go_on import GoOn
 from penstock.extensions.workbench.live.page import live_page
 from penstock.extensions.workbench.live.saved import Saved, find, frames_of, header_of, listed
 from penstock.extensions.workbench.live.spelling import Spelling, vocabulary_of
@@ -38,7 +39,6 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.tasks import in_thread
-from penstock.stages.optional.go_on import GoOn
 
 BASE = "/live"
 
