@@ -1,4 +1,4 @@
-"""The dialect of Chat Completions: one route, and the forms of its answers."""
+"""The dialect of Chat Completions: its routes, and the forms of its answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from aiohttp import web
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.http.chunks import encode, fault, obfuscated
 from penstock.api.http.openapi import Operation, operation
+from penstock.api.http.request_body import receive
 from penstock.api.http.wire import Reading, Wire
 from penstock.extensions.dialects.chat.body import ChatBody
 from penstock.extensions.dialects.chat.chunks import Chunks, choices
 from penstock.extensions.dialects.chat.completion import ChatCompletion, completion
+from penstock.extensions.dialects.chat.stored_routes import StoredRoutes
 from penstock.extensions.dialects.older_body import StreamOptions
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import DONE
@@ -57,13 +59,22 @@ def _form(given: ChatBody) -> Wire:
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:
     """Return the routes of Chat Completions."""
+    stored = StoredRoutes(edge)
 
     @operation(Operation(ChatCompletion, body=ChatBody, refusals=REFUSALS, streams=True))
     async def create(request: web.Request) -> web.StreamResponse:
         """Create a chat completion, as a stream of chunks or as one object."""
-        return await edge.create(request)
+        body = await receive(request)
+        with edge.scheduler.in_flight:
+            reading = edge.prepared_from(request, body)
+            del body  # free it: the answer may take long
+            async with reading as prepared:
+                if len(prepared) > 1:
+                    return await edge.answer_woven(request, prepared)
+                stored.record(prepared[0])
+                return await edge.answer(request, prepared[0])
 
-    return [web.post(f"{edge.base}/chat/completions", create)]
+    return [web.post(f"{edge.base}/chat/completions", create), *stored.routes(edge.base)]
 
 
 CHAT = Dialect("chat", base="/v1", read=read, wire=wire(), routes=routes)

@@ -137,6 +137,10 @@ def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
             target.check("GET", "/v1/responses/{response_id}", f"/v1/responses/{answer['id']}?stream=true")
             items = "/v1/responses/{response_id}/input_items"
             assert target.check("GET", items, items.replace("{response_id}", answer["id"]))["data"]
+        if answer and path == "/v1/chat/completions":
+            for end in ("", "/messages"):  # not found unless the body stores it
+                stored = f"{path}/{{completion_id}}{end}"
+                target.check("GET", stored, stored.replace("{completion_id}", answer["id"]))
 
     ask()
 
@@ -171,6 +175,10 @@ PLAIN = [
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"),
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"),
     ("DELETE", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/chat/completions"),
+    ("GET", "/v1/chat/completions/{completion_id}"),
+    ("DELETE", "/v1/chat/completions/{completion_id}"),
+    ("GET", "/v1/chat/completions/{completion_id}/messages"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
 ]

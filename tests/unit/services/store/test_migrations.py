@@ -147,12 +147,13 @@ WHOLE = {
 OF_0_2 = {"sqlite": 40, "postgres": 27}
 """The number of schema statements of release 0.2.0."""
 
-PARTS = {"containers": 2, "files": 6, "vector_stores": 15}
+PARTS = {"containers": 2, "files": 6, "stored_chats": 3, "vector_stores": 15}
 
 
 def before_parts(schema: Schema) -> list[str]:
     """Return the first list as it was, with the statements of the parts in their places."""
-    left = {f"-- {name}": iter(flat(tables, schema.own)) for name, tables in tables_of_parts().items()}
+    parts = {f"-- {name}": tables for name, tables in tables_of_parts().items()}
+    left = {mark: iter(flat(tables, schema.own)) for mark, tables in parts.items() if mark in schema.statements}
     whole = [next(left[statement]) if statement in left else statement for statement in schema.statements]
     assert not [statement for statements in left.values() for statement in statements]
     return whole
