@@ -305,7 +305,7 @@ class Scheduler:
             with _traced(request, mode) as traced:
                 leaving = partial(_client_left, prepared)
                 async with self._open(stages, prepared.source(traced.request), response_id, leaving) as events:
-                    run, foreground = None, _Foreground(asyncio.current_task(), events)
+                    event, run, foreground = None, None, _Foreground(asyncio.current_task(), events)
                     self._interrupts[response_id] = foreground.interrupt
                     try:
                         with self._unlocking(request.facts.response):
@@ -319,10 +319,10 @@ class Scheduler:
                     except asyncio.CancelledError:
                         if not foreground.has_been_interrupted():
                             raise
-                        if run is None:  # while the store wrote its beginning: its client has no id to look for
+                        if run is None or event is None:  # its beginning is not stored: its client knows no id
                             raise errors.ServerStopping from None
                     except Exception as error:
-                        if run is None:
+                        if run is None or event is None:
                             raise
                         _fail(run, error)
                     finally:
