@@ -62,7 +62,7 @@ BESIDE: Mapping[str, Json] = {
 }
 """Fields without which objects of a type are not taken, though the SDK does not require them."""
 
-_NO_JSON = (type(None), BaseModel, PathLike, IO)
+_NO_JSON: tuple[Any, ...] = (type(None), BaseModel, PathLike, IO)
 
 BY_TYPE: Mapping[Any, Json] = {str: "x", int: 1, float: 0.5, object: {}}
 
