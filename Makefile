@@ -358,7 +358,7 @@ test-deploy: $(DONE)/test $(DEPLOY_TOOLS)/.installed ## Penstock behind nginx, C
 picture: ## The pictures of pages for the README, and for the pages about them
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"
 
-mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: a quarter of an hour; ARGS: --against tests/bench/mutants/before.json, --seed N
+mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: a quarter of an hour; ARGS: --against FILE, the verdicts of an earlier run, --seed N
 	@$(BIN)/python -m tests.bench.mutants $(ARGS)
 
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres

@@ -16,30 +16,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
-FOLDERS = {
-    "api": ["api/*.py", "api/http/*.py", "api/runs/*.py"],
-    "converse": [
-        "stages/converse/*.py",
-        "extensions/tools/browser/*.py",
-        "extensions/tools/mcp/*.py",
-        "extensions/tools/sandbox/*.py",
-        "services/tools.py",
-    ],
-    "emit": ["stages/emit/*.py"],
-    "normalize": ["stages/normalize/*.py"],
-    "parse": ["stages/parse/**/*.py"],
-    "persist": ["stages/persist.py", "services/runs/*.py", "services/store/*.py"],
-    "render": [
-        "stages/models/harmony/hosted.py",
-        "stages/models/harmony/s*.py",
-        "stages/models/harmony/typescript.py",
-        "stages/render/**/*.py",
-        "services/web/image*.py",
-    ],
-}
-"""The parts of the product that are mutated, each with the services and facts that its stage uses."""
+from tests.support.paths import PRODUCT
 
-PER_FOLDER = 24
+PER_FOLDER = 6
 PER_FUNCTION = 2
 SEED = 15
 
@@ -130,15 +109,16 @@ class Scope:
 
 def product(root: Path) -> list[Mutant]:
     """Return every mutant of the product, except those whose id also occurs in another module."""
-    mutants = [
-        mutant
-        for folder, patterns in FOLDERS.items()
-        for pattern in patterns
-        for path in sorted(root.glob(pattern))
-        for mutant in mutants_of(path.read_text("utf-8"), folder, str(path.relative_to(root)))
-    ]
+    paths = [root / "server.py", *(path for folder in PRODUCT for path in sorted((root / folder).rglob("*.py")))]
+    named = [(path, str(path.relative_to(root))) for path in paths]
+    mutants = [mutant for path, name in named for mutant in mutants_of(path.read_text("utf-8"), folder_of(name), name)]
     times = Counter(mutant.id for mutant in mutants)
     return [mutant for mutant in mutants if times[mutant.id] == 1]
+
+
+def folder_of(path: str) -> str:
+    """Return the folder of a module that is sampled: its room, such as ``stages/parse``."""
+    return "/".join(path.split("/")[:-1][:2]) or "server"
 
 
 def mutants_of(source: str, folder: str, path: str) -> Iterator[Mutant]:
