@@ -188,6 +188,7 @@ COUNTING: dict[str, Way] = {
 
 NO_PIPELINE = frozenset(
     {
+        "POST /v1/chat/completions/{completion_id}",
         "POST /v1/conversations",
         "POST /v1/conversations/{conversation_id}",
         "POST /v1/conversations/{conversation_id}/items",
