@@ -35,6 +35,7 @@ class Ids:
     response_id: str
     conversation_id: str
     item_id: str
+    completion_id: str
 
     def unknown(self) -> Ids:
         return Ids(**{name: f"{value[:-8]}{'0' * 8}" for name, value in asdict(self).items()})
@@ -50,8 +51,9 @@ class Person(ApiClient):
     async def own(self) -> Ids:
         _, conversation = await self.post({"items": [SECRET]}, "/v1/conversations")
         _, items = await self.get(f"/v1/conversations/{conversation['id']}/items")
+        _, completion = await self.post({"messages": [SECRET], "max_tokens": 2, "store": True}, "/v1/chat/completions")
         response_id = await self.start_background({"conversation": conversation["id"]})
-        return Ids(response_id, conversation["id"], items["data"][0]["id"])
+        return Ids(response_id, conversation["id"], items["data"][0]["id"], completion["id"])
 
     async def answers(self, requests: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
         answers = []
@@ -102,7 +104,7 @@ def everywhere(served: ScriptedServer, ids: Ids, own: Ids) -> list[tuple[str, st
     """Every way to refer to the objects, including an item in the client's own conversation."""
     misplaced = replace(ids, conversation_id=own.conversation_id)
     return [
-        *named_in_paths(served, ids, "response_id", "conversation_id"),
+        *named_in_paths(served, ids, "response_id", "conversation_id", "completion_id"),
         *named_in_paths(served, misplaced, "item_id"),
         *named_in_bodies(ids, own),
     ]
@@ -121,7 +123,8 @@ async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], 
     assert found == await bob.answers(everywhere(bob.served, nobodys, his), nobodys)
     assert len(found) > 60
     assert {status // 100 for status, _ in found} == {4}
-    for path in (f"responses/{hers.response_id}", f"conversations/{hers.conversation_id}/items/{hers.item_id}"):
+    item = f"conversations/{hers.conversation_id}/items/{hers.item_id}"
+    for path in (f"responses/{hers.response_id}", item, f"chat/completions/{hers.completion_id}/messages"):
         assert (await alice.get(f"/v1/{path}"))[0] == 200
     assert alice.served.engine.running == live
 

@@ -84,6 +84,7 @@ NAMED: Json = {"name": "a", "metadata": {"k": "v"}, "expires_after": {"anchor": 
 CONVERSING: Json = {"conversation": "{conversation_id}"}
 
 CONVERSATION, STORE = "/conversations/{conversation_id}", "/vector_stores/{vector_store_id}"
+COMPLETION = "/chat/completions/{completion_id}"
 CONTAINER = "/containers/{container_id}/files"
 
 TABLE = (
@@ -98,6 +99,9 @@ TABLE = (
     Row("/responses/compact", KEEPS, {"input": [MINE], "model": "tiny"}),
     Row("/chat/completions", MAKES, {**CHAT, "store": True}),
     Row("/chat/completions", KEEPS, CHAT),
+    Row(COMPLETION, KEEPS, {"metadata": {"k": "v"}}),
+    Row(COMPLETION, REPLACES, {"metadata": {"k": "v"}}, {"metadata": {"l": "w"}}, frozenset({"metadata"})),
+    Row(COMPLETION, REFUSES, {"metadata": {"k": "v"}}, {}),
     Row("/completions", KEEPS, {"prompt": "Hi", "max_tokens": 5}),
     Row("/messages", KEEPS, {**CHAT, "model": "tiny"}),
     Row("/messages/count_tokens", KEEPS, {"messages": [HI], "model": "tiny"}),
@@ -160,6 +164,7 @@ OBJECTS: Mapping[str, tuple[str, Any]] = {
     "file_id": ("/files", Upload(b"The moon has no air.", fields=ASSISTANTS)),
     "conversation_id": ("/conversations", {"items": [HI]}),
     "response_id": ("/responses", {"input": "Hi", "background": True}),
+    "completion_id": ("/chat/completions", {**CHAT, "store": True}),
     "container_id": ("/containers", {"name": "stored"}),
     "vector_store_id": ("/vector_stores", {"name": "stored"}),
     "batch_id": (f"{STORE}/file_batches", {"file_ids": ["{file_id}"]}),
@@ -176,6 +181,7 @@ RUNNING = ("queued", "in_progress")
 
 NAMED_BY = {
     "response": "/v1/responses/{id}",
+    "chat.completion": "/v1/chat/completions/{id}",
     "conversation": "/v1/conversations/{id}",
     "vector_store.files_batch": "/v1/vector_stores/{vector_store_id}/file_batches/{id}",
 }
@@ -185,6 +191,7 @@ LISTED = ("/v1/files", "/v1/vector_stores", "/v1/containers")
 
 INSIDE = {
     "response": "input_items",
+    "chat.completion": "messages",
     "conversation": "items",
     "vector_store": "files",
     "container": "files",
@@ -213,7 +220,7 @@ class Client:
             text = await answer.read()
         made: Json = json.loads(text) if answer.content_type == "application/json" else {}
         if made.get("object") == "chat.completion":
-            made |= {"object": "response", "id": made["id"].replace("chatcmpl-", "resp_")}
+            self.places.add(NAMED_BY["response"].format(id=made["id"].replace("chatcmpl-", "resp_")))
         if place := NAMED_BY.get(made.get("object", "")):
             self.places.add(place.format(**made))
         return answer.status, made
