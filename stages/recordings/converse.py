@@ -36,7 +36,7 @@ class RecordedTools(Toolbox):
     of_unknown: str = "recordings answer here, and no tools run"
 
     @property
-    def kinds(self) -> frozenset[str]:
+    def namespaces(self) -> frozenset[str]:
         """All built-in tools."""
         return frozenset(kinds())
 
