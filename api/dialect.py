@@ -134,8 +134,13 @@ class Edge:
         """The base URL of the dialect."""
         return self.dialect.base
 
-    async def create(self, request: web.Request) -> web.StreamResponse:
-        """Create a response, as a stream of events or as one body."""
+    async def create(
+        self, request: web.Request, about_to_run: Callable[[Prepared], object] = lambda _: None
+    ) -> web.StreamResponse:
+        """Create a response, as a stream of events or as one body.
+
+        ``about_to_run`` gets a request that runs alone, before it does.
+        """
         body = await receive(request)
         with self.scheduler.in_flight:
             reading = self.prepared_from(request, body)
@@ -143,6 +148,7 @@ class Edge:
             async with reading as prepared:
                 if len(prepared) > 1:
                     return await self.answer_woven(request, prepared)
+                about_to_run(prepared[0])
                 return await self.answer(request, prepared[0])
 
     async def count_tokens(self, request: web.Request, read: Read | None = None) -> int:

@@ -192,7 +192,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What the server does with each field of a body, and each value."""
+    """The verdict on each field of a body, and on each value."""
 
     taken: Mapping[str, str]
     """The fields of objects that have an effect, are part of what the model or the client reads, or are refused."""

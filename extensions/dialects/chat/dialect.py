@@ -10,7 +10,6 @@ from aiohttp import web
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.http.chunks import encode, fault, obfuscated
 from penstock.api.http.openapi import Operation, operation
-from penstock.api.http.request_body import receive
 from penstock.api.http.wire import Reading, Wire
 from penstock.extensions.dialects.chat.body import ChatBody
 from penstock.extensions.dialects.chat.chunks import Chunks, choices
@@ -64,15 +63,7 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
     @operation(Operation(ChatCompletion, body=ChatBody, refusals=REFUSALS, streams=True))
     async def create(request: web.Request) -> web.StreamResponse:
         """Create a chat completion, as a stream of chunks or as one object."""
-        body = await receive(request)
-        with edge.scheduler.in_flight:
-            reading = edge.prepared_from(request, body)
-            del body  # free it: the answer may take long
-            async with reading as prepared:
-                if len(prepared) > 1:
-                    return await edge.answer_woven(request, prepared)
-                stored.record(prepared[0])
-                return await edge.answer(request, prepared[0])
+        return await edge.create(request, stored.record)
 
     return [web.post(f"{edge.base}/chat/completions", create), *stored.routes(edge.base)]
 

@@ -276,7 +276,7 @@ def _called(block: ToolUseBlock) -> wire.FunctionCall:
 class Conversation:
     """The items of a list of messages, and where each came from.
 
-    A result that refers to deferred tools of the ``offer`` loads them: they are an item behind it.  If the last message
+    A result that refers to deferred tools of the ``offer`` loads them: they are an item after it.  If the last message
     is the assistant's, the model continues its text.  The model reads only the thoughts of the last ``thinking_turns``
     of its messages that have some; None stands for all.
     """

@@ -427,7 +427,7 @@ UNSEEN = frozenset({f"{CREATE}.stream"})
 
 
 def test_fields_have_the_effect_of_their_verdict() -> None:
-    """What is optional changes what the server reads, or is listed as without effect."""
+    """An optional field changes what the server reads, or is listed as without effect."""
     effects: dict[str, bool] = {}
     for door in DOORS:
         for probe in bodies(door):
