@@ -12,15 +12,16 @@ import signal
 import sys
 from itertools import count
 
+import msgspec
 import uvloop
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 from rich.console import Console
 
-from tests.bench.load.client import Client
+from tests.bench.load.client import USUAL, Client
+from tests.bench.load.figures import Result, measured, result, table
 from tests.bench.load.plan import Plan
-from tests.bench.load.result import Result, read, summary, table, write
-from tests.bench.load.running import Load, measured, shown
+from tests.bench.load.running import Load
 from tests.bench.load.talk import pool
 
 
@@ -33,9 +34,9 @@ async def put_load(plan: Plan) -> Result:
             await Load(first, client, count(-plan.warmup)).run()
         load = Load(plan, client)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.stop)
-        async with shown(load), measured() as meter:
+        async with measured() as generator:
             seconds = await load.run()
-            return summary(plan, client.model, load.samples, seconds, meter)
+        return result(plan, client.model, load.samples, seconds, generator)
 
 
 def main(*arguments: str) -> int:
@@ -44,15 +45,15 @@ def main(*arguments: str) -> int:
     except ValidationError as wrong:
         faults = [f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}" for fault in wrong.errors()]
         raise SystemExit("\n".join(faults)) from None
-    others = [read(file) for file in plan.beside]
-    result = uvloop.run(put_load(plan))
+    others = [msgspec.json.decode(file.read_bytes(), type=Result) for file in plan.beside]
+    found = uvloop.run(put_load(plan))
     console = Console()
-    console.print(table([result, *others]))
+    console.print(table([found, *others]))
     if plan.result:
-        write(result, plan.result)
-    if warning := result.generator.warning:
-        console.print(warning, style="bold yellow")
-    return 1 if result.failed == result.requests else 0
+        plan.result.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if found.warning:
+        console.print(found.warning, style="bold yellow")
+    return 0 if set(found.outcomes) & set(USUAL) else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from tests.bench.load.plan import Plan
-from tests.bench.load.talk import Final, Item, Reading
+from tests.bench.load.talk import Item, Reading
 
 SMALL = 4096
 """Bytes that the buffers of a slow reader hold, so that the server sees how slow it is."""
@@ -24,20 +24,20 @@ PERIOD = 0.1
 """Seconds between two reads of a slow reader."""
 
 COMPLETED, INCOMPLETE, CANCELLED = "completed", "incomplete", "cancelled"
-ENDED = (COMPLETED, INCOMPLETE)
+USUAL = (COMPLETED, INCOMPLETE, CANCELLED)
+"""The outcomes that are no error."""
 
 
 class _Event(msgspec.Struct):
-    """An event that may end a stream."""
+    """The fields of an event that are read; a response only of the event that ends a stream."""
 
     type: str = ""
-    response: Final = msgspec.field(default_factory=Final)
+    response: msgspec.Raw = msgspec.Raw(b"{}")
     code: Any = None
     error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass
@@ -52,37 +52,23 @@ class Sample:
     ended: float = 0.0
     outcome: str = "broken off"
     """``completed``, ``incomplete``, ``cancelled``, or the error."""
-    final: Final | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.outcome in ENDED
+    response: Item = field(default_factory=dict)
+    """The response of its last event; empty if it has none."""
 
     def record(self, event: bytes, at: float) -> None:
         """Record an event that arrived at that time."""
-        line = event[:end] if (end := event.find(b"\n")) >= 0 else event
-        if line.endswith(b".delta"):
+        data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:")).strip()
+        if data in (b"", b"[DONE]"):
+            return
+        read = _decode(data)
+        if read.type.endswith(".delta"):
             self.deltas.append(at)
-        elif line.startswith(b"event:"):
-            if line.endswith((b".completed", b".incomplete", b".failed", b"error")):
-                self._end(_data(event))
-        elif line.startswith(b"data: {"):  # a server that does not name its events
-            if b'.delta"' in event:
-                self.deltas.append(at)
-            else:
-                self._end(_data(event))
-
-    def _end(self, data: bytes) -> None:
-        event = _decode(data)
-        if event.type in ("response.completed", "response.incomplete"):
-            self.final = event.response
-            self.outcome = INCOMPLETE if event.response.status == INCOMPLETE else COMPLETED
-        elif event.type in ("response.failed", "error") or event.error:
-            self.outcome = f"{event.type or 'error'} {event.code or code(event.response.error or event.error)}"
-
-
-def _data(event: bytes) -> bytes:
-    return b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
+        elif read.type in ("response.completed", "response.incomplete"):
+            self.response = msgspec.json.decode(read.response)
+            self.outcome = INCOMPLETE if self.response.get("status") == INCOMPLETE else COMPLETED
+        elif read.type in ("response.failed", "error") or read.error:
+            error = read.error or msgspec.json.decode(read.response).get("error")
+            self.outcome = f"{read.type or 'error'} {read.code or code(error)}"
 
 
 def code(error: Any) -> str:
@@ -98,28 +84,22 @@ class Events:
         self._rest = b""
 
     def feed(self, block: bytes) -> list[bytes]:
-        data = self._rest + block
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
-        *events, self._rest = data.split(b"\n\n")
+        *events, self._rest = (self._rest + block).replace(b"\r\n", b"\n").split(b"\n\n")
         return events
 
 
 async def read_slowly(content: aiohttp.StreamReader, bytes_per_second: int) -> AsyncGenerator[bytes, None]:
-    step = max(1, round(bytes_per_second * PERIOD))
-    while block := await content.read(step):
+    while block := await content.read(max(1, round(bytes_per_second * PERIOD))):
         yield block
         await asyncio.sleep(PERIOD)
 
 
 @dataclass(frozen=True)
 class Client:
-    url: str
+    plan: Plan
     model: str
     quick: aiohttp.ClientSession
     slow: aiohttp.ClientSession
-    timeout: float
-    """Seconds for a whole request."""
 
     @classmethod
     @asynccontextmanager
@@ -135,15 +115,17 @@ class Client:
             aiohttp.ClientSession(connector=usual, headers=headers, timeout=timeout) as quick,
             aiohttp.ClientSession(connector=small, headers=headers, timeout=timeout, read_bufsize=SMALL) as slow,
         ):
-            model = plan.model or await _first_model(quick, plan.api)
-            yield cls(f"{plan.api}/responses", model, quick, slow, plan.timeout)
+            yield cls(plan, plan.model or await _first_model(quick, plan.api), quick, slow)
 
     async def stream(self, body: Item, reading: Reading, begun: float) -> Sample:
         """Send a request, and read its stream to the end or as far as ``reading`` says."""
         sample = Sample(begun, is_slow=reading.bytes_per_second is not None)
-        session = self.slow if sample.is_slow else self.quick
+        session, data = self.slow if sample.is_slow else self.quick, msgspec.json.encode(body)
         try:
-            async with asyncio.timeout(self.timeout), session.post(self.url, data=_encode(body)) as answer:
+            async with (
+                asyncio.timeout(self.plan.timeout),
+                session.post(f"{self.plan.api}/responses", data=data) as answer,
+            ):
                 if answer.status == 200:
                     await _read(answer, reading, sample)
                 else:
@@ -162,12 +144,12 @@ async def _read(answer: aiohttp.ClientResponse, reading: Reading, sample: Sample
     blocks: AsyncIterator[bytes] = answer.content.iter_any()
     if reading.bytes_per_second is not None:
         blocks = read_slowly(answer.content, reading.bytes_per_second)
-    events, deltas = Events(), sample.deltas
+    events = Events()
     async for block in blocks:
         at = time.perf_counter()
         for event in events.feed(block):
             sample.record(event, at)
-        if reading.deltas is not None and len(deltas) >= reading.deltas and not sample.final:
+        if reading.deltas is not None and len(sample.deltas) >= reading.deltas and not sample.response:
             sample.outcome = CANCELLED
             answer.close()
             return

@@ -8,8 +8,6 @@ from functools import cache
 from random import Random
 from typing import Any, TypeAlias
 
-import msgspec
-
 from tests.bench.load.plan import Plan, drawn
 from tests.support.paths import ROOT
 
@@ -20,26 +18,6 @@ ROUNDS = 8
 
 POOL = 2**17
 """Words from which messages are cut, each at a place of its own."""
-
-
-class Details(msgspec.Struct):
-    cached_tokens: int | None = 0
-
-
-class Usage(msgspec.Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_tokens_details: Details | None = None
-
-
-class Final(msgspec.Struct):
-    """The fields that are read of a response in its last event."""
-
-    id: str = ""
-    status: str | None = None
-    output: list[Item] = []
-    usage: Usage | None = None
-    error: Any = None
 
 
 @dataclass(frozen=True)
@@ -117,11 +95,11 @@ class Talk:
             body["tools"] = list(tools(plan.tools))
         return body | plan.body
 
-    def goes_on(self, final: Final) -> bool:
+    def goes_on(self, response: Item) -> bool:
         """Take an answer, and return True if the conversation has another request."""
-        output = [item for item in final.output if not is_cut(item)]
+        output = [item for item in response.get("output", []) if not is_cut(item)]
         self._before += [*self._new, *output]
-        self._previous = final.id
+        self._previous = response.get("id")
         calls = [item["call_id"] for item in output if item.get("type") == "function_call"]
         if calls:
             self._rounds += 1
