@@ -1,25 +1,22 @@
-"""Items of calls with types of their own, and their outputs."""
+"""Calls and approvals in a request, and what answers them."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import msgspec
 import pytest
-from openai.types.responses import ResponseOutputItem
-from pydantic import TypeAdapter
 
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.protocol import items as wire
 from penstock.services.store.store import Store
-from tests.support.request_bodies import CLIENT_SHELLS, SERVER_TOOLS, WEATHER
-from tests.support.requests import normalize, output_of, store_answer
+from tests.support.request_bodies import WEATHER
+from tests.support.requests import normalize, store_answer
 
 Json: TypeAlias = dict[str, Any]
 
-ERROR = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "No."}]}
-LISTED = {"name": "f", "input_schema": {"type": "object"}, "description": "F.", "annotations": {"readOnlyHint": True}}
-DELETE = {"type": "delete_file", "path": "a"}
+SHELL = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
+LOCAL = {"type": "local_shell_call", "id": "l", "call_id": "c", "action": {"command": ["ls"]}}
+PATCH = {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}}
 
 
 def mcp(**fields: Any) -> Json:
@@ -34,154 +31,8 @@ def response(request_id: str = "r", **fields: Any) -> Json:
     return {"type": "mcp_approval_response", "approval_request_id": request_id, "approve": True, **fields}
 
 
-def listing(**fields: Any) -> Json:
-    return {"type": "mcp_list_tools", "server_label": "m", **fields}
-
-
-def code(**fields: Any) -> Json:
-    return {"type": "code_interpreter_call", **fields}
-
-
-def web(**fields: Any) -> Json:
-    return {"type": "web_search_call", **fields}
-
-
-def local(action: Json, **fields: Any) -> Json:
-    return {"type": "local_shell_call", "call_id": "c", "action": action, **fields}
-
-
-def shell(action: Json, **fields: Any) -> Json:
-    return {"type": "shell_call", "call_id": "c", "action": action, **fields}
-
-
-TOOLS = (wire.ListedTool("f", {"type": "object"}, "F.", {"readOnlyHint": True}), wire.ListedTool("g", {}))
-LOGS = {"type": "logs", "logs": "x"}
-IMAGE = {"type": "image", "url": "u"}
-EXEC = {"type": "exec", "command": [], "env": {"A": "b"}, "user": "u"}
-REFERENCE = {"type": "container_reference", "container_id": "b"}
-SOURCES = {"query": "x", "sources": [{"type": "url", "url": "u"}]}
-
-
-@pytest.mark.parametrize(
-    ("written", "item"),
-    [
-        (listing(), wire.McpListTools("mcpl_1i0000", "m", ())),
-        (listing(id="i", tools=[LISTED, {"name": "g"}], error=None), wire.McpListTools("i", "m", TOOLS)),
-        (listing(error="No."), wire.McpListTools("mcpl_1i0000", "m", (), "No.")),
-        (listing(error={"code": 5}), wire.McpListTools("mcpl_1i0000", "m", (), '{"code":5}')),
-        (mcp(), wire.McpCall("mcp_1i0000", "m", "f", "{}", "completed")),
-        (
-            mcp(id="i", output="x", error=None, status="completed", approval_request_id="r", caller=None),
-            wire.McpCall("i", "m", "f", "{}", "completed", "x", None, "r"),
-        ),
-        (mcp(error="No."), wire.McpCall("mcp_1i0000", "m", "f", "{}", "failed", None, ERROR)),
-        (mcp(error="", status="failed"), wire.McpCall("mcp_1i0000", "m", "f", "{}", "failed")),
-        (mcp(error=ERROR, status="incomplete"), wire.McpCall("mcp_1i0000", "m", "f", "{}", "incomplete", None, ERROR)),
-        (mcp(status="calling"), wire.McpCall("mcp_1i0000", "m", "f", "{}", "in_progress")),
-        (request(), wire.McpApprovalRequest("mcpr_1i0000", "m", "f", "{}")),
-        (code(code=None, container_id=None, outputs=None), wire.CodeInterpreterCall("ci_1i0000", "", "", "completed")),
-        (
-            code(id="i", code="1", container_id="c", status="interpreting", outputs=[{**LOGS, "y": 1}, IMAGE]),
-            wire.CodeInterpreterCall("i", "1", "c", "in_progress", (LOGS, IMAGE)),
-        ),
-        (web(), wire.WebSearchCall("ws_1i0000", "completed", {"type": "search"})),
-        (
-            web(id="i", status="searching", action={"type": "open_page", "url": None}),
-            wire.WebSearchCall("i", "in_progress", {"type": "open_page"}),
-        ),
-        (
-            web(status="failed", action={"type": "scroll", "by": 5}),
-            wire.WebSearchCall("ws_1i0000", "failed", {"type": "scroll", "by": 5}),
-        ),
-        (web(action=SOURCES), wire.WebSearchCall("ws_1i0000", "completed", {"type": "search", **SOURCES})),
-        (
-            local({"command": ["ls"], "timeout_ms": None}),
-            wire.LocalShellCall("lsh_1i0000", "c", {"type": "exec", "env": {}, "command": ["ls"]}, "completed"),
-        ),
-        (local(EXEC, id="i", status="incomplete"), wire.LocalShellCall("i", "c", EXEC, "incomplete")),
-        (
-            shell({"commands": ["ls"], "timeout_ms": 5, "x": 1}),
-            wire.ShellCall("sh_1i0000", "c", {"commands": ["ls"], "timeout_ms": 5}, "completed"),
-        ),
-        (
-            shell({"commands": []}, id="i", environment={**REFERENCE, "x": 1}),
-            wire.ShellCall("i", "c", {"commands": []}, "completed", REFERENCE),
-        ),
-        (
-            {"type": "apply_patch_call", "call_id": "c", "operation": {**DELETE, "diff": None}, "status": "completed"},
-            wire.ApplyPatchCall("apc_1i0000", "c", DELETE, "completed"),
-        ),
-    ],
-    ids=str,
-)
-async def test_items_of_servers_and_shells_are_read(store: Store, written: Json, item: wire.Item) -> None:
-    assert (await normalize(store, input=[written, *output_of(written)])).facts.input[0] == item
-
-
-SHELL = shell({"commands": ["ls"]})
-LOCAL = local({"command": ["ls"]}, id="l")
-PATCH = {"type": "apply_patch_call", "call_id": "c", "operation": DELETE}
-
-
 def output(kind: str, output: Any, **fields: Any) -> Json:
     return {"type": f"{kind}_output", "call_id": "c", "output": output, **fields}
-
-
-RESULTS = [
-    {"stdout": "x", "stderr": None, "outcome": {"type": "exit"}, "created_by": "y"},
-    {"outcome": {"type": "timeout", "exit_code": None}},
-]
-READ_RESULTS = (
-    {"stdout": "x", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
-    {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
-)
-
-
-@pytest.mark.parametrize(
-    ("call", "written", "item"),
-    [
-        (SHELL, output("shell_call", []), wire.ShellCallOutput("sho_1i0001", "c", (), "completed")),
-        (
-            SHELL,
-            output("shell_call", RESULTS, id="i", status="failed", max_output_length=9),
-            wire.ShellCallOutput("i", "c", READ_RESULTS, "completed", 9),
-        ),
-        (LOCAL, output("local_shell_call", "x"), wire.LocalShellCallOutput("c", "x", "completed")),
-        (
-            LOCAL,
-            output("local_shell_call", "", call_id=None, id="c", status="incomplete"),
-            wire.LocalShellCallOutput("c", "", "incomplete"),
-        ),
-        (
-            {**LOCAL, "id": "c"},
-            output("local_shell_call", "", call_id=None, id="c"),
-            wire.LocalShellCallOutput("c", "", "completed"),
-        ),
-        (LOCAL, output("function_call", "x"), wire.FunctionCallOutput("fco_1i0001", "c", "x", "completed")),
-        (PATCH, output("apply_patch_call", None), wire.ApplyPatchCallOutput("apco_1i0001", "c", "completed")),
-        (
-            PATCH,
-            output("apply_patch_call", "No.", id="i", status="failed"),
-            wire.ApplyPatchCallOutput("i", "c", "failed", "No."),
-        ),
-    ],
-    ids=str,
-)
-async def test_outputs_of_client_tools_are_read(store: Store, call: Json, written: Json, item: wire.Item) -> None:
-    resolved = await normalize(store, input=[call, written])
-    assert resolved.facts.input[1] == item
-    assert len({one.id for one in resolved.facts.input}) == 2
-
-
-@pytest.mark.parametrize("client", [SERVER_TOOLS, CLIENT_SHELLS], ids=["server", "client"])
-async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: Json) -> None:
-    items = (await normalize(store, input=client["input"][1:])).facts.input
-    adapter = TypeAdapter[Any](ResponseOutputItem)
-    for item in items:
-        adapter.validate_json(msgspec.json.encode(item), strict=False)
-
-
-# Calls and their outputs
 
 
 @pytest.mark.parametrize("call", [SHELL, LOCAL, PATCH, None], ids=lambda call: call and call["type"])
