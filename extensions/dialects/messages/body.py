@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from penstock.extensions.dialects.messages.messages import (
     check_not_empty,
     instructions,
 )
+from penstock.extensions.dialects.messages.threads import ContinuedThread, Thread, unheld
 from penstock.extensions.dialects.messages.tools import MessageTool, MessageToolChoice, Offer
 from penstock.extensions.dialects.messages.writer import Display
 from penstock.pipeline.errors import InvalidRequest
@@ -155,7 +156,7 @@ class CountTokens(Body):
     context_management: ContextManagement | None = None
     mcp_servers: Extra = None
     speed: Unused = None
-    thread: Unused = None
+    thread: Extra = None
 
     @property
     def create_request(self) -> CreateResponse:
@@ -163,12 +164,10 @@ class CountTokens(Body):
 
         Raises `InvalidRequest` for what Anthropic's types do not tell.
         """
-        check_not_empty(self.messages)
+        if not self._is_continued:
+            check_not_empty(self.messages)
         for extra, tag in self._extras():
             raise not_permitted(extra, tag)
-        if self.thread is not None:
-            message = "This server keeps no threads. Send the whole conversation without `thread`."
-            raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
         return CreateResponse().model_copy(update=dict(self._values()))
 
     def _extras(self) -> Iterator[tuple[str, str | None]]:
@@ -190,7 +189,7 @@ class CountTokens(Body):
         offer = self._conversation.offer
         searches = [tool for tool in offer.tools if tool.searches]
         runs = [tool for tool in offer.tools if tool.executes]
-        if included := [SOURCES] * bool(searches) + [OUTPUTS] * bool(runs):
+        if included := [SOURCES] * bool(searches or self._is_continued) + [OUTPUTS] * bool(runs or self._is_continued):
             yield "include", included
         if most := sum(tool.max_uses or 0 for tool in searches):
             yield "max_tool_calls", most
@@ -208,9 +207,18 @@ class CountTokens(Body):
 
     @cached_property
     def _conversation(self) -> Conversation:
-        edits = (self.context_management and self.context_management.edits) or ()
-        kept = [edit.thinking_turns for edit in edits if edit.thinking_turns is not None]
-        return Conversation(self.messages, min(kept, default=None), Offer(self.tools or ()))
+        kept = [edit.thinking_turns for edit in self._edits if edit.thinking_turns is not None]
+        offer = Offer(self.tools or ())
+        return Conversation(self.messages, min(kept, default=None), offer, is_continued=self._is_continued)
+
+    @property
+    def _edits(self) -> Sequence[ClearThinking]:
+        return (self.context_management and self.context_management.edits) or ()
+
+    @property
+    def _is_continued(self) -> bool:
+        """True if the server holds the messages before these."""
+        return False
 
     @cached_property
     def _tools(self) -> list[tuple[int, MessageTool]]:
@@ -277,7 +285,33 @@ class CreateMessage(CountTokens):
     inference_geo: Annotated[Any, only("global")] = None
     metadata: Unused = None
     service_tier: Unused = None
+    thread: Thread | None = None
     user_profile_id: Unused = None
+
+    @property
+    def create_request(self) -> CreateResponse:
+        """The request of the pipeline, which is stored if it is a turn of a thread."""
+        for name in self._unheld() if self.thread is not None else ():
+            message = f"A thread cannot have {name} here. Send the whole conversation without `thread`."
+            raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
+        return super().create_request
+
+    def _unheld(self) -> Iterator[str]:
+        """Yield the names of what cannot be in a thread."""
+        if any(
+            edit.thinking_turns is not None
+            for edit in (self.context_management and self.context_management.edits) or ()
+        ):
+            yield "context_management"
+        if any(tool.is_deferred for tool in self.tools or ()):
+            yield "defer_loading"
+        if self.max_tokens == 0:
+            yield "max_tokens 0"
+        yield from unheld(self.messages)
+
+    @property
+    def _is_continued(self) -> bool:
+        return isinstance(self.thread, ContinuedThread)
 
     @property
     def generates(self) -> bool:
@@ -300,6 +334,9 @@ class CreateMessage(CountTokens):
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         yield from super()._values()
+        yield "store", self.thread is not None
+        if isinstance(self.thread, ContinuedThread):
+            yield "previous_response_id", self.thread.response_id
         if self.max_tokens:
             yield "max_output_tokens", self.max_tokens
         if self.stop_sequences:

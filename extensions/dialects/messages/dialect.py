@@ -20,6 +20,7 @@ from penstock.api.http.wire import Reading, UsageSoFar, Wire
 from penstock.extensions.dialects.messages.body import CountTokens, CreateMessage
 from penstock.extensions.dialects.messages.errors import error, fault
 from penstock.extensions.dialects.messages.events import PING, CreatedMessage, Event, MessageError, to_sse
+from penstock.extensions.dialects.messages.threads import continued
 from penstock.extensions.dialects.messages.writer import Display, MessageEvents, whole_message
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import ContextTooLong, InvalidRequest
@@ -98,15 +99,23 @@ class Messages:
         body = await receive(request)
         with self.edge.scheduler.in_flight, self._in_words_of_anthropic():
             reading = await self.edge.read(request, body)
-            del body  # free it: the answer may take long
-            opening = self.edge.prepared(reading.asking(self._budgeted(reading.request)))
-            del reading
+            opening = self.edge.prepared(
+                reading.asking(await self._in_thread(self._budgeted(reading.request), len(body)))
+            )
+            del body, reading  # free them: the answer may take long
             async with opening as (prepared,):
                 facts = prepared.resolved.facts
                 most = facts.sampling.max_tokens if facts.purpose.generates else 0
                 wire = _writing(replace(_events_of(prepared.wire), most=most), prepared.wire)
                 named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
                 return await self.edge.answer(request, replace(prepared, wire=named))
+
+    async def _in_thread(self, request: CreateResponse, size: int) -> CreateResponse:
+        """Return a request with what its thread began with, if it is in one and the store has room for its body."""
+        store = self.edge.scheduler.store
+        if request.store is not False:
+            await store.check_room(size)
+        return await continued(request, store)
 
     def _budgeted(self, request: CreateResponse) -> CreateResponse:
         """Return a request without its budget of thoughts if the engine cannot keep it: it is no hard limit."""

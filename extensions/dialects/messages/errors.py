@@ -23,6 +23,10 @@ _TYPES = {
 """Anthropic's types of errors by status; the others depend on whose mistake it is."""
 
 
+THREAD_NOT_FOUND = "thread_not_found"
+"""The code on which clients send the whole conversation again."""
+
+
 def problem(status: int, message: str, code: str | None) -> MessageProblem:
     """Return a problem with Anthropic's type for its status; the code of a problem of threads is a detail."""
     details: Any = {"error_code": code} if (code or "").startswith("thread_") else UNSET
@@ -38,8 +42,8 @@ def _type(status: int, code: str | None) -> str:
 def error(refused: RequestError) -> tuple[int, Any]:
     """Return the status and the body of an error."""
     found = refused.problem
-    body = MessageError(problem(refused.status, placed(found), found.code), refused.request_id or None)
-    return refused.status, body
+    status = 404 if found.code == THREAD_NOT_FOUND else refused.status
+    return status, MessageError(problem(status, placed(found), found.code), refused.request_id or None)
 
 
 def placed(found: Problem) -> str:

@@ -229,6 +229,12 @@ def tool_use_id(item: wire.FunctionCall, *, compact: bool) -> str:
     return f"toolu_{item.call_id.removeprefix('call_')}{'c' * compact}"
 
 
+def held_call_id(call_id: str) -> str:
+    """Return the id of a call of this server's in the store, by that of `tool_use_id`."""
+    own = _OWN_ID.fullmatch(call_id)
+    return f"call_{own['key']}" if own else call_id
+
+
 _OWN_RUN = re.compile(r"srvtoolu_(?P<key>[0-9a-f]{36})")
 
 
@@ -278,7 +284,8 @@ class Conversation:
 
     A result that refers to deferred tools of the ``offer`` loads them: they are an item after it.  If the last message
     is the assistant's, the model continues its text.  The model reads only the thoughts of the last ``thinking_turns``
-    of its messages that have some; None stands for all.
+    of its messages that have some; None stands for all.  If it ``is_continued``, the server holds the messages before
+    these, and results may be those of its last calls.
     """
 
     def __init__(
@@ -286,6 +293,8 @@ class Conversation:
         messages: Sequence[Turn],
         thinking_turns: int | None = None,
         offer: Offer | None = None,
+        *,
+        is_continued: bool = False,
     ) -> None:
         self.items: list[params.InputItem] = []
         self.places = Places()
@@ -297,6 +306,9 @@ class Conversation:
         self.offer = offer or Offer(())
         self._loaded: list[ToolParam] = []
         """The tools that the results of the latest message have loaded."""
+        self._is_continued = is_continued
+        self._held: set[str] = set()
+        """The ids of the calls that only the server has; `normalize` refuses those that it does not know."""
         self._open_calls: dict[str, str] = {}
         """The places of the messages with calls that have no result yet, by the ids of the calls."""
         cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
@@ -331,10 +343,13 @@ class Conversation:
                     if call_id in self._open_calls:
                         raise _refusal("`tool_use` ids must be unique", f"{at}.id")
                     self._open_calls[call_id] = place
+                case ToolResultBlock(tool_use_id=call_id) if call_id in self._open_calls:
+                    del self._open_calls[call_id]
+                case ToolResultBlock(tool_use_id=call_id) if self._is_continued:
+                    self._held.add(call_id)
                 case ToolResultBlock(tool_use_id=call_id):
-                    if self._open_calls.pop(call_id, None) is None:
-                        found = f"unexpected `tool_use_id` found in `tool_result` blocks: {shortened(call_id)}"
-                        raise _refusal(found, f"{at}.tool_use_id")
+                    found = f"unexpected `tool_use_id` found in `tool_result` blocks: {shortened(call_id)}"
+                    raise _refusal(found, f"{at}.tool_use_id")
                 case _:
                     pass
 
@@ -384,7 +399,8 @@ class Conversation:
         for position, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
                 output = self._result(block, position)
-                yield wire.FunctionCallOutput("", block.tool_use_id, output, "completed")
+                call_id = held_call_id(block.tool_use_id) if block.tool_use_id in self._held else block.tool_use_id
+                yield wire.FunctionCallOutput("", call_id, output, "completed")
         self._blocks = ()
         if self._loaded:
             yield _tools(*self._loaded)

@@ -223,9 +223,7 @@ async def test_every_error_has_the_id_of_its_request(
     assert not own or ids == {"mine"}
 
 
-async def test_the_tool_runner_goes_on_without_threads(
-    served: ScriptedServer, claude: anthropic.AsyncAnthropic
-) -> None:
+async def test_the_tool_runner_goes_on_in_a_thread(served: ScriptedServer, claude: anthropic.AsyncAnthropic) -> None:
     served.engine.script = script(CALL)
 
     @anthropic.beta_async_tool

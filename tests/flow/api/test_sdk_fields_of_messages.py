@@ -84,6 +84,8 @@ TAKEN: Mapping[str, str] = {
     "ThinkingConfigDisabledParam": "type",
     "ThinkingConfigEnabledParam": "block_binding budget_tokens display type",
     "ThinkingTurnsParam": "type value",
+    "ThreadContinueParams": "previous_message_id type",
+    "ThreadCreateParams": "type",
     **dict.fromkeys(CLIENT_TOOLS, "allowed_callers defer_loading input_examples name strict type"),
     **dict.fromkeys(
         COMPUTERS, "allowed_callers defer_loading display_height_px display_width_px input_examples name strict type"
@@ -219,7 +221,6 @@ NOT_HERE: Mapping[str, str | None] = {
     "ContainerParams": "container",
     "RequestMCPServerURLDefinitionParam": "mcp_servers",
     "ThinkingBlockBindingParam": "thinking.enabled.block_binding",
-    **dict.fromkeys(("ThreadCreateParams", "ThreadContinueParams"), "thread"),
     "TokenTaskBudgetParam": "output_config.task_budget",
     **dict.fromkeys(
         ("ToolChangeMCPToolReferenceParam", "ToolChangeMCPToolsetReferenceParam"), "messages[1].content[0].tool.type"
@@ -256,6 +257,13 @@ REFUSED: Mapping[str, str | None] = {
         for version in versions
     },
     **{f"{DEFINED}:{tool}": "messages[1].content[0]" for tool in NOT_RUN},
+    **dict.fromkeys(
+        (
+            *(f"ThreadContinueParams.{field}" for field in ("previous_message_id", "type")),
+            f"{CREATE}.thread:ThreadContinueParams",
+        ),
+        "thread.previous_message_id",
+    ),
     "CitationsConfigParam.enabled=true": "messages",
     "CitationsConfigParamParam.enabled=true": "messages",
     "ImageTransformationsParam.oversized_image=error": "messages[1].content[0].transformations.oversized_image",

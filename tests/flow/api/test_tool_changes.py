@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.messages import PATH
-from tests.support.server import HELLO, ScriptedServer, running_server, script
+from tests.support.server import PacedServer
 
 Json = dict[str, Any]
 
@@ -38,18 +35,12 @@ def removal(name: str) -> Json:
     return {"type": "tool_removal", "tool": {"type": "tool_reference", "name": name}}
 
 
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
-    async with running_server(ScriptedEngine(script(HELLO)), tmp_path) as served:
-        yield served
-
-
-async def asked(served: ScriptedServer, *changes: Json, **fields: Any) -> tuple[int, Json]:
+async def asked(served: PacedServer, *changes: Json, **fields: Any) -> tuple[int, Json]:
     messages = [HI, HELLO_BACK, *changes, HI]
     return await served.post({"model": "tiny", "max_tokens": 50, "messages": messages, **fields}, PATH)
 
 
-async def callable_tools(served: ScriptedServer, *changes: Json, **fields: Any) -> list[str]:
+async def callable_tools(served: PacedServer, *changes: Json, **fields: Any) -> list[str]:
     """Return the names of the tools that the model may call, which the grammar of the engine holds it to."""
     assert (await asked(served, *changes, **fields))[0] == 200
     prompt = served.engine.prompts[-1]
@@ -60,7 +51,7 @@ async def callable_tools(served: ScriptedServer, *changes: Json, **fields: Any) 
     return [name for _, name in tools.allowed] if tools.allowed is not None else [each.name for each in tools.tools]
 
 
-async def test_added_tool_stands_where_it_was_added(served: ScriptedServer) -> None:
+async def test_added_tool_stands_where_it_was_added(served: PacedServer) -> None:
     await asked(served, tools=[tool("near")])
     plain = served.prompt_text()
     assert await callable_tools(served, system(definition(tool("far"))), tools=[tool("near")]) == ["near", "far"]
@@ -69,7 +60,7 @@ async def test_added_tool_stands_where_it_was_added(served: ScriptedServer) -> N
     assert "type far = " in added[len(head) :]
 
 
-async def test_deferred_tool_is_loaded_by_a_message(served: ScriptedServer) -> None:
+async def test_deferred_tool_is_loaded_by_a_message(served: PacedServer) -> None:
     tools = [tool("near"), {"type": "bash_20250124", "name": "bash", "defer_loading": True}]
     assert await callable_tools(served, tools=tools) == ["near"]
     assert "type bash = " not in served.prompt_text()
@@ -90,7 +81,7 @@ async def test_deferred_tool_is_loaded_by_a_message(served: ScriptedServer) -> N
     ],
 )
 async def test_model_calls_the_tools_that_are_left(
-    served: ScriptedServer, changes: list[Json], expected: list[str]
+    served: PacedServer, changes: list[Json], expected: list[str]
 ) -> None:
     tools = [tool("a"), tool("b")]
     assert await callable_tools(served, system(*changes), tools=tools) == expected
@@ -101,7 +92,7 @@ async def test_model_calls_the_tools_that_are_left(
     assert "NOTE" not in served.prompt_text()
 
 
-async def test_model_reads_that_a_tool_was_withdrawn(served: ScriptedServer) -> None:
+async def test_model_reads_that_a_tool_was_withdrawn(served: PacedServer) -> None:
     for changes in ([removal("a")], [removal("a"), addition("a")]):
         await asked(served, system(*changes), tools=[tool("a")])
         text = served.prompt_text()
@@ -111,7 +102,7 @@ async def test_model_reads_that_a_tool_was_withdrawn(served: ScriptedServer) -> 
         )
 
 
-async def test_choice_of_a_withdrawn_tool_is_refused(served: ScriptedServer) -> None:
+async def test_choice_of_a_withdrawn_tool_is_refused(served: PacedServer) -> None:
     gone = system(removal("a"))
     tools = [tool("a"), tool("b")]
     status, answer = await asked(served, gone, tools=tools, tool_choice={"type": "tool", "name": "a"})
@@ -133,13 +124,13 @@ async def test_choice_of_a_withdrawn_tool_is_refused(served: ScriptedServer) -> 
         ({"type": "tool_removal", "tool": {"type": "mcp_toolset_reference", "server_name": "x"}}, "tool.type"),
     ],
 )
-async def test_wrong_change_of_tools_is_refused_at_its_place(served: ScriptedServer, block: Json, place: str) -> None:
+async def test_wrong_change_of_tools_is_refused_at_its_place(served: PacedServer, block: Json, place: str) -> None:
     status, answer = await asked(served, system({"type": "text", "text": "So:"}, block), tools=[tool("a")])
     at = f"messages[2].content[1].{place}".rstrip(".")
     assert (status, answer["error"]["message"].endswith(f"(at {at})")) == (400, True)
 
 
-async def test_tools_are_counted_as_they_are_read(served: ScriptedServer) -> None:
+async def test_tools_are_counted_as_they_are_read(served: PacedServer) -> None:
     messages = [HI, HELLO_BACK, system(definition(tool("far")), removal("near")), HI]
     body = {"model": "tiny", "messages": messages, "tools": [tool("near")]}
     _, counted = await served.post(body, f"{PATH}/count_tokens")
@@ -147,7 +138,7 @@ async def test_tools_are_counted_as_they_are_read(served: ScriptedServer) -> Non
     assert counted["input_tokens"] == len(served.engine.prompts[-1].token_ids)
 
 
-async def test_effort_of_a_message_lasts_until_the_next(served: ScriptedServer) -> None:
+async def test_effort_of_a_message_lasts_until_the_next(served: PacedServer) -> None:
     low, high = (system(output_config={"effort": effort}) for effort in ("low", "high"))
     for changes, expected in (([low], "low"), ([low, high], "high"), ([low, HELLO_BACK, HI], "low"), ([], "medium")):
         assert (await asked(served, *changes, output_config={"effort": "medium"}))[0] == 200
