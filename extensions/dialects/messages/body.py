@@ -9,11 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from penstock.extensions.dialects.messages.compaction import Summarizing
 from penstock.extensions.dialects.messages.errors import not_permitted
 from penstock.extensions.dialects.messages.messages import (
     Conversation,
     TextBlocks,
+    Turn,
     Turns,
+    UserTurn,
     check_not_empty,
     instructions,
 )
@@ -152,7 +155,8 @@ class CountTokens(Body):
 
     billing_policy: Unused = None
     cache_control: Unused = None
-    compaction: Unused = None
+    compaction: Summarizing | None = None
+    """Anthropic counts the conversation as it is, too."""
     context_management: ContextManagement | None = None
     mcp_servers: Extra = None
     speed: Unused = None
@@ -209,7 +213,12 @@ class CountTokens(Body):
     def _conversation(self) -> Conversation:
         kept = [edit.thinking_turns for edit in self._edits if edit.thinking_turns is not None]
         offer = Offer(self.tools or ())
-        return Conversation(self.messages, min(kept, default=None), offer, is_continued=self._is_continued)
+        return Conversation(self._turns, min(kept, default=None), offer, is_continued=self._is_continued)
+
+    @property
+    def _turns(self) -> Sequence[Turn]:
+        """The messages that the model reads."""
+        return self.messages
 
     @property
     def _edits(self) -> Sequence[ClearThinking]:
@@ -277,7 +286,6 @@ class CreateMessage(CountTokens):
     vllm_xargs: ExtraArguments | None = None
     watermarking: bool | None = None
 
-    compaction: Extra = None
     container: Extra = None
     diagnostics: Unused = None
     fallback_credit_token: Unused = None
@@ -294,7 +302,25 @@ class CreateMessage(CountTokens):
         for name in self._unheld() if self.thread is not None else ():
             message = f"A thread cannot have {name} here. Send the whole conversation without `thread`."
             raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
+        for param, is_set in self._unsummarized() if self.compaction is not None else ():
+            if is_set:
+                message = f"{param} cannot be combined with compaction."
+                raise InvalidRequest(message, param=param, code="mutually_exclusive_parameters")
+        if self.compaction is not None and self._conversation.offer.has_changed:
+            raise not_permitted("compaction")  # the summary does not tell the tools
         return super().create_request
+
+    @property
+    def _turns(self) -> Sequence[Turn]:
+        return self.messages if self.compaction is None else [*self.messages, UserTurn(content=self.compaction.prompt)]
+
+    def _unsummarized(self) -> Iterator[tuple[str, bool]]:
+        """Yield the parameters that are about an answer, and True if they are set."""
+        yield "context_management", self.context_management is not None
+        yield "max_tokens", self.max_tokens == 0
+        yield "output_config.format", self.output_config is not None and self.output_config.format is not None
+        yield "stop_sequences", bool(self.stop_sequences)
+        yield "tool_choice", self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
 
     def _unheld(self) -> Iterator[str]:
         """Yield the names of what cannot be in a thread."""
@@ -334,7 +360,7 @@ class CreateMessage(CountTokens):
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         yield from super()._values()
-        yield "store", self.thread is not None
+        yield "store", self.thread is not None and self.compaction is None
         if isinstance(self.thread, ContinuedThread):
             yield "previous_response_id", self.thread.response_id
         if self.max_tokens:
@@ -344,3 +370,12 @@ class CreateMessage(CountTokens):
         for name in ("temperature", "top_p", "top_k", "cache_salt", "vllm_xargs", "watermarking"):
             if (value := getattr(self, name)) is not None:
                 yield name, value
+        if self.compaction is not None:
+            yield "tool_choice", "none"
+            yield "truncation", "auto"
+            yield "reasoning", ReasoningOptionsParam(effort="none" if super().display == "none" else "low")
+
+    @property
+    def display(self) -> Display:
+        """The way in which thoughts are shown, or the summary alone."""
+        return super().display if self.compaction is None else "summary"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import msgspec
 from aiohttp import web
@@ -58,7 +58,7 @@ def _writing(events: MessageEvents, wire: Wire) -> Wire:
     return replace(wire, outgoing=outgoing, counting=counting)
 
 
-FORMS: dict[Display, Wire] = {display: form(MessageEvents(display)) for display in ("shown", "omitted", "none")}
+FORMS: dict[Display, Wire] = {display: form(MessageEvents(display)) for display in get_args(Display)}
 
 
 def read(body: bytes) -> Reading:

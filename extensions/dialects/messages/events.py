@@ -8,7 +8,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 StopReason: TypeAlias = Literal[
-    "end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal", "model_context_window_exceeded"
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "pause_turn",
+    "refusal",
+    "model_context_window_exceeded",
+    "compaction",
 ]
 
 
@@ -86,7 +93,16 @@ class CodeExecutionToolResult(_Typed, frozen=True, tag="code_execution_tool_resu
     content: CodeExecutionResult
 
 
-ContentBlock: TypeAlias = Text | Thinking | ToolUse | ServerToolUse | WebSearchToolResult | CodeExecutionToolResult
+class Compaction(_Typed, frozen=True, tag="compaction"):
+    """The summary of a conversation; None if the model wrote none."""
+
+    content: str | None = None
+    encrypted_content: None = None
+
+
+ContentBlock: TypeAlias = (
+    Text | Thinking | ToolUse | ServerToolUse | WebSearchToolResult | CodeExecutionToolResult | Compaction
+)
 
 # Messages
 
@@ -169,7 +185,14 @@ class InputJsonDelta(_Typed, frozen=True, tag="input_json_delta"):
     partial_json: str
 
 
-BlockDelta: TypeAlias = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+class CompactionDelta(_Typed, frozen=True, tag="compaction_delta"):
+    """The summary of a conversation, as the only delta of its block."""
+
+    content: str | None
+    encrypted_content: None = None
+
+
+BlockDelta: TypeAlias = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta | CompactionDelta
 
 
 class ContentBlockDelta(_Typed, frozen=True, tag="content_block_delta"):

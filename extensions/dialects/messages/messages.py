@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta
+from msgspec.structs import replace
 
+from penstock.extensions.dialects.messages.compaction import in_place
 from penstock.extensions.dialects.messages.errors import not_permitted
 from penstock.extensions.dialects.messages.places import Block, Places
 from penstock.extensions.dialects.messages.tools import MessageTool, Offer
@@ -170,11 +172,26 @@ class ToolRemovalBlock(_Typed, frozen=True, kw_only=True, tag="tool_removal"):
     tool: ToolReference
 
 
+class CompactionBlock(_Typed, frozen=True, kw_only=True, tag="compaction"):
+    """A summary in place of all that comes before it; without ``content``, the model wrote none."""
+
+    unused: ClassVar[frozenset[str]] = _Object.unused | {"encrypted_content", "signature"}
+
+    content: _Text | None = None
+    tool_changes: tuple[ToolAdditionBlock | ToolRemovalBlock, ...] | None = None
+
+
 SystemBlock: TypeAlias = TextBlock | ToolAdditionBlock | ToolRemovalBlock
-UserBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock
+UserBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock | CompactionBlock
 ServerToolResultBlock: TypeAlias = WebSearchToolResultBlock | CodeExecutionToolResultBlock
 AssistantBlock: TypeAlias = (
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ServerToolUseBlock | ServerToolResultBlock
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ServerToolUseBlock
+    | ServerToolResultBlock
+    | CompactionBlock
 )
 
 # Messages
@@ -311,16 +328,17 @@ class Conversation:
         """The ids of the calls that only the server has; `normalize` refuses those that it does not know."""
         self._open_calls: dict[str, str] = {}
         """The places of the messages with calls that have no result yet, by the ids of the calls."""
+        start, messages = _since_summary(messages)
         cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
         last_of_user = max((at for at, message in enumerate(messages) if isinstance(message, UserTurn)), default=0)
-        for position, message in enumerate(messages):
+        for position, message in islice(enumerate(messages), start, None):
             _check_options(message, f"messages[{position}]")
             self._pair(message, f"messages[{position}]")
             if isinstance(message, SystemTurn):
                 is_read = message.clear_at != "next_user_message" or position > last_of_user
                 items = self._of_system(message, f"messages[{position}]", is_read=is_read)
             else:
-                items = self._items(message, is_last=position == len(messages) - 1)
+                items = self._items(message, f"messages[{position}]", is_last=position == len(messages) - 1)
             for item in items:
                 if not (position in cleared and isinstance(item, wire.Reasoning)):
                     self.items.append(item)
@@ -361,16 +379,18 @@ class Conversation:
         if is_read and (text := instructions([block for block in content if isinstance(block, TextBlock)])):
             yield params.message("system", text)
         for position, block in enumerate(content):
-            self._blocks = [(position, None)]
-            match block:
-                case ToolAdditionBlock(tool=tool):
-                    yield from self._added(tool, f"{place}.content[{position}].tool")
-                case ToolRemovalBlock(tool=ToolReference(name=name)):
-                    self.offer.withdrawn.add(self.offer.known(name, f"{place}.content[{position}].tool.name"))
-                    yield params.message("system", f"The tool {name} is not available from now on.")
-                case TextBlock():
-                    pass
+            if not isinstance(block, TextBlock):
+                self._blocks = [(position, None)]
+                yield from self._changed(block, f"{place}.content[{position}]")
         self._blocks = ()
+
+    def _changed(self, block: ToolAdditionBlock | ToolRemovalBlock, place: str) -> Iterator[params.InputItem]:
+        match block:
+            case ToolAdditionBlock(tool=tool):
+                yield from self._added(tool, f"{place}.tool")
+            case ToolRemovalBlock(tool=ToolReference(name=name)):
+                self.offer.withdraw(name, f"{place}.tool.name")
+                yield params.message("system", f"The tool {name} is not available from now on.")
 
     def _added(self, tool: ToolReference | ToolDefinition, path: str) -> Iterator[params.InputItem]:
         if isinstance(tool, ToolDefinition):
@@ -383,7 +403,14 @@ class Conversation:
             yield params.message("system", f"The tool {name} is available again.")
         self.offer.withdrawn.discard(name)
 
-    def _items(self, message: UserTurn | AssistantTurn, *, is_last: bool) -> Iterator[params.InputItem]:
+    def _items(self, message: UserTurn | AssistantTurn, place: str, *, is_last: bool) -> Iterator[params.InputItem]:
+        for position, block in enumerate(() if isinstance(message.content, str) else message.content):
+            if isinstance(block, CompactionBlock) and block.content is not None:
+                self._blocks = [(position, None)]
+                yield params.message("user", in_place(block.content))
+                for number, change in enumerate(block.tool_changes or ()):
+                    yield from self._changed(change, f"{place}.content[{position}].tool_changes[{number}]")
+        self._blocks = ()
         match message:
             case UserTurn(content=str(text)):
                 yield params.message("user", text)
@@ -437,6 +464,18 @@ class Conversation:
                 yield wire.InputText(f"The tool {name} is available from now on.")
             case _:
                 yield from _parts(block)
+
+
+def _since_summary(messages: Sequence[Turn]) -> tuple[int, Sequence[Turn]]:
+    """Return the position of the message with the latest summary, and the messages, without what is before it there."""
+    for position in reversed(range(len(messages))):
+        content: Any = messages[position].content
+        for at in reversed(range(len(content) if isinstance(content, tuple) else 0)):
+            if isinstance(content[at], CompactionBlock) and content[at].content is not None:
+                kept: Any = (*[CompactionBlock()] * at, *content[at:])
+                begun = replace(messages[position], content=kept)
+                return position, [*messages[:position], begun, *messages[position + 1 :]]
+    return 0, messages
 
 
 def _tools(*tools: ToolParam) -> wire.AdditionalTools:
@@ -521,7 +560,7 @@ def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[par
                     yield _called(block)
                 case ServerToolUseBlock():
                     yield from _ran(block, results)
-                case TextBlock() | WebSearchToolResultBlock() | CodeExecutionToolResultBlock():
+                case TextBlock() | WebSearchToolResultBlock() | CodeExecutionToolResultBlock() | CompactionBlock():
                     pass
 
 

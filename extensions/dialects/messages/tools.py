@@ -164,15 +164,23 @@ class Offer:
             tool.name or "": tool.tool(f"tools[{position}]") for position, tool in enumerate(tools) if tool.is_deferred
         }
         self.withdrawn: set[str] = set()
+        self.has_changed = False
 
     def load(self, name: str) -> ToolParam | None:
         """Take a deferred tool; None if it is in the prompt, or unknown."""
+        self.has_changed |= name in self._waiting
         return self._waiting.pop(name, None)
+
+    def withdraw(self, name: str, path: str) -> None:
+        """Withdraw a tool; raises `InvalidRequest` for one that was not defined."""
+        self.withdrawn.add(self.known(name, path))
+        self.has_changed = True
 
     def define(self, tool: MessageTool, path: str) -> ToolParam:
         """Offer a tool that a message defines."""
         name, defined = tool.name or tool.type or "", tool.tool(path)
         self._known[name] = tool
+        self.has_changed = True
         self._waiting.pop(name, None)
         self.withdrawn.discard(name)
         return defined

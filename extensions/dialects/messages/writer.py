@@ -19,6 +19,8 @@ from penstock.extensions.dialects.messages.events import (
     BlockDelta,
     CodeExecutionResult,
     CodeExecutionToolResult,
+    Compaction,
+    CompactionDelta,
     ContentBlock,
     ContentBlockDelta,
     ContentBlockStart,
@@ -52,8 +54,11 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
 from penstock.pipeline.tasks import LARGE_BYTES, apart
 
-Display: TypeAlias = Literal["shown", "omitted", "none"]
-"""The way in which thoughts are shown: with their text, with their signature alone, or not at all."""
+Display: TypeAlias = Literal["shown", "omitted", "none", "summary"]
+"""The way in which thoughts are shown: with their text, with their signature alone, or not at all.
+
+In a ``summary``, the text of the model is that of a compaction.
+"""
 
 _FIRST_KEY = re.compile(r'\s*\{\s*(?:\}|"(?:[^"\\]|\\.)*"\s*:(?P<after>.))', re.DOTALL)
 """Arguments up to the character that tells whether they are written with spaces."""
@@ -107,6 +112,7 @@ class MessageWriter:
         self._has_open_call = False
         """True if the model left a call open: its input is not whole, so that it cannot be made."""
         self._searches = 0
+        self._summary: list[str] = []
         self._has_refused = False
 
     def feed(self, event: ResponseEvent) -> Iterator[Event]:
@@ -144,7 +150,7 @@ class MessageWriter:
     def _begin(self, item: items.OutputItem) -> Iterator[Event]:
         self._held = ""
         match item:
-            case items.Reasoning() if self._display != "none":
+            case items.Reasoning() if self._display in ("shown", "omitted"):
                 yield self._open(Thinking("", ""))
             case items.FunctionCall():
                 self._call, self._arguments = item, ObjectReader()
@@ -153,6 +159,9 @@ class MessageWriter:
 
     def _text(self, text: str) -> Iterator[Event]:
         """Write text; clients take no block that is blank, so it begins with the first character that is not."""
+        if self._display == "summary":
+            self._summary.append(text)
+            return
         if not self._is_open:
             self._held += text
             if not self._held.strip():
@@ -227,7 +236,12 @@ class MessageWriter:
         if response.status == "cancelled":
             yield _failure(response)
             return
-        if self._index == 0 and self._most != 0:  # clients look at the first block
+        if self._display == "summary":
+            summary = "".join(self._summary).strip() if response.status == "completed" and not self._has_refused else ""
+            yield self._open(Compaction())
+            yield ContentBlockDelta(self._index, CompactionDelta(summary or None))
+            yield self._close()
+        elif self._index == 0 and self._most != 0:  # clients look at the first block
             yield self._open(Text(""))
             yield self._close()
         usage = _usage(response.usage)
@@ -237,6 +251,8 @@ class MessageWriter:
         yield MessageStop()
 
     def _ending(self, response: Response, output_tokens: int) -> Ending:
+        if self._display == "summary":
+            return Ending("compaction")
         if self._most == 0:
             return Ending("max_tokens")
         if details := response.incomplete_details:
@@ -286,6 +302,8 @@ async def whole_message(source: AsyncIterator[Event]) -> CreatedMessage:
                 block = event.content_block
             case ContentBlockDelta(delta=SignatureDelta(signature=signature)) if isinstance(block, Thinking):
                 block = replace(block, signature=signature)
+            case ContentBlockDelta(delta=CompactionDelta(content=summary)):
+                block = Compaction(summary)
             case ContentBlockDelta(delta=delta):
                 texts.append(_text_of(delta))
             case ContentBlockStop() if block is not None:
@@ -310,7 +328,7 @@ def _text_of(delta: BlockDelta) -> str:
             return delta.thinking
         case InputJsonDelta():
             return delta.partial_json
-        case SignatureDelta():
+        case SignatureDelta() | CompactionDelta():
             return ""
 
 
@@ -322,5 +340,5 @@ def _filled(block: ContentBlock, text: str) -> ContentBlock:
             return replace(block, thinking=text)
         case ToolUse() | ServerToolUse():
             return replace(block, input=from_json(text, allow_partial=True) if text else {})
-        case WebSearchToolResult() | CodeExecutionToolResult():
+        case WebSearchToolResult() | CodeExecutionToolResult() | Compaction():
             return block

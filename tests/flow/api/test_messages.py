@@ -355,8 +355,6 @@ UNDONE: list[tuple[dict[str, Any], str]] = [
         },
         "thinking.enabled.block_binding",
     ),
-    ({"compaction": {"type": "summarize"}}, "compaction"),
-    ({"compaction": {"type": "nonsense"}}, "compaction"),
 ]
 
 

@@ -58,6 +58,8 @@ TAKEN: Mapping[str, str] = {
     **dict.fromkeys(CODE_EXECUTION, "allowed_callers defer_loading name type"),
     "CodeExecutionToolResultBlockParam": "content tool_use_id type",
     "CodeExecutionToolResultErrorParam": "type",
+    "CompactionBlockParam": "content tool_changes type",
+    "CompactionConfigParam": "instructions type",
     "ContentBlockSourceParam": "content type",
     "ContextManagementConfigParam": "edits",
     **dict.fromkeys(("DocumentBlockParam", "RequestDocumentBlockParam"), "citations context source title type"),
@@ -117,7 +119,13 @@ TAKEN: Mapping[str, str] = {
 
 CACHED = (
     *(CREATE, COUNT, *CLIENT_TOOLS, *CODE_EXECUTION, *COMPUTERS, *WEB_SEARCH, "ToolComputerUse20251124Param"),
-    *("CodeExecutionToolResultBlockParam", "DocumentBlockParam", "ImageBlockParam", "RequestDocumentBlockParam"),
+    *(
+        "CodeExecutionToolResultBlockParam",
+        "CompactionBlockParam",
+        "DocumentBlockParam",
+        "ImageBlockParam",
+        "RequestDocumentBlockParam",
+    ),
     *("RequestToolAdditionBlockParam", "RequestToolRemovalBlockParam", "SearchResultBlockParam", "TextBlockParam"),
     *("ServerToolUseBlockParam", "ToolParam", "ToolReferenceBlockParam", "ToolResultBlockParam", "ToolUseBlockParam"),
     "WebSearchToolResultBlockParam",
@@ -193,6 +201,7 @@ IDLE: Mapping[str, str] = {
         for result in ("CodeExecutionResultBlockParam", "EncryptedCodeExecutionResultBlockParam")
         for field in ("content", "stderr")
     },
+    **{f"CompactionBlockParam.{field}": "the summary is read as it is" for field in ("encrypted_content", "signature")},
     **{f"CodeExecutionOutputBlockParam.{field}": "programs have no files here" for field in ("file_id", "type")},
 }
 """The fields that are accepted and have no effect, with the reason: none of them restricts or changes an answer."""
@@ -205,7 +214,7 @@ NOT_RUN = (
 """The tools that this server does not run."""
 
 NOT_READ = (
-    *("AdvisorToolResultBlockParam", "BashCodeExecutionToolResultBlockParam", "CompactionBlockParam"),
+    *("AdvisorToolResultBlockParam", "BashCodeExecutionToolResultBlockParam"),
     *("ContainerUploadBlockParam", "FallbackBlockParam", "MCPToolListingBlockParam", "MCPToolUseBlockParam"),
     *("RequestMCPToolResultBlockParam", "TextEditorCodeExecutionToolResultBlockParam"),
     *("ToolSearchToolResultBlockParam", "WebFetchToolResultBlockParam"),
@@ -217,13 +226,13 @@ NOT_HERE: Mapping[str, str | None] = {
     **dict.fromkeys(NOT_READ, "messages[1].content[0].type"),
     "BrowserStateBlockParam": "messages[2].content[0].content[0].type",
     **dict.fromkeys(("ClearToolUses20250919EditParam", "Compact20260112EditParam"), "context_management.edits[0].type"),
-    "CompactionConfigParam": "compaction",
     "ContainerParams": "container",
     "RequestMCPServerURLDefinitionParam": "mcp_servers",
     "ThinkingBlockBindingParam": "thinking.enabled.block_binding",
     "TokenTaskBudgetParam": "output_config.task_budget",
     **dict.fromkeys(
-        ("ToolChangeMCPToolReferenceParam", "ToolChangeMCPToolsetReferenceParam"), "messages[1].content[0].tool.type"
+        ("ToolChangeMCPToolReferenceParam", "ToolChangeMCPToolsetReferenceParam"),
+        "messages[1].content[0].tool_changes[0].tool.type",
     ),
     **dict.fromkeys(("BillingPolicyParam", "FallbackCreditTokenParam", "FallbackParam")),
 }
@@ -232,7 +241,6 @@ NOT_HERE: Mapping[str, str | None] = {
 DEFINED = "ToolChangeToolDefinitionParam.definition"
 
 REFUSED: Mapping[str, str | None] = {
-    f"{COUNT}.compaction:CompactionConfigParam": None,
     f"{CREATE}.container": "container",
     f"{CREATE}.inference_geo": "inference_geo",
     "ThinkingConfigAdaptiveParam.block_binding:ThinkingBlockBindingParam": "thinking.adaptive.block_binding",
@@ -315,6 +323,7 @@ BY_FIELD: Mapping[str, Json] = {
 BESIDE: Mapping[str, Json] = {
     "Base64ImageSourceParam": {"media_type": "image/png", "data": PIXEL},
     "Base64PDFSourceParam": {"data": as_base64(pdf(["x"]))},
+    "CompactionBlockParam": {"content": "x"},
     "SystemMessageParam": {"content": "x"},
 }
 
@@ -359,7 +368,7 @@ def in_conversation(body: Json) -> Json:
     (message,) = body["messages"]
     block = message["content"][0] if isinstance(message.get("content"), list) else {"type": "text"}
     beside: Json = {}
-    if block["type"] in OF_SYSTEM or "tool_choice" in body:
+    if block["type"] in (*OF_SYSTEM, "compaction") or "tool_choice" in body:
         beside["tools"] = [TOOL]
     before = [HI]
     if "context_management" in body:

@@ -12,7 +12,7 @@ import pytest
 from penstock.api.http.auth import Keys
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.messages import PATH, anthropic_client, events_of
-from tests.support.server import CALL, HELLO, PacedServer, running_server, script
+from tests.support.server import CALL, HELLO, PacedServer, ScriptedServer, running_server, script
 from tests.support.server_process import running_process
 from tests.support.tool_servers import serving_everything
 
@@ -40,7 +40,7 @@ def result(call: Json, text: str = "Sunny") -> Json:
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": text}]}
 
 
-async def whole(served: PacedServer, body: Json) -> Json:
+async def whole(served: ScriptedServer, body: Json) -> Json:
     """Return the answer of a turn."""
     answer: Json
     status, answer = await served.post(body, PATH)
@@ -219,6 +219,18 @@ async def test_turn_without_messages_goes_on(served: PacedServer) -> None:
     begun = await whole(served, {**ASKING, **CREATE})
     assert (await served.post(after(begun), PATH))[0] == 200
     assert (await served.post({**ASKING, **CREATE, "messages": []}, PATH))[0] == 400
+
+
+async def test_summary_of_a_thread_is_no_turn_of_it(served: PacedServer) -> None:
+    begun = await whole(served, {**ASKING, **CREATE})
+    wish = {"compaction": {"type": "summarize"}}
+    for body in (after(begun, **wish), {**ASKING, **CREATE, **wish}):
+        answer = await whole(served, body)
+        assert [block["type"] for block in answer["content"]] == ["compaction"]
+        assert "How is Paris?" in served.prompt_text()
+        assert await refused(served, after(answer, AGAIN)) == (404, "thread_not_found")
+    await whole(served, after(begun, AGAIN))
+    assert "Write a summary" not in served.prompt_text()
 
 
 async def test_thread_of_the_sdk_sends_only_what_is_new(served: PacedServer, claude: anthropic.AsyncAnthropic) -> None:
