@@ -9,17 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
+from penstock.extensions.dialects.messages.blocks import TextBlocks, Turn, Turns, UserTurn
 from penstock.extensions.dialects.messages.compaction import Summarizing
 from penstock.extensions.dialects.messages.errors import not_permitted
-from penstock.extensions.dialects.messages.messages import (
-    Conversation,
-    TextBlocks,
-    Turn,
-    Turns,
-    UserTurn,
-    check_not_empty,
-    instructions,
-)
+from penstock.extensions.dialects.messages.messages import Conversation, check_not_empty, instructions
 from penstock.extensions.dialects.messages.threads import ContinuedThread, Thread, unheld
 from penstock.extensions.dialects.messages.tools import MessageTool, MessageToolChoice, Offer
 from penstock.extensions.dialects.messages.writer import Display

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from penstock.extensions.dialects.messages.errors import THREAD_NOT_FOUND
-from penstock.extensions.dialects.messages.messages import (
+from penstock.extensions.dialects.messages.blocks import (
     SystemTurn,
     ToolAdditionBlock,
     ToolReference,
     ToolRemovalBlock,
     Turn,
 )
+from penstock.extensions.dialects.messages.errors import THREAD_NOT_FOUND
 from penstock.pipeline.errors import STORES_NOTHING, InvalidRequest
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.request import CreateResponse

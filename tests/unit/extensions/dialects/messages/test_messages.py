@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.extensions.dialects.messages.messages import Conversation, Turn
+from penstock.extensions.dialects.messages.blocks import Turn
+from penstock.extensions.dialects.messages.messages import Conversation
 from penstock.pipeline.errors import InvalidRequest
 
 IDS = st.lists(st.sampled_from("abc"), max_size=3)
