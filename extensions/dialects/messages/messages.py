@@ -235,6 +235,7 @@ class Conversation:
 
     def _items(self, message: UserTurn | AssistantTurn, place: str, *, is_last: bool) -> Iterator[params.InputItem]:
         for position, block in enumerate(() if isinstance(message.content, str) else message.content):
+            _check_citations(block, f"{place}.content[{position}]")
             if isinstance(block, CompactionBlock) and block.content is not None:
                 self._blocks = [(position, None)]
                 yield params.message("user", in_place(block.content))
@@ -331,8 +332,6 @@ def _names_a_failure(parts: Sequence[wire.InputPart]) -> bool:
 def _parts(block: Any) -> Iterator[wire.InputPart]:
     """Yield the parts of a block that the user wrote; none for a result."""
     match block:
-        case DocumentBlock(citations=Citations(enabled=True)) | SearchResultBlock(citations=Citations(enabled=True)):
-            raise UnsupportedParameter("No model cites blocks here: leave out citations.", param="messages")
         case TextBlock(text=text):
             yield wire.InputText(text)
         case ImageBlock(source=Base64Source(media_type=kind, data=data)):
@@ -412,6 +411,19 @@ def check_not_empty(messages: Sequence[Turn]) -> None:
 
 def _blocks(message: UserTurn) -> Sequence[UserBlock]:
     return (TextBlock(text=message.content),) if isinstance(message.content, str) else message.content
+
+
+def _check_citations(block: Any, place: str) -> None:
+    """Raise `UnsupportedParameter` for a block that the model is to cite, also in a result."""
+    match block:
+        case DocumentBlock(citations=Citations(enabled=True)) | SearchResultBlock(citations=Citations(enabled=True)):
+            at = f"{place}.citations"
+            raise UnsupportedParameter(f"No model cites blocks here: leave out citations (at {at})", param=at)
+        case ToolResultBlock(content=tuple(content)):
+            for position, inner in enumerate(content):
+                _check_citations(inner, f"{place}.content[{position}]")
+        case _:
+            pass
 
 
 def _check_options(message: Turn, place: str) -> None:

@@ -272,8 +272,8 @@ REFUSED: Mapping[str, str | None] = {
         ),
         "thread.previous_message_id",
     ),
-    "CitationsConfigParam.enabled=true": "messages",
-    "CitationsConfigParamParam.enabled=true": "messages",
+    "CitationsConfigParam.enabled=true": "messages[1].content[0].citations",
+    "CitationsConfigParamParam.enabled=true": "messages[1].content[0].citations",
     "ImageTransformationsParam.oversized_image=error": "messages[1].content[0].transformations.oversized_image",
     **dict.fromkeys(
         (

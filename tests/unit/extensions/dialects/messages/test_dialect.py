@@ -105,7 +105,18 @@ def test_document_stands_between_marks_with_its_title(source: Any, text: str) ->
         ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
         ({"include_reasoning": False}, "include_reasoning"),
         ({"guided_regex": "a+"}, "guided_regex"),
-        ({"messages": [{"role": "user", "content": [{**DOCUMENT, "citations": {"enabled": True}}]}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{**DOCUMENT, "citations": {"enabled": True}}]}]},
+            "messages[0].content[0].citations",
+        ),
+        ({"thread": "create"}, "thread"),
+        ({"thread": {}}, "thread.type"),
+        ({"thread": {"type": "fork"}}, "thread.type"),
+        ({"thread": {"type": "continue"}}, "thread.previous_message_id"),
+        ({"thread": {"type": "continue", "previous_message_id": 5}}, "thread.previous_message_id"),
+        ({"compaction": "summarize"}, "compaction"),
+        ({"compaction": {}}, "compaction.type"),
+        ({"compaction": {"type": "summarize", "instructions": 5}}, "compaction.instructions"),
     ],
 )
 def test_what_would_be_ignored_is_refused(fields: dict[str, Any], param: str) -> None:
