@@ -19,6 +19,7 @@ from penstock.pipeline.protocol.params.tools import (
     CodeInterpreterToolParam,
     DomainList,
     FunctionToolParam,
+    OtherChoice,
     OtherToolParam,
     ToolChoice,
     ToolParam,
@@ -198,13 +199,16 @@ class Offer:
         return (tool for name, tool in self._known.items() if name not in self._waiting)
 
     def choice(self, choice: ToolChoice) -> ToolChoice:
-        """Return a choice of tools without those that were withdrawn."""
-        if not self.withdrawn or choice == "none":
-            return choice
+        """Return a choice of tools without those that were withdrawn, and of a server's tool by its type."""
         if isinstance(choice, ChosenTool):
             if choice.name in self.withdrawn:
                 message = f"The tool {shortened(choice.name)!r} was withdrawn"
                 raise InvalidRequest(message, param="tool_choice.name", code="invalid_value")
+            known = self._known.get(choice.name)
+            if known is None or known.chosen["type"] == "function":
+                return choice
+            return OtherChoice.model_validate(known.chosen)
+        if not self.withdrawn or choice == "none":
             return choice
         left = [tool.chosen for tool in self.tools if tool.name not in self.withdrawn]
         allowed: dict[str, Any] = {"type": "allowed_tools", "mode": choice, "tools": left}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.messages import PATH
-from tests.support.server import PacedServer
+from tests.support.server import HELLO, PacedServer, script
+from tests.support.tool_servers import serving_everything
 
 Json = dict[str, Any]
 
@@ -112,6 +114,27 @@ async def test_choice_of_a_withdrawn_tool_is_refused(served: PacedServer) -> Non
     assert await callable_tools(served, gone, tools=tools, tool_choice={"type": "none"}) == []
     status, _ = await asked(served, gone, tools=tools[:1], tool_choice={"type": "any"})
     assert status == 400
+
+
+async def test_tool_of_the_server_is_chosen_by_its_name(tmp_path: Path) -> None:
+    search, program = (
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
+    )
+    async with serving_everything(tmp_path) as served:
+        served.engine.script = script(HELLO)
+        for each, namespace in ((search, "browser"), (program, "python")):
+            choice = {"type": "tool", "name": each["name"]}
+            body = {
+                "model": "tiny",
+                "max_tokens": 9,
+                "messages": [HI],
+                "tools": [search, program],
+                "tool_choice": choice,
+            }
+            assert (await served.post(body, PATH))[0] == 200
+            allowed = served.engine.prompts[-1].facts.tools.allowed
+            assert {owner for owner, _ in allowed or ()} == {namespace}
 
 
 @pytest.mark.parametrize(
