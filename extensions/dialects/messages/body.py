@@ -11,7 +11,7 @@ from pydantic import Field
 
 from penstock.extensions.dialects.messages.blocks import TextBlocks, Turn, Turns, UserTurn
 from penstock.extensions.dialects.messages.compaction import Summarizing
-from penstock.extensions.dialects.messages.errors import not_permitted
+from penstock.extensions.dialects.messages.errors import THREAD_UNSUPPORTED, not_permitted
 from penstock.extensions.dialects.messages.messages import Conversation, check_not_empty, instructions
 from penstock.extensions.dialects.messages.threads import ContinuedThread, Thread, unheld
 from penstock.extensions.dialects.messages.tools import MessageTool, MessageToolChoice, Offer
@@ -294,7 +294,7 @@ class CreateMessage(CountTokens):
         """The request of the pipeline, which is stored if it is a turn of a thread."""
         for name in self._unheld() if self.thread is not None else ():
             message = f"A thread cannot have {name} here. Send the whole conversation without `thread`."
-            raise InvalidRequest(message, param="thread", code="thread_unsupported_request")
+            raise InvalidRequest(message, param=name, code=THREAD_UNSUPPORTED)
         for param, is_set in self._unsummarized() if self.compaction is not None else ():
             if is_set:
                 message = f"{param} cannot be combined with compaction."
@@ -317,15 +317,12 @@ class CreateMessage(CountTokens):
 
     def _unheld(self) -> Iterator[str]:
         """Yield the names of what cannot be in a thread."""
-        if any(
-            edit.thinking_turns is not None
-            for edit in (self.context_management and self.context_management.edits) or ()
-        ):
+        if any(edit.thinking_turns is not None for edit in self._edits):
             yield "context_management"
         if any(tool.is_deferred for tool in self.tools or ()):
             yield "defer_loading"
         if self.max_tokens == 0:
-            yield "max_tokens 0"
+            yield "max_tokens: 0"
         yield from unheld(self.messages)
 
     @property

@@ -26,10 +26,18 @@ _TYPES = {
 THREAD_NOT_FOUND = "thread_not_found"
 """The code on which clients send the whole conversation again."""
 
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""The code on which clients send the whole conversation, from then on without a thread."""
 
-def problem(status: int, message: str, code: str | None) -> MessageProblem:
-    """Return a problem with Anthropic's type for its status; the code of a problem of threads is a detail."""
+
+def problem(status: int, message: str, code: str | None, param: str | None = None) -> MessageProblem:
+    """Return a problem with Anthropic's type for its status; the code of a problem of threads is a detail.
+
+    With `THREAD_UNSUPPORTED`, so is the parameter that a thread cannot have.
+    """
     details: Any = {"error_code": code} if (code or "").startswith("thread_") else UNSET
+    if code == THREAD_UNSUPPORTED:
+        details["unsupported"] = [param]
     return MessageProblem(_type(status, code), message, details)
 
 
@@ -43,7 +51,7 @@ def error(refused: RequestError) -> tuple[int, Any]:
     """Return the status and the body of an error."""
     found = refused.problem
     status = 404 if found.code == THREAD_NOT_FOUND else refused.status
-    return status, MessageError(problem(status, placed(found), found.code), refused.request_id or None)
+    return status, MessageError(problem(status, placed(found), found.code, found.param), refused.request_id or None)
 
 
 def placed(found: Problem) -> str:

@@ -22,11 +22,20 @@ from penstock.extensions.dialects.messages.errors import THREAD_NOT_FOUND
 from penstock.pipeline.errors import STORES_NOTHING, InvalidRequest
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.params.tools import ToolParam
+from penstock.pipeline.protocol.params.tools import (
+    CodeInterpreterToolParam,
+    FunctionToolParam,
+    OtherToolParam,
+    ToolParam,
+    WebSearchToolParam,
+)
 from penstock.services.store.store import Store
 from penstock.stages.normalize.recall import CONTINUABLE
 
 _tools: TypeAdapter[list[ToolParam]] = TypeAdapter(list[ToolParam], config=ConfigDict(hide_input_in_errors=True))
+
+_OF_MESSAGES = (FunctionToolParam, CodeInterpreterToolParam, WebSearchToolParam, OtherToolParam)
+"""The tools that a message can have; a response with others, whose secrets are not stored, is no turn of a thread."""
 
 
 class BegunThread(Body):
@@ -80,11 +89,12 @@ async def continued(request: CreateResponse, store: Store) -> CreateResponse:
     if chain and chain[-1].response.status in ("queued", "in_progress"):
         raise _refusal("The answer to continue has not ended", "thread_continue_in_flight")
     is_whole = chain and chain[0].response.previous_response_id is None  # else its beginning has expired
-    if not is_whole or chain[-1].response.status not in CONTINUABLE:
+    tools = _tools.validate_python(list(chain[-1].response.tools)) if is_whole else []
+    has_others = not all(isinstance(tool, _OF_MESSAGES) for tool in tools)
+    if not is_whole or has_others or chain[-1].response.status not in CONTINUABLE:
         message = "This server does not hold the whole conversation of this answer."
         raise _refusal(message if store.keeps else message + STORES_NOTHING, THREAD_NOT_FOUND)
     held = chain[-1].response
-    tools = _tools.validate_python(list(held.tools))
     left_out = held.left_out_tools or ()
     given = [tool for tool in request.tools or () if tool.type not in left_out]
     differing = {

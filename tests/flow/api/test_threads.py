@@ -131,6 +131,31 @@ async def test_thread_keeps_tools_of_every_kind(tmp_path: Path) -> None:
             assert later.response.max_tool_calls == 2
 
 
+FUNCTION: Json = {"type": "function", "name": "get_weather", "parameters": WEATHER["input_schema"]}
+OF_RESPONSES: list[tuple[Json, int]] = [
+    ({}, 200),
+    ({"tools": [FUNCTION]}, 200),
+    ({"tools": [{"type": "web_search"}, {"type": "code_interpreter", "container": {"type": "auto"}}]}, 200),
+    ({"tools": [{"type": "custom", "name": "x"}]}, 404),
+    ({"tools": [{"type": "namespace", "name": "x", "tools": [FUNCTION]}]}, 404),
+    ({"tools": [{"type": "local_shell"}]}, 404),
+    ({"tools": [{"type": "apply_patch"}]}, 404),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), OF_RESPONSES)
+async def test_response_is_a_turn_if_messages_have_its_tools(tmp_path: Path, fields: Json, expected: int) -> None:
+    async with serving_everything(tmp_path) as served:
+        served.engine.script = script(HELLO)
+        status, response = await served.post({"input": "How is Paris?", **fields})
+        assert status == 200, response
+        status, answer = await served.post(after({"id": response["id"].replace("resp_", "msg_")}, AGAIN), PATH)
+        assert (status, answer.get("error", {}).get("details")) == (
+            expected,
+            None if expected == 200 else {"error_code": "thread_not_found"},
+        )
+
+
 async def test_tools_that_a_turn_defines_stay(served: PacedServer) -> None:
     block = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {**WEATHER, "name": "far"}}}
     begun = await whole(served, {**ASKING, **CREATE})
@@ -140,26 +165,28 @@ async def test_tools_that_a_turn_defines_stay(served: PacedServer) -> None:
 
 
 DELAYED = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_weather"}}
-UNHELD: list[Json] = [
-    {"tools": [{**WEATHER, "defer_loading": True}]},
-    {"max_tokens": 0},
-    {"messages": [HI, {"role": "system", "content": "x", "clear_at": "next_user_message"}]},
-    {"messages": [HI, {"role": "system", "content": [], "output_config": {"effort": "low"}}]},
-    {"messages": [HI, {"role": "system", "content": [DELAYED]}]},
-    {"messages": [HI, {"role": "system", "content": [{**DELAYED, "type": "tool_addition"}]}]},
-    {
-        "context_management": {
-            "edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}]
-        }
-    },
+EFFORT = {"role": "system", "content": [], "output_config": {"effort": "low"}}
+LATEST_THOUGHTS = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}
+UNHELD: list[tuple[str, Json]] = [
+    ("defer_loading", {"tools": [{**WEATHER, "defer_loading": True}]}),
+    ("max_tokens: 0", {"max_tokens": 0}),
+    ("clear_at", {"messages": [HI, {"role": "system", "content": "x", "clear_at": "next_user_message"}]}),
+    ("output_config", {"messages": [HI, EFFORT]}),
+    ("tool_removal", {"messages": [HI, {"role": "system", "content": [DELAYED]}]}),
+    ("tool_reference", {"messages": [HI, {"role": "system", "content": [{**DELAYED, "type": "tool_addition"}]}]}),
+    ("context_management", {"context_management": {"edits": [LATEST_THOUGHTS]}}),
 ]
 
 
-@pytest.mark.parametrize("changed", UNHELD)
+@pytest.mark.parametrize(("named", "changed"), UNHELD)
 async def test_what_a_thread_does_not_hold_is_refused_so_that_clients_go_on_without(
-    served: PacedServer, changed: Json
+    served: PacedServer, named: str, changed: Json
 ) -> None:
-    assert await refused(served, {**ASKING, **CREATE, **changed}) == (400, "thread_unsupported_request")
+    status, answer = await served.post({**ASKING, **CREATE, **changed}, PATH)
+    details = answer["error"]["details"]
+    assert (status, details["error_code"]) == (400, "thread_unsupported_request")
+    assert details["unsupported"] == [named]
+    assert f"A thread cannot have {named} here" in answer["error"]["message"]
     assert (await served.post({**ASKING, **changed}, PATH))[0] == 200
 
 

@@ -91,14 +91,13 @@ def test_anthropics_tool_runner_calls_a_function(claude: anthropic.Anthropic, th
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_anthropics_async_tool_runner_goes_on_without_a_thread(url: str, streams: bool) -> None:
-    """Its first request asks for a thread; the refusal has the code on which it sends the whole conversation."""
-    asked, refusals = list[Any](), list[Any]()
+async def test_anthropics_async_tool_runner_goes_on_in_a_thread(url: str, streams: bool) -> None:
+    """Its first request begins a thread, and its second one sends the result alone."""
+    asked, statuses = list[Any](), list[int]()
 
     async def note(response: Any) -> None:
         asked.append(json.loads(response.request.content))
-        if response.status_code == 400:
-            refusals.append(json.loads(await response.aread())["error"]["details"]["error_code"])
+        statuses.append(response.status_code)
 
     async with anthropic.AsyncAnthropic(
         base_url=url.removesuffix("/v1"),
@@ -109,8 +108,13 @@ async def test_anthropics_async_tool_runner_goes_on_without_a_thread(url: str, s
         runner = client.beta.messages.tool_runner(messages=ASKED, tools=[find_weather], stream=streams, **MODEL)
         answer = await runner.until_done()
     assert answer.content[-1].to_dict()["text"] == WEATHER_TEXT
-    assert refusals == ["thread_unsupported_request"]
-    assert ["thread" in body for body in asked] == [True, False, False]
+    assert statuses == [200, 200]
+    assert [body["thread"]["type"] for body in asked] == ["create", "continue"]
+    assert ([block["type"] for block in asked[1]["messages"][0]["content"]], len(asked[1]["messages"])) == (
+        ["tool_result"],
+        1,
+    )
+    assert "tools" not in asked[1]
 
 
 def test_anthropic_counts_tokens(claude: anthropic.Anthropic) -> None:
