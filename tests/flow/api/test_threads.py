@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ import pytest
 from penstock.api.http.auth import Keys
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.messages import PATH, anthropic_client, events_of
-from tests.support.server import CALL, HELLO, PacedServer, ScriptedServer, running_server, script
+from tests.support.server import (
+    CALL,
+    HELLO,
+    PacedServer,
+    ScriptedServer,
+    recording_server,
+    running_server,
+    script,
+)
 from tests.support.server_process import running_process
 from tests.support.tool_servers import serving_everything
 
@@ -274,6 +283,30 @@ async def test_thread_of_the_sdk_sends_only_what_is_new(served: PacedServer, cla
     await served.ask("DELETE", f"/v1/responses/{final.id.replace('msg_', 'resp_')}")
     await thread.send({"role": "user", "content": "Replayed"})  # the SDK begins another thread with all of it
     assert served.prompt_text().count("Question 0") == 1
+
+
+async def test_recording_of_a_turn_has_what_its_thread_began_with(tmp_path: Path) -> None:
+    async with recording_server(ScriptedEngine(script(HELLO)), tmp_path / "recorded") as served:
+        begun = await whole(served, {**ASKING, **CREATE})
+        later = await whole(served, after(begun, AGAIN))
+    folder = tmp_path / "recorded" / later["id"].replace("msg_", "resp_")
+    request = json.loads((folder / "request.json").read_text())
+    assert (request["instructions"], [tool["name"] for tool in request["tools"]]) == ("Be brief.", ["get_weather"])
+    assert "How is Paris?" in (folder / "conversation.jsonl").read_text()
+
+
+async def test_thread_is_continued_at_another_server_of_its_store(store_at: str, tmp_path: Path) -> None:
+    async with (
+        running_process(store_at, tmp_path, "quick@tiny") as first,
+        running_process(store_at, tmp_path, "quick@tiny") as second,
+    ):
+        status, answer = await first.post({**ASKING, **CREATE}, PATH)
+        assert status == 200, answer
+        for server in (second, first, second):
+            before = answer["usage"]["input_tokens"]
+            status, answer = await server.post(after(answer, AGAIN), PATH)
+            assert status == 200, answer
+            assert answer["usage"]["input_tokens"] > before
 
 
 async def test_thread_is_continued_after_its_server_was_killed(store_at: str, tmp_path: Path) -> None:
