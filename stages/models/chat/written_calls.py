@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 from penstock.stages.models.chat.model import Function
@@ -26,22 +27,27 @@ class WrittenCalls:
     mark: str = ""
 
     def format(self, functions: Iterable[Function], *, parallel: bool) -> dict[str, Any]:
-        """Return the ``format`` of an xgrammar structural tag for calls of ``functions``, in turn if ``parallel``."""
-        tags = [self._tag(function["function"]) for function in functions]
+        """Return the ``format`` of an xgrammar structural tag for calls of ``functions``, in turn if ``parallel``.
+
+        The end of each call is that of its tag: a line break before it may also stand before another argument.
+        """
+        same = "" if self.style == "json" else commonprefix([self.between, self.end])  # noqa: RUF071 - no path
+        closing = same[: same.rfind(">") + 1]  # whole marks
+        tags = [self._tag(function["function"], closing) for function in functions]
         calls = {
             "type": "tags_with_separator",
             "tags": tags,
-            "separator": self.between,
+            "separator": self.between.removeprefix(closing),
             "at_least_one": True,
             "stop_after_first": not parallel,
         }
-        begin, end = ({"type": "const_string", "value": text} for text in (self.begin, self.end))
-        return {"type": "sequence", "elements": [begin, calls, *([end] if self.end else [])]}
+        begin, end = ({"type": "const_string", "value": text} for text in (self.begin, self.end.removeprefix(closing)))
+        return {"type": "sequence", "elements": [begin, calls, *([end] if end["value"] else [])]}
 
-    def _tag(self, function: Function) -> dict[str, Any]:
+    def _tag(self, function: Function, closing: str) -> dict[str, Any]:
         schema = function.get("parameters", True) if function.get("strict") else True
         content = {"type": "json_schema", "json_schema": schema, "style": self.style}
-        return {"type": "tag", "begin": f"{function['name']}{self.middle}", "content": content, "end": ""}
+        return {"type": "tag", "begin": f"{function['name']}{self.middle}", "content": content, "end": closing}
 
 
 def json_objects(
