@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from msgspec import UNSET, UnsetType
+
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.pipeline.protocol.tools import HostedTool, McpServer
+from penstock.pipeline.protocol.tools import HostedTool, McpServer, StrictLevel
 from penstock.services.containers import TTL, Containers, MemoryLimit, OwnerLimits, no_owner_limits
 from penstock.services.slots import Limit, Slots, unlimited
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
@@ -337,6 +339,8 @@ class Toolbox:
     """The end of the error about a label that is not among the ``labels``."""
     containers: Containers | None = None
     """The containers in which code and commands run."""
+    strict_level: Callable[[], StrictLevel | UnsetType] = lambda: UNSET
+    """Gives the level to which all calls are held now."""
 
     @property
     def namespaces(self) -> frozenset[str]:

@@ -259,6 +259,11 @@ class ChatSettings(BaseSettings):
         examples=[{"enable_thinking": False}],
     )
     trust_request_chat_template: bool = Field(default=False, description="accept the chat_template of a request")
+    tool_strict_level: Literal["auto", "function", "parameter"] = Field(
+        default="auto",
+        description="hold calls that a request leaves free: function their markup and names, parameter also the "
+        "arguments of functions",
+    )
     harmony_system_instructions: bool = Field(
         default=False,
         description="give gpt-oss the instructions in its system message, instead of the developer message",

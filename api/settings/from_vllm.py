@@ -18,7 +18,6 @@ OPTIONS: Final[Mapping[str, str]] = {
     "--uvicorn-log-level": "use --log-level",
     "--disable-access-log-for-endpoints": "use --log-level WARNING, which leaves out all lines of requests",
     "--middleware": "insert a stage by --with, or a middleware into Api.app",
-    "--tool-strict-level": "set strict in the tools of the request",
     "--reasoning-effort-map": "set the variables of the template, in chat_template_kwargs of the request",
     "--exclude-tools-when-tool-choice-none": "send no tools, to hide them from the model",
     "--root-path --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh": (

@@ -7,7 +7,10 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
 
 from penstock.api.file_reading import file_settings
 from penstock.api.http.api_key import ApiKey
@@ -26,10 +29,11 @@ from penstock.pipeline.logs import nearest
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.tools import StrictLevel
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.containers import OwnerLimits, no_owner_limits
 from penstock.services.engines.custom import guarded_engine
-from penstock.services.engines.engine import Bounded, Engine, TextBackend
+from penstock.services.engines.engine import Backend, Bounded, Engine, HoldsGrammars, TextBackend
 from penstock.services.file_reading import open_files
 from penstock.services.mcp_config import ServerConfig, read_servers
 from penstock.services.own_hosts import label_of
@@ -171,7 +175,8 @@ async def assembled(
     """Yield the pipeline of these settings, with all stages that the operator inserts, for the length of a block."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
-    tools = replace(tools, left_out=leavable(settings.leave_out_tool))
+    level = partial(strict_level, settings.tool_strict_level, running.engine)
+    tools = replace(tools, left_out=leavable(settings.leave_out_tool), strict_level=level)
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = aliasing(sealing(pipeline, sealer), settings.aliases)
     pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
@@ -187,6 +192,13 @@ async def assembled(
     async with load(settings.plugins, settings.tables)(pipeline) as pipeline:
         _warn_of_partly_run(pipeline, declared)
         yield pipeline
+
+
+def strict_level(chosen: Literal["auto"] | StrictLevel, engine: Backend) -> StrictLevel | UnsetType:
+    """Return the level to which all calls are held: none as long as an engine cannot hold output to a grammar."""
+    if chosen == "auto" or (isinstance(engine, HoldsGrammars) and not engine.holds_grammars):
+        return UNSET
+    return chosen
 
 
 def _warn_of_partly_run(pipeline: Pipeline[Any, Any], declared: Pipeline[Any, Any]) -> None:

@@ -48,6 +48,7 @@ from penstock.stages.models.harmony.vocabulary import THOUGHT, load_encoding
 from penstock.stages.models.vllm_private import Greeting, greeted
 from penstock.stages.recordings.converse import RecordedTools
 from penstock.stages.recordings.recordings import read_recordings
+from penstock.stages.render.chat.grammar import holds_optional_calls
 from penstock.stages.render.harmony.grammar import WARM_UP
 from penstock.stages.responses import (
     NO_DEFAULTS,
@@ -157,6 +158,8 @@ async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGener
         engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
         if caches:
             engine.follow(caches)
+        if settings.tool_strict_level != "auto" and not engine.holds_grammars:
+            logger.warning("--tool-strict-level holds no calls as long as an engine refuses structured output")
         try:
             model = None if engine.speaks_harmony else settings.model or engine.root
             yield RunningEngine(engine, stages_elsewhere(settings, model))
@@ -248,6 +251,8 @@ def stages(settings: Settings, chat: ChatModel | None, sampling: Mapping[str, fl
     if chat:
         if settings.harmony_system_instructions:
             logger.warning("The model has a chat template, which decides where instructions stand")
+        if settings.tool_strict_level != "auto" and not holds_optional_calls(chat):
+            logger.warning("--tool-strict-level holds no calls that the model may omit: no grammar describes its calls")
         return chat_stages(chat, ImageCache(AllowedNetworks.parse(settings.allow_address)), sampling)
     _check_parsers(settings)
     if settings.chat != ChatOptions():

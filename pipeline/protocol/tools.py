@@ -20,6 +20,10 @@ ClientForm: TypeAlias = Literal[
 """The type of a function call's item on the wire."""
 
 
+StrictLevel: TypeAlias = Literal["function", "parameter"]
+"""The strictness of all calls: their markup and the names in it, or the schemas of functions as well."""
+
+
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     """A function of the client, called with JSON.
 
@@ -182,6 +186,8 @@ class Toolset(msgspec.Struct, frozen=True):
     """The keys of the tools that items of the conversation have brought: they stand in the prompt where their item does
     (see `placed`).  A key may name a tool of a server that is not listed yet.
     """
+    strict_level: StrictLevel | UnsetType = UNSET
+    """The operator's level, to which calls are held although the request does not ask for it."""
 
     def enabled(self, namespace: str) -> McpServer:
         """Return the settings of a built-in tool: those of the MCP server as which the request enables it, if any."""

@@ -102,6 +102,16 @@ class Budgeted(Protocol):
 
 
 @runtime_checkable
+class HoldsGrammars(Protocol):
+    """An engine that knows if it can hold output to a grammar; any other one can."""
+
+    @property
+    def holds_grammars(self) -> bool:
+        """True if a prompt may have a `grammar`."""
+        ...
+
+
+@runtime_checkable
 class ScoresPrompts(Protocol):
     """An engine that reports the log probabilities of prompts, if `Sampling.prompt_logprobs` asks for them."""
 

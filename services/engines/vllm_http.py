@@ -71,6 +71,10 @@ class VllmHttpEngine:
     def is_alive(self) -> bool:
         return any(self.replicas.healthy)
 
+    @property
+    def holds_grammars(self) -> bool:
+        return not any(replica.grammar_fault for replica in self.replicas.healthy)
+
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         if self._stopping.is_set():

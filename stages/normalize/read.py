@@ -92,6 +92,7 @@ class Read:
             sees_images=recalled.traits.sees_images,
             of_unknown=toolbox.of_unknown,
             takes_agents=recalled.request.envelope.body is not None,
+            strict_level=toolbox.strict_level(),
         )
         builder.add_all(recalled.request.tools or ())
         builder.inherit(history)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -19,7 +19,7 @@ from penstock.pipeline.protocol.items import AdditionalTools, Item, ToolSearchOu
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.tools import McpServer, Tool, ToolKey, tool_key
+from penstock.pipeline.protocol.tools import McpServer, StrictLevel, Tool, ToolKey, tool_key
 from penstock.services.container_wishes import ContainerWish
 from penstock.services.tool_search import search_tool
 from penstock.services.tools import ADVICE
@@ -75,6 +75,8 @@ class ToolsetBuilder:
     """The end of the error about a label that is not among the ``labels``."""
     takes_agents: bool = True
     """True if agents declare tools here that they do not need: see `is_unasked`, beside tools of their own."""
+    strict_level: StrictLevel | UnsetType = UNSET
+    """The level to which the operator holds all calls."""
     tools: dict[str, Tool] = field(default_factory=dict)
     """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
@@ -316,6 +318,8 @@ class ToolsetBuilder:
         waiting = {tool_key(tool) for tool in self.deferred.values()}
         if mode == "required" and allowed and waiting.issuperset(allowed):
             raise bad_choice("This choice names only deferred tools, which no search has loaded yet.")
+        is_put_off = request.ignore_eos or request.min_tokens  # a grammar says when the output ends
+        is_held = (self.tools or self.servers) and not is_put_off
         if allowed == ():  # the choice names only tools that were left out
             mode, allowed = "none", None
         return wire.Toolset(
@@ -328,6 +332,7 @@ class ToolsetBuilder:
             hosted=tuple(self.settings.values()) or UNSET,
             deferred=tuple(self.deferred.values()) or UNSET,
             loaded=tuple(self.loaded) or UNSET,
+            strict_level=self.strict_level if is_held else UNSET,
         )
 
     @property

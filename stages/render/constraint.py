@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -55,6 +56,8 @@ _LENIENT = {"lenient": True}
 
 _JSON = "%json "
 """The directive of Lark before a schema."""
+
+Made = TypeVar("Made")
 
 _decoder = json.JSONDecoder()
 
@@ -301,7 +304,36 @@ def is_bound(tools: Toolset) -> bool:
         return False
     if tools.choice == "required" or tools.allowed is not None:
         return True
-    return any(not tools.parallel or _is_strict(tool) for tool in tools.callable)
+    return any(not tools.parallel or tools.strict_level or _is_strict(tool) for tool in tools.callable)
+
+
+def holds_all(tools: Toolset) -> bool:
+    """Return True if the schemas of all functions hold, not only those of strict ones."""
+    return tools.choice == "required" or tools.strict_level == "parameter"
+
+
+def at_level(tools: Toolset, make: Callable[[Toolset], Made]) -> Made:
+    """Return what ``make`` returns for tools at the operator's level, as far as that can be enforced.
+
+    Clients did not choose the level, so none gets an error because of it.  A function whose schema cannot be enforced
+    takes any object, and the level does not hold for a request with other constraints that exclude it.
+    """
+    while tools.strict_level and tools.choice != "required":
+        try:
+            return make(tools)
+        except UnenforceableTool as error:
+            tools = _loosened(tools, error.tool)
+        except InvalidRequest:
+            tools = replace(tools, strict_level=UNSET)
+    return make(tools)
+
+
+def _loosened(tools: Toolset, held: Tool) -> Toolset:
+    """Return tools of which one takes any object; they have no level if the client asks for its schema."""
+    if not isinstance(held, FunctionTool) or held.strict is True or held.parameters is None:
+        return replace(tools, strict_level=UNSET)
+    loose = replace(held, parameters=None)
+    return replace(tools, tools=tuple(loose if tool == held else tool for tool in tools.tools))
 
 
 def _is_strict(tool: Tool) -> bool:

@@ -22,9 +22,11 @@ from penstock.services.engines.vllm import VllmEngine
 from penstock.services.runs.run import RunRegistry
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
+from penstock.services.tools import Toolbox
 from penstock.services.web.image_cache import ImageCache
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.normalize.normalize import NO_TOOLS
 from penstock.stages.responses import chat_stages, responses_pipeline
 from tests.support.event_streams import final, harmony_pipeline, run_request
 from tests.support.fixture_cases import HARMONY_CASES
@@ -52,9 +54,9 @@ def adapted(wanted: Prompt) -> Prompt:
     return with_facts(wanted, response=msgspec.structs.replace(wanted.facts.response, model="nonsense"))
 
 
-async def respond(engine: VllmEngine, question: str, /, **body: Any) -> Response:
+async def respond(engine: VllmEngine, question: str, /, toolbox: Toolbox = NO_TOOLS, **body: Any) -> Response:
     """Run a question through the whole pipeline and check every event; greedy and short unless ``body`` differs."""
-    pipeline = harmony_pipeline(engine)
+    pipeline = harmony_pipeline(engine, toolbox=toolbox)
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 
@@ -146,7 +148,9 @@ class ChatEngine:
         return await respond_chat(self.engine, self.chat, question, **body)
 
 
-async def respond_chat(engine: Engine, chat: ChatModel, question: str, /, **body: Any) -> Response:
+async def respond_chat(
+    engine: Engine, chat: ChatModel, question: str, /, toolbox: Toolbox = NO_TOOLS, **body: Any
+) -> Response:
     """Ask ``engine`` one question and check every event of the response; greedy unless ``body`` differs."""
-    pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, RunRegistry(Store(NullDatabase())))
+    pipeline = responses_pipeline(chat_stages(chat, ImageCache()), engine, RunRegistry(Store(NullDatabase())), toolbox)
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))

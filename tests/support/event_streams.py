@@ -23,16 +23,21 @@ from penstock.services.engines.engine import Engine
 from penstock.services.runs.run import RunRegistry
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
+from penstock.services.tools import Toolbox
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.normalize.normalize import NO_TOOLS
 from penstock.stages.responses import harmony_stages, responses_pipeline
 
 _sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
 
 
-def harmony_pipeline(engine: Engine, store: Store | None = None) -> Pipeline[CreateResponse, ResponseEvent]:
+def harmony_pipeline(
+    engine: Engine, store: Store | None = None, toolbox: Toolbox = NO_TOOLS
+) -> Pipeline[CreateResponse, ResponseEvent]:
     """The whole pipeline of gpt-oss over an engine; without ``store`` it stores nothing."""
-    return responses_pipeline(harmony_stages(load_encoding()), engine, RunRegistry(store or Store(NullDatabase())))
+    runs = RunRegistry(store or Store(NullDatabase()))
+    return responses_pipeline(harmony_stages(load_encoding()), engine, runs, toolbox)
 
 
 async def run_request(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:

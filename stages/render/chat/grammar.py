@@ -48,19 +48,31 @@ def grammar(
     tool, but not enforced: the tool's text is an argument within JSON.  Raises `InvalidRequest` for a constraint that
     cannot be enforced.
     """
-    tools, structured = request.facts.tools, request.facts.structured
+    structured = request.facts.structured
     answer = constraint.answer(request.facts.text_format, structured)
     tag = structured.get(STRUCTURAL_TAG)
-    if not answer and tag is None and not constraint.is_bound(tools):
-        return None, "native"
     opening = partial(_opening, chat=chat, prompt_ids=prompt_ids, thinks=thinks) if not continues else _no_opening
-    is_forced = tools.choice == "required"
+
+    def made(tools: Toolset) -> tuple[str | None, CallSyntax]:
+        if not answer and tag is None and not constraint.is_bound(tools):
+            return None, "native"
+        holds_all = constraint.holds_all(tools)
+        try:
+            return _Turn(chat, tools, answer, holds_all=holds_all).made(opening, functions, tag)
+        except constraint.UnenforceableTogether:
+            if not holds_all:
+                raise
+            return _Turn(chat, tools, answer, holds_all=False).made(opening, functions, tag)
+
+    return constraint.at_level(request.facts.tools, made)
+
+
+def holds_optional_calls(chat: ChatModel) -> bool:
+    """Return True if a grammar can hold calls that the model may omit."""
     try:
-        return _Turn(chat, tools, answer, is_forced=is_forced).made(opening, functions, tag)
-    except constraint.UnenforceableTogether:
-        if not is_forced:
-            raise
-        return _Turn(chat, tools, answer, is_forced=False).made(opening, functions, tag)
+        return bool(_Turn(chat, Toolset(), None, holds_all=False).lead)
+    except Undescribed:
+        return False
 
 
 def _no_opening(rules: Rules) -> list[Part]:
@@ -99,9 +111,9 @@ class _Callable:
 
 
 class _Turn:
-    """A turn; if a call ``is_forced``, the schemas of all functions hold, else only those of strict ones."""
+    """A turn; if it ``holds_all``, the schemas of all functions hold, else only those of strict ones."""
 
-    def __init__(self, chat: ChatModel, tools: Toolset, answer: Constraint | None, *, is_forced: bool) -> None:
+    def __init__(self, chat: ChatModel, tools: Toolset, answer: Constraint | None, *, holds_all: bool) -> None:
         self.rules = Rules(chat.vocabulary)
         self._chat = chat
         self._tools = tools
@@ -109,7 +121,7 @@ class _Turn:
         self._tags = Tags(self.rules, MOST_CALLS)
         names = ToolNames(tools)
         self._callable = [
-            _Callable(names.of(tool), tool, _schema(tool, is_forced=is_forced)) for tool in tools.callable
+            _Callable(names.of(tool), tool, _schema(tool, holds_all=holds_all)) for tool in tools.callable
         ]
 
     def made(
@@ -171,11 +183,16 @@ class _Turn:
         calls = self._calls([called.function(shown) for called in self._callable])
         if self._must_call or self._answer:
             return [*answers, self._tags.parts(calls)]
-        begin = lead(self._calls([_function(name, None, strict=False) for name in ("a", "b")]))
+        begin = self.lead
         if not begin:
             raise Undescribed
         text = Free(excluded=(begin,))
         return [[text], [Free(), *self.rules.literal(begin), *self._tags.parts(without(calls, begin))]]
+
+    @property
+    def lead(self) -> str:
+        """The text with which all calls begin; empty if it is not known.  Raises `Undescribed`."""
+        return lead(self._calls([_function(name, None, strict=False) for name in ("a", "b")]))
 
     def _calls(self, functions: Sequence[Function]) -> Format:
         described = self._chat.parsers.calls(functions, parallel=self._tools.parallel)
@@ -204,17 +221,17 @@ def _function(name: str, parameters: Mapping[str, Any] | None, *, strict: bool) 
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
-def _schema(tool: Tool, *, is_forced: bool) -> Mapping[str, Any] | None:
+def _schema(tool: Tool, *, holds_all: bool) -> Mapping[str, Any] | None:
     """Return the schema for the arguments of ``tool`` if they must match one, else None.
 
-    The arguments of strict functions, of forced ones, and of tools that take one plain text do.
+    The arguments of strict functions, of all if it ``holds_all``, and of tools that take one plain text do.
     """
     try:
         match tool, text_argument(tool):
             case FunctionTool(strict=True, parameters=dict() as parameters), _:
                 constraint.json_body(parameters)
                 return parameters
-            case FunctionTool(parameters=dict() as parameters), _ if is_forced:
+            case FunctionTool(parameters=dict() as parameters), _ if holds_all:
                 return constraint.arguments_schema(parameters)
             case _, str(argument):
                 text = {"type": "string", **(_pattern(tool) if isinstance(tool, CustomTool) else {})}

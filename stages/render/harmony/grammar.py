@@ -44,21 +44,25 @@ def grammar(
             param=f"structured_outputs.{STRUCTURAL_TAG}",
         )
     answer = constraint.answer(text_format, structured)
+    return constraint.at_level(tools, lambda held: _made(held, answer))
+
+
+def _made(tools: Toolset, answer: constraint.Constraint | None) -> str | None:
     if not answer and not constraint.is_bound(tools):
         return None
-    is_forced = tools.choice == "required"
+    holds_all = constraint.holds_all(tools)
     try:
-        return _checked(tools, answer, is_forced=is_forced)
+        return _checked(tools, answer, holds_all=holds_all)
     except constraint.UnenforceableTogether:
-        if not is_forced:
+        if not holds_all:
             raise
-        return _checked(tools, answer, is_forced=False)
+        return _checked(tools, answer, holds_all=False)
 
 
-def _checked(tools: Toolset, answer: constraint.Constraint | None, *, is_forced: bool) -> str:
-    """Return the grammar of a turn; if a call ``is_forced``, the schemas of all functions hold, else of strict ones."""
+def _checked(tools: Toolset, answer: constraint.Constraint | None, *, holds_all: bool) -> str:
+    """Return the grammar of a turn; if it ``holds_all``, the schemas of all functions hold, else of strict ones."""
     final = answer.body if answer else _FREE
-    inputs = [(tool, _input(tool, is_forced=is_forced)) for tool in tools.callable]
+    inputs = [(tool, _input(tool, holds_all=holds_all)) for tool in tools.callable]
     calls = {vocabulary.recipient_of(tool): _rule(tool, body) for tool, body in inputs}
     must_call = bool(calls) and tools.choice == "required"
     turn = _turn(calls, None if must_call else final, parallel=tools.parallel)
@@ -85,13 +89,13 @@ def _rule(tool: Tool, body: str) -> _Rule:
     return _Rule("commentary", "json" if is_json(body) else "code", body)
 
 
-def _input(tool: Tool, *, is_forced: bool) -> str:
+def _input(tool: Tool, *, holds_all: bool) -> str:
     """Return the rule body for the input of ``tool``; the input of tools that this server runs follows no schema."""
     try:
         match tool:
             case FunctionTool(parameters=parameters) if tool.strict and parameters is not None:
                 return constraint.json_body(parameters)
-            case FunctionTool(parameters=dict() as parameters) if is_forced:
+            case FunctionTool(parameters=dict() as parameters) if holds_all:
                 return constraint.json_body(constraint.arguments_schema(parameters))
             case CustomTool(grammar=Grammar() as rule):
                 return constraint.tool_body(rule)

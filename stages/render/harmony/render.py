@@ -14,6 +14,8 @@ from operator import itemgetter
 from threading import Lock
 
 from cachetools import LRUCache, cached
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RawMessages, ResolvedRequest, TokenIds
@@ -61,11 +63,14 @@ class RenderHarmony:
         """Render one conversation, or encode the prompt that stands in its place."""
         if (raw := request.facts.raw) is not None:
             return raw_prompt(request.facts, raw, self.encoding, self.context_length)
-        with placing_tools(request.facts.response):
-            rules = grammar(request.facts.tools, request.facts.text_format, request.facts.structured)
         request = without_images(request)
         plain = harmony_conversation(request, system_instructions=self.system_instructions)
         conversation = in_its_words(plain, request.tokens, self.encoding)
+        tools = request.facts.tools
+        if conversation.unfinished is not None:  # the operator's level does not have the model begin anew
+            tools = replace(tools, strict_level=UNSET)
+        with placing_tools(request.facts.response):
+            rules = grammar(tools, request.facts.text_format, request.facts.structured)
         may_drop = request.facts.response.truncation == "auto"
         encoder = _Encoder(self.encoding, None if may_drop else self.context_length)
         head = [encoder.message(message) for message in conversation.head]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from penstock.pipeline.protocol.items import FunctionCall, Reasoning
 from penstock.pipeline.protocol.response import Response
+from penstock.services.tools import Toolbox
 from tests.support.engine_requests import ON_SHARED_ENGINE, ChatEngine, answer
 
 pytestmark = ON_SHARED_ENGINE
@@ -100,3 +102,13 @@ async def test_required_tool_is_called(model: ChatEngine, choice: Any, names: se
 async def test_optional_strict_tool_is_called_or_not(model: ChatEngine) -> None:
     assert calls(await model.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
     assert calls(await model.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []
+
+
+async def test_level_holds_calls_of_clients_that_send_no_strict(model: ChatEngine) -> None:
+    level = Toolbox(strict_level=lambda: "parameter")
+    tools = [{**WEATHER, "strict": None}, {**LOOKUP, "strict": False}]
+    wild: dict[str, Any] = {"temperature": 1.0, "max_output_tokens": 4000, "tools": tools}
+    answers = await asyncio.gather(*(model.respond(QUESTION, toolbox=level, seed=seed, **wild) for seed in range(8)))
+    made = [call for response in answers for call in calls(response)]
+    assert made
+    assert {city["city"] for _, city in made} <= {"Paris", "Rome"}

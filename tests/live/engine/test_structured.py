@@ -10,6 +10,7 @@ import pytest
 from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
 from penstock.pipeline.protocol.response import Response
 from penstock.services.engines.vllm import VllmEngine
+from penstock.services.tools import Toolbox
 from tests.support.engine_requests import ON_SHARED_ENGINE, answer, respond, spoken
 
 pytestmark = ON_SHARED_ENGINE
@@ -204,3 +205,15 @@ async def test_broken_grammar_fails_the_response(engine: VllmEngine) -> None:
     assert response.error is not None
     assert response.error.code == "server_error"
     assert spoken(response.output[-1]).endswith('"')
+
+
+async def test_level_holds_calls_of_clients_that_send_no_strict(engine: VllmEngine) -> None:
+    level = Toolbox(strict_level=lambda: "parameter")
+    tools = [{**tool, "strict": strict} for tool, strict in ((WEATHER, None), (LOOKUP, False))]
+    wild: dict[str, Any] = {"temperature": 1.0, "max_output_tokens": 4000, "tools": tools}
+    answers = await asyncio.gather(*(respond(engine, WEATHER_QUESTION, level, seed=seed, **wild) for seed in range(8)))
+    made = [call for response in answers for call in calls(response) if call.status == "completed"]
+    assert made
+    for call in made:
+        assert isinstance(call, FunctionCall)
+        msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])
