@@ -18,6 +18,9 @@ from tests.support.event_streams import checked, event_of_json, final
 
 Lane = str | None
 
+IMPATIENT = aiohttp.ClientWSTimeout(ws_close=0.1)
+"""For a client that leaves a server which reads nothing more, and so does not answer the frame that closes."""
+
 
 @dataclass
 class SocketClient:

@@ -21,15 +21,17 @@ import pytest
 from penstock.api.http.held_bytes import SMALL
 from penstock.api.socket import incoming as incoming_module
 from penstock.api.socket.connection import MOST_WAITING
+from penstock.pipeline.protocol.events import TERMINAL_TYPES
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.event_streams import final
 from tests.support.server import CALL, HELLO, WEATHER, PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.server_process import running_process
-from tests.support.socket_client import connected
+from tests.support.socket_client import IMPATIENT, SocketClient, connected
 from tests.support.socket_frames import COMPRESSED, NO_MASK, deflated, frame_of, upgraded
 
 CREATE: dict[str, Any] = {"type": "response.create", "input": "Hi", "tools": [WEATHER]}
+SHORT = "<|channel|>final<|message|>Hi.<|return|>"
 TALK = HELLO.removesuffix("<|return|>") + "<|end|><|start|>assistant" + CALL
 
 
@@ -210,6 +212,7 @@ async def test_client_may_leave_after_any_event(talking: ScriptedServer) -> None
 
 
 async def test_flood_of_requests_waits_at_the_client(served: PacedServer) -> None:
+    served.engine.script = script(SHORT)
     served.engine.hold()
     async with connected(served) as client:
         await client.send(**CREATE)
@@ -223,7 +226,14 @@ async def test_flood_of_requests_waits_at_the_client(served: PacedServer) -> Non
             assert connection._lanes.waiting == MOST_WAITING
             served.engine.say_all()
             for _ in range(501):
-                assert final(await client.stream()).status == "completed"
+                assert await next_end(client) == "response.completed"
+
+
+async def next_end(client: SocketClient) -> str:
+    """Return the type of the event that ends the next response; in a flood, no event before it is checked."""
+    while (kind := (await client.frame())["type"]) not in TERMINAL_TYPES:
+        pass
+    return str(kind)
 
 
 async def send_all(sending: list[Any]) -> None:
@@ -242,7 +252,7 @@ async def test_flood_of_wrong_events_is_answered_one_by_one(served: PacedServer)
 async def test_client_that_leaves_in_a_flood_leaves_nothing(served: PacedServer) -> None:
     async with drill(served):
         served.engine.hold()
-        async with connected(served) as client:
+        async with connected(served, timeout=IMPATIENT) as client:
             for number in range(200):
                 await client.send(lane=f"lane{number % 32}", **CREATE)
             await wait_until(lambda: served.engine.running == 16)
@@ -250,16 +260,17 @@ async def test_client_that_leaves_in_a_flood_leaves_nothing(served: PacedServer)
         served.engine.say_all()
 
 
-async def test_many_idle_connections_leave_room_for_active_ones(talking: ScriptedServer) -> None:
-    async with drill(talking), AsyncExitStack() as closing:
+async def test_many_idle_connections_leave_room_for_active_ones(served: PacedServer) -> None:
+    served.engine.script = script(SHORT)
+    async with drill(served), AsyncExitStack() as closing:
         pool = await closing.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        talking.client, mine = pool, talking.client
-        clients = [await closing.enter_async_context(connected(talking)) for _ in range(600)]
-        talking.client = mine
+        served.client, mine = pool, served.client
+        clients = [await closing.enter_async_context(connected(served)) for _ in range(600)]
+        served.client = mine
         active = clients[::6]
         for turn in range(3):
-            responses = await asyncio.gather(*(client.create(input=f"Hi {turn}", store=False) for client in active))
-            assert {response.status for response in responses} == {"completed"}
+            await asyncio.gather(*(client.send(input=f"Hi {turn}", store=False) for client in active))
+            assert set(await asyncio.gather(*map(next_end, active))) == {"response.completed"}
 
 
 async def test_signal_that_stops_the_server_is_seen_by_every_lane(served: PacedServer) -> None:

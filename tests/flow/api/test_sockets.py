@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from tests.support.server import (
     running_server,
     script,
 )
-from tests.support.socket_client import Lane, SocketClient, connected
+from tests.support.socket_client import IMPATIENT, Lane, SocketClient, connected
 
 
 @pytest.fixture
@@ -99,19 +100,6 @@ async def test_lanes_run_side_by_side(served: PacedServer, client: SocketClient)
         assert final(await client.stream(lane)).status == "completed"
 
 
-async def test_sixteen_responses_run_at_once(served: PacedServer, client: SocketClient) -> None:
-    served.engine.hold()
-    lanes = [f"lane{number}" for number in range(20)]
-    for lane in lanes:
-        await client.send(lane=lane, input="Hi")
-    await wait_until(lambda: served.engine.running == 16)
-    await asyncio.sleep(0.05)
-    assert served.engine.running == 16
-    served.engine.say_all()
-    for lane in lanes:
-        assert final(await client.stream(lane)).status == "completed"
-
-
 async def test_connection_may_use_32_names(served: PacedServer, client: SocketClient) -> None:
     for number in range(32):
         await client.create(lane=f"lane{number}", input="Hi")
@@ -126,11 +114,12 @@ async def test_connection_may_use_32_names(served: PacedServer, client: SocketCl
     await client.create(input="Hi")
 
 
-@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 257, 5, None, ["a"]])
-async def test_wrong_stream_id_is_refused(client: SocketClient, name: Any) -> None:
-    await client.socket.send_str(json.dumps({"type": "response.create", "input": "Hi", "stream_id": name}))
-    error = await client.error()
-    assert (error["status"], error["error"]["code"], error["error"]["param"]) == (400, "invalid_stream_id", "stream_id")
+async def test_wrong_stream_id_is_refused(client: SocketClient) -> None:
+    for name in ("", "x" * 10_000, 5, None, ["a"]):
+        await client.socket.send_str(json.dumps({"type": "response.create", "input": "Hi", "stream_id": name}))
+        error = await client.error()
+        refusal = (error["status"], error["error"]["code"], error["error"]["param"])
+        assert refusal == (400, "invalid_stream_id", "stream_id"), name
 
 
 CHAIN = (
@@ -198,15 +187,15 @@ REFUSED_CONTINUATIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", REFUSED_CONTINUATIONS, ids=str)
 @pytest.mark.parametrize("lane", [None, "a"])
-async def test_refused_continuation_evicts_its_parent(client: SocketClient, lane: Lane, fields: dict[str, Any]) -> None:
-    first = await client.create(lane=lane, input="Hi", store=False)
-    refused = {"input": "Go on", "previous_response_id": first.id, "store": False, **fields}
-    await client.send(lane=lane, **refused)
-    assert (await client.error(lane))["status"] in (400, 404)
-    await client.send(lane=lane, input="Go on", previous_response_id=first.id, store=False)
-    assert (await client.error(lane))["error"]["code"] == "previous_response_not_found"
+async def test_refused_continuation_evicts_its_parent(client: SocketClient, lane: Lane) -> None:
+    for fields in REFUSED_CONTINUATIONS:
+        first = await client.create(lane=lane, input="Hi", store=False)
+        refused = {"input": "Go on", "previous_response_id": first.id, "store": False, **fields}
+        await client.send(lane=lane, **refused)
+        assert (await client.error(lane))["status"] in (400, 404), fields
+        await client.send(lane=lane, input="Go on", previous_response_id=first.id, store=False)
+        assert (await client.error(lane))["error"]["code"] == "previous_response_not_found", fields
 
 
 async def test_continuation_without_a_valid_key_evicts_its_parent(tmp_path: Path) -> None:
@@ -291,31 +280,28 @@ async def test_processed_responses_are_acknowledged_in_silence(client: SocketCli
     await client.create(input="Hi")
 
 
-@pytest.mark.parametrize(
-    ("frame", "param"),
-    [
-        ("{", None),
-        ("[]", None),
-        ('"response.create"', None),
-        ("{}", "type"),
-        ('{"type": 5}', "type"),
-        ('{"type": "response.append"}', "type"),
-        ('{"type": "response.create"}', "input"),
-        ('{"type": "response.create", "input": "Hi", "generate": 1}', "generate"),
-        ('{"type": "response.create", "input": "Hi", "background": true}', "background"),
-        ('{"type": "response.create", "input": 5}', "input"),
-        (b'{"type": "response.create", "input": "Hi"}', None),
-        (f"{'[' * 5000}", None),
-    ],
-    ids=str,
-)
-async def test_wrong_event_gets_an_error_and_the_connection_goes_on(
-    client: SocketClient, frame: str | bytes, param: str | None
-) -> None:
-    await (client.socket.send_str(frame) if isinstance(frame, str) else client.socket.send_bytes(frame))
-    error = await client.error()
-    assert (error["status"], error["error"]["param"]) == (400, param)
-    await client.create(input="Hi")
+WRONG_EVENTS: list[tuple[str | bytes, str | None]] = [
+    ("{", None),
+    ("[]", None),
+    ('"response.create"', None),
+    ("{}", "type"),
+    ('{"type": 5}', "type"),
+    ('{"type": "response.append"}', "type"),
+    ('{"type": "response.create"}', "input"),
+    ('{"type": "response.create", "input": "Hi", "generate": 1}', "generate"),
+    ('{"type": "response.create", "input": "Hi", "background": true}', "background"),
+    ('{"type": "response.create", "input": 5}', "input"),
+    (b'{"type": "response.create", "input": "Hi"}', None),
+    (f"{'[' * 5000}", None),
+]
+
+
+async def test_wrong_event_gets_an_error_and_the_connection_goes_on(client: SocketClient) -> None:
+    for frame, param in WRONG_EVENTS:
+        await (client.socket.send_str(frame) if isinstance(frame, str) else client.socket.send_bytes(frame))
+        error = await client.error()
+        assert (error["status"], error["error"]["param"]) == (400, param), frame
+        await client.create(input="Hi")
 
 
 async def test_client_that_leaves_cancels_what_runs_and_what_waits(served: PacedServer) -> None:
@@ -356,13 +342,13 @@ async def test_connection_needs_a_key_as_requests_do(tmp_path: Path) -> None:
             await client.create(input="Hi")
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}], ids=str)
-async def test_foreign_page_cannot_connect(tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_foreign_page_cannot_connect(tmp_path: Path) -> None:
     async with running_server(ScriptedEngine(script()), tmp_path, origins=Origins()) as served:
-        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            async with connected(served, headers=headers):
-                pass
-        assert refused.value.status == 403
+        for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                async with connected(served, headers=headers):
+                    pass
+            assert refused.value.status == 403
 
 
 async def test_get_without_an_upgrade_is_not_allowed(served: ScriptedServer) -> None:
@@ -398,7 +384,7 @@ async def test_client_from_which_anything_comes_is_not_closed(tmp_path: Path, an
         running_server(ScriptedEngine(script()), tmp_path, keep_alive=0.2) as served,
         connected(served, autoping=False) as client,
     ):
-        for _ in range(8):
+        for _ in range(4):
             while (await client.socket.receive(timeout=PATIENCE)).type is not aiohttp.WSMsgType.PING:
                 pass
             transport: Any = client.socket._response.connection
@@ -408,11 +394,19 @@ async def test_client_from_which_anything_comes_is_not_closed(tmp_path: Path, an
 
 async def test_client_that_reads_nothing_is_closed_and_its_response_cancelled(tmp_path: Path) -> None:
     engine = ScriptedEngine(script(ENDLESS, endless=True))
-    async with running_server(engine, tmp_path, keep_alive=0.1) as served, connected(served) as client:
+    async with (
+        running_server(engine, tmp_path, keep_alive=0.1) as served,
+        connected(served, timeout=IMPATIENT) as client,
+    ):
         connection: Any = client.socket._response.connection
+        ours: Any
+        (ours,) = served.api.sockets.connections
+        for transport in (connection.transport, ours.request.transport):
+            for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # small, so that they are full soon
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, buffer, 4096)
         connection.transport.pause_reading()
         await client.send(input="Hi", instructions="Rhyme. " * 1000, max_output_tokens=100_000)
-        await wait_until(lambda: len(served.api.sockets.connections) == 1 and engine.running == 1)
+        await wait_until(lambda: engine.running == 1)
         await wait_until(lambda: not served.api.sockets.connections and not engine.running)
 
 
