@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -113,32 +114,29 @@ async def test_choice_of_file_search_makes_the_model_call_it(served: ScriptedSer
     assert received.response["tool_choice"] == {"type": "file_search"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "output"),
-    [
-        ("{}", "failed", 'Give the arguments as JSON: {"queries": ["..."]}.'),
-        ('{"queries": [1, "", " "]}', "failed", 'Give the arguments as JSON: {"queries": ["..."]}.'),
-        ("nonsense{", "completed", "Nothing in the files fits."),
-        ("[" * 5_000, "completed", "Nothing in the files fits."),
-        ('{"queries": "tea"}', "completed", "Green tea"),
-        ('{"query": "tea"}', "completed", "Green tea"),
-        ('{"queries": ["\\ud800 tea", "\\u0000"]}', "completed", "Green tea"),
-        (json.dumps({"queries": [f"tea {number}" for number in range(9)]}), "completed", "first 5 of 9"),
-        (json.dumps({"queries": ["tea " * 5_000]}), "completed", "Green tea"),
-    ],
-    ids=lambda value: value[:30],
-)
-@pytest.mark.parametrize("mode", ["whole", "stream"])
-async def test_odd_arguments_have_one_clear_output(
-    served: ScriptedServer, store: str, mode: str, arguments: str, status: str, output: str
-) -> None:
-    markup = f"<|channel|>analysis to=file_search.search code<|message|>{arguments}<|call|>"
-    play_turns(served.engine, markup, answer_markup())
-    received = await respond(served, mode, {"tools": [file_search(store)], "include": [RESULTS]})
-    assert received.types == ["file_search_call", "message"]
-    assert received.output[0]["status"] == status
-    assert bool(received.output[0]["results"]) is ("tea" in arguments)
-    assert output in prompts_read(served)[1].rpartition("<|call|>")[2]
+ODD = [
+    ("{}", "failed", 'Give the arguments as JSON: {"queries": ["..."]}.'),
+    ('{"queries": [1, "", " "]}', "failed", 'Give the arguments as JSON: {"queries": ["..."]}.'),
+    ("nonsense{", "completed", "Nothing in the files fits."),
+    ("[" * 5_000, "completed", "Nothing in the files fits."),
+    ('{"queries": "tea"}', "completed", "Green tea"),
+    ('{"query": "tea"}', "completed", "Green tea"),
+    ('{"queries": ["\\ud800 tea", "\\u0000"]}', "completed", "Green tea"),
+    (json.dumps({"queries": [f"tea {number}" for number in range(9)]}), "completed", "first 5 of 9"),
+    (json.dumps({"queries": ["tea " * 5_000]}), "completed", "Green tea"),
+]
+"""Arguments that a model may write, with the status of the call, and what the model reads."""
+
+
+async def test_odd_arguments_have_one_clear_output(served: ScriptedServer, store: str) -> None:
+    for mode, (arguments, status, output) in product(("whole", "stream"), ODD):
+        markup = f"<|channel|>analysis to=file_search.search code<|message|>{arguments}<|call|>"
+        play_turns(served.engine, markup, answer_markup())
+        received = await respond(served, mode, {"tools": [file_search(store)], "include": [RESULTS]})
+        assert received.types == ["file_search_call", "message"], arguments
+        assert received.output[0]["status"] == status, arguments
+        assert bool(received.output[0]["results"]) is ("tea" in arguments), arguments
+        assert output in prompts_read(served)[-1].rpartition("<|call|>")[2], arguments
 
 
 async def test_filters_of_the_tool_bound_the_model(served: ScriptedServer, store: str) -> None:

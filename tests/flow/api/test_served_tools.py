@@ -22,6 +22,7 @@ from tests.support.tool_servers import (
     expect_silence,
     join_calls,
     mcp_tool,
+    play_turns,
     prompts_read,
     python_markup,
     respond,
@@ -164,16 +165,17 @@ async def test_page_being_fetched_has_not_completed(tmp_path: Path, site: Site, 
 
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("arguments", ['{"query":', "cursor:3", "[]", "{}", ""])
-async def test_broken_arguments_fail_their_call(tmp_path: Path, site: Site, arguments: str, mode: str) -> None:
-    async with tool_server(tmp_path, [browser_markup("search", arguments), answer_markup()], search=site.url) as served:
-        received = await respond(served, mode, {"tools": [SEARCH_TOOL]})
-        _, second = prompts_read(served)
-    assert received.types == ["web_search_call", "message"]
-    assert (received.response["status"], received.output[0]["status"]) == ("completed", "failed")
-    assert received.output[0]["action"] == {"type": "search", "query": "", "queries": []}
-    assert received.ladder(0)[-2:] == ["web_search_call.searching", "output_item.done"]
-    assert "<|start|>browser.search to=assistant<|channel|>analysis<|message|>Invalid function arguments" in second
+async def test_broken_arguments_fail_their_call(tmp_path: Path, site: Site, mode: str) -> None:
+    async with tool_server(tmp_path, search=site.url) as served:
+        for arguments in ('{"query":', "cursor:3", "[]", "{}", ""):
+            play_turns(served.engine, browser_markup("search", arguments), answer_markup())
+            received = await respond(served, mode, {"tools": [SEARCH_TOOL]})
+            assert received.types == ["web_search_call", "message"], arguments
+            assert (received.response["status"], received.output[0]["status"]) == ("completed", "failed")
+            assert received.output[0]["action"] == {"type": "search", "query": "", "queries": []}
+            assert received.ladder(0)[-2:] == ["web_search_call.searching", "output_item.done"]
+            result = prompts_read(served)[-1].rpartition("<|call|>")[2]
+            assert "browser.search to=assistant<|channel|>analysis<|message|>Invalid function arguments" in result
     assert site.queries == []
 
 
