@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from penstock.pipeline.frames import TokenIds
@@ -65,16 +66,20 @@ class RecalledRequest:
         """The owner of the request."""
         return self.request.envelope.owner
 
+    @cached_property
+    def sent(self) -> Sequence[InputItem]:
+        """The items of the input."""
+        return self.request.input_items
+
     @property
     def compacts_at_once(self) -> bool:
         """True if the input ends with a wish to have the conversation compacted now."""
-        given = self.request.input_items
-        return bool(given) and isinstance(given[-1], CompactionTriggerItem)
+        return bool(self.sent) and isinstance(self.sent[-1], CompactionTriggerItem)
 
     @property
     def given(self) -> Sequence[InputItem]:
         """The items of the input, without that wish."""
-        return self.request.input_items[:-1] if self.compacts_at_once else self.request.input_items
+        return self.sent[:-1] if self.compacts_at_once else self.sent
 
     @property
     def is_light(self) -> bool:
@@ -82,7 +87,7 @@ class RecalledRequest:
         request = self.request
         texts = request.text, request.structured_outputs, request.previous_input_messages, request.raw_prompt
         is_plain = not request.tools and not any(texts)
-        return is_plain and are_light((*self.past.items, *request.input_items), request.instructions)
+        return is_plain and are_light((*self.past.items, *self.sent), request.instructions)
 
 
 @dataclass(frozen=True, kw_only=True)

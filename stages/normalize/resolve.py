@@ -74,7 +74,7 @@ class Resolve:
     async def _refuse_used_approvals(self, read: ReadRequest) -> None:
         """Raise `InvalidRequest` for an approval whose call another response has made: a client may send it twice."""
         used = await self.store.approvals.used(read.recalled.owner, read.approved) if read.approved else {}
-        for position, item in enumerate(read.recalled.request.input_items if used else ()):
+        for position, item in enumerate(read.recalled.sent if used else ()):
             approval_id = str(getattr(item, "approval_request_id", ""))
             if approval_id in used:
                 message = (
@@ -143,6 +143,6 @@ def _summary(compaction: Compaction, recalled: RecalledRequest) -> str:
     summary = recalled.thoughts.summary(compaction)
     if summary is None:
         text = compaction.encrypted_content
-        given = [getattr(item, "encrypted_content", None) for item in recalled.request.input_items]
+        given = [getattr(item, "encrypted_content", None) for item in recalled.sent]
         raise InvalidEncryptedContent(f"input[{given.index(text)}]" if text in given else shortened(compaction.id))
     return summary
