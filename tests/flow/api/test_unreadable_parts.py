@@ -71,6 +71,9 @@ PARTS = {
     "audio": Part("audio", "data", as_base64(b"RIFF"), "this server does not hear.]"),
 }
 
+IN_EVERY_PLACE = ("image", "deleted image", "deleted file", "rtf", "audio")
+"""Parts of each kind and source, which are tried in every place; each other one, which takes longer, in one of them."""
+
 # How the dialects write it
 
 
@@ -253,8 +256,9 @@ def cases(form: Form, name: str) -> Iterator[tuple[str, Part, Json]]:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 async def test_history_never_refuses_a_turn(tmp_path: Path, form: Form, name: str) -> None:
     async with serving(name, tmp_path) as served:
-        for label, part, written in cases(form, name):
-            for place, laid_out in form.places.items():
+        places = list(form.places.items())
+        for number, (label, part, written) in enumerate(cases(form, name)):
+            for place, laid_out in places if label in IN_EVERY_PLACE else [places[number % len(places)]]:
                 body = form.body(laid_out(written))
                 status, answer = await served.post(body, form.path)
                 assert status == 200, (label, place, answer)
