@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from docs.site.gather import ROOT
 from penstock.pipeline import errors
@@ -53,6 +54,7 @@ def cause_and_cure(kind: type[Exception]) -> tuple[str, str]:
     return " ".join(cause.split()), cure[:1].upper() + cure[1:]
 
 
+@cache
 def texts() -> list[Text]:
     """Find the messages of all errors in the source."""
     names = {kind.__name__ for kind in (*kinds(), *OPERATORS)}
@@ -61,7 +63,8 @@ def texts() -> list[Text]:
         for folder in ("api", "extensions", "pipeline", "services", "stages", "testing")
         for path in (ROOT / folder).rglob("*.py")
     )
-    found = [text for path in modules for text in _texts_of(ast.parse(path.read_text()), names)]
+    sources = [source for path in modules if any(name in (source := path.read_text()) for name in names)]
+    found = [text for source in sources for text in _texts_of(ast.parse(source), names)]
     return sorted(set(found), key=lambda text: (text.message, text.param))
 
 
@@ -71,13 +74,22 @@ def _texts_of(module: ast.Module, names: set[str]) -> Iterator[Text]:
             continue
         named = _assigned(function)
         for call in ast.walk(function):
-            if isinstance(call, ast.Call) and (name := ast.unparse(call.func).rpartition(".")[2]) in names:
+            if isinstance(call, ast.Call) and (name := _last_name(call.func)) in names:
                 given = {keyword.arg: _text(keyword.value, {}) for keyword in call.keywords}
                 for argument in call.args[:1]:
                     if _is_told(message := _text(argument, named)):
                         yield Text(name, message, given.get("param", ""), given.get("code", ""))
     for kind in (node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name in names):
         yield from _own_texts(kind)
+
+
+def _last_name(called: ast.expr) -> str:
+    """Return the last name of what is called: ``errors.StageError`` is ``StageError``."""
+    match called:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
 
 
 def _own_texts(kind: ast.ClassDef) -> Iterator[Text]:

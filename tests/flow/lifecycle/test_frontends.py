@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+import pytest
 
 from tests.support.api_clients import StreamReader, sse_frames, wait_until
 from tests.support.event_streams import final, read_sse
@@ -28,8 +29,8 @@ from tests.support.stores import both_if_thorough, database_at
 
 LONG: dict[str, Any] = {"input": "and so on, " * 200}
 
-KILLS = 3
-
+few_if_not_thorough = pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.thorough)])
+"""Marks a test that treats ``count`` frontends one after the other, in the same way."""
 
 ENDED = re.compile(r"has ended with status -9 and (\d+) running response")
 
@@ -144,8 +145,11 @@ async def test_responses_of_one_frontend_are_found_by_the_others(store_at: str, 
             assert missing.status == 404
 
 
+@few_if_not_thorough
 @both_if_thorough
-async def test_frontends_are_replaced_under_load_without_a_failed_request(store_at: str, tmp_path: Path) -> None:
+async def test_frontends_are_replaced_under_load_without_a_failed_request(
+    store_at: str, count: int, tmp_path: Path
+) -> None:
     async with new_client() as client:
         fleet = Fleet(store_at, tmp_path, client)
         load = Load(fleet)
@@ -155,7 +159,7 @@ async def test_frontends_are_replaced_under_load_without_a_failed_request(store_
             async with asyncio.TaskGroup() as users:
                 for number in range(USERS):
                     users.create_task(load.user(number))
-                for number in (1, 2, 3):
+                for number in range(1, count + 1):
                     await load.more()
                     await end(server, number, signal.SIGTERM)
                 await load.more()
@@ -166,13 +170,13 @@ async def test_frontends_are_replaced_under_load_without_a_failed_request(store_
             await fleet.close()
 
 
+@few_if_not_thorough
 @both_if_thorough
-async def test_killed_frontend_loses_nothing_that_was_accepted(store_at: str, tmp_path: Path) -> None:
+async def test_killed_frontend_loses_nothing_that_was_accepted(store_at: str, count: int, tmp_path: Path) -> None:
     """Its running responses end as failed, its queued ones run elsewhere, and the others go on."""
     async with running_frontends(store_at, tmp_path, 3, "--max-background", "6") as server, new_client() as client:
         server.client = client
-        for number in range(1, KILLS + 1):
-            seat = number % 3 + 1
+        for seat in range(count, 0, -1):
             accepted = [await server.start_background(LONG) for _ in range(9)]
             streams = await begun(server, 6)
             killed = connections(server, frontends(server)[seat])
