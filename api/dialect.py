@@ -6,6 +6,7 @@ each: keys, limits, the access log, metrics, traces, recordings and the stages o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from penstock.api.http.long_answers import events_in_pieces, may_be_long
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
 from penstock.api.http.wire import Reading, UsageSoFar, Wire
-from penstock.api.http.woven import woven
+from penstock.api.http.woven import Strand, woven
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import FORWARDED, MODEL_HEADER, Peers
 from penstock.api.runs.opened import Opened
@@ -296,12 +297,37 @@ class Edge:
     async def answer_woven(self, request: web.Request, prepared: Sequence[Prepared]) -> web.StreamResponse:
         """Run several requests at once, and answer in one form; an error before all have begun is raised."""
         wire, streams = prepared[0].wire, prepared[0].streams
+        is_long = may_be_long(prepared[0].resolved, request.content_length or 0)
+        strands = [partial(self._strand, request, each) for each in prepared]
+        return await self._answer_strands(request, strands, wire, streams=streams, is_long=is_long)
+
+    async def answer_each(self, request: web.Request, readings: Sequence[Reading], at_once: int) -> web.StreamResponse:
+        """Prepare and run each request of an answer when its turn comes, and answer in one form, which is no stream.
+
+        The first one runs alone: the others find in the caches of the engine what their prompts share.
+        """
+        begun, places = asyncio.Event(), asyncio.Semaphore(at_once)
+
+        async def strand(position: int, reading: Reading) -> AsyncGenerator[Any, None]:
+            if position:
+                await begun.wait()
+            async with places, self.prepared(reading) as (prepared,):
+                async with aclosing(self._strand(request, prepared)) as events:
+                    async for event in events:
+                        begun.set()
+                        yield event
+
+        strands = [partial(strand, position, reading) for position, reading in enumerate(readings)]
+        return await self._answer_strands(request, strands, readings[0].wire)
+
+    async def _answer_strands(
+        self, request: web.Request, strands: Sequence[Strand], wire: Wire, *, streams: bool = False, is_long: bool = True
+    ) -> web.StreamResponse:
         if wire.weave is None:
             raise TypeError("a Wire for several responses needs a weave")
-        async with woven([partial(self._strand, request, each) for each in prepared]) as strands:
+        async with woven(strands) as values:
             release(request)
-            async with aclosing(wire.weave(strands)) as events:
-                is_long = may_be_long(prepared[0].resolved, request.content_length or 0)
+            async with aclosing(wire.weave(values)) as events:
                 return await self._written(request, events, wire, streams=streams, is_long=is_long)
 
     async def _strand(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Any, None]:

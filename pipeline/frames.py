@@ -88,6 +88,13 @@ class Sampling(msgspec.Struct, frozen=True):
     """True if the tokens by which the model ends a text or a turn do not end the output."""
     prompt_logprobs: int | UnsetType = UNSET
     """The number of alternatives to report with each token of the prompt; only for a raw prompt that is echoed."""
+    logprob_token_ids: tuple[int, ...] | UnsetType = UNSET
+    """The alternatives to report with each token, beside the token itself, in place of the likeliest ones."""
+
+    @property
+    def most_alternatives(self) -> int | None:
+        """The number of alternatives to keep of those that the engine reports; None for all."""
+        return self.logprobs if self.logprob_token_ids is UNSET else None
 
     @property
     def stops_anywhere(self) -> bool:

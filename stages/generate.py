@@ -23,7 +23,7 @@ from penstock.pipeline.frames import (
     with_facts,
 )
 from penstock.pipeline.tasks import apart
-from penstock.services.engines.engine import Engine, ScoresPrompts
+from penstock.services.engines.engine import Engine, ScoresPrompts, ScoresTokens
 
 LONG_TOKENS = 2**17
 """Tokens of a prompt that takes milliseconds to check."""
@@ -102,6 +102,10 @@ class Generate:
             )
         if prompt.facts.sampling.prompt_logprobs is not UNSET and not isinstance(self.engine, ScoresPrompts):
             raise InvalidPrompt("The engine of this server reports no log probabilities of prompts.", param="echo")
+        if prompt.facts.sampling.logprob_token_ids is not UNSET and not isinstance(self.engine, ScoresTokens):
+            raise InvalidPrompt(
+                "The engine of this server reports no log probabilities of chosen tokens.", param="logprob_token_ids"
+            )
         return with_facts(prompt, sampling=msgspec.structs.replace(prompt.facts.sampling, max_tokens=limit))
 
 

@@ -20,7 +20,7 @@ from penstock.stages.responses import recorded_responses
 
 OPTION = "--dialect"
 
-SHIPPED = ("chat", "completions", "messages", "open_responses")
+SHIPPED = ("chat", "completions", "decisions", "messages", "open_responses")
 """The entry points of the dialects that penstock brings along, besides that of OpenAI."""
 
 

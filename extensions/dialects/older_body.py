@@ -30,7 +30,6 @@ class OlderBody(Generating):
 
     # vLLM's extensions that this server does not have
     length_penalty: Annotated[Any, only(1)] = None
-    logprob_token_ids: Refused = None
     prompt_logprobs: Refused = None
     return_token_ids: Refused = None
     return_token_offsets: Refused = None

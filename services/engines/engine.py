@@ -25,6 +25,8 @@ def sampling_parameters(prompt: Prompt) -> dict[str, Any]:
     """
     given = {name: value for name, value in asdict(prompt.facts.sampling).items() if value is not UNSET}
     del given["stop"]
+    if "logprob_token_ids" in given:
+        given["logprobs"] = None  # vLLM would refuse another number than that of the tokens
     ends = () if given.get("ignore_eos") else prompt.stop_token_ids
     given["stop_token_ids"] = (*ends, *given.get("stop_token_ids", ()))
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
@@ -117,6 +119,16 @@ class ScoresPrompts(Protocol):
 
     @property
     def scores_prompts(self) -> Literal[True]:
+        """Always true."""
+        ...
+
+
+@runtime_checkable
+class ScoresTokens(Protocol):
+    """An engine that reports the log probabilities of the tokens that `Sampling.logprob_token_ids` names."""
+
+    @property
+    def scores_tokens(self) -> Literal[True]:
         """Always true."""
         ...
 

@@ -231,6 +231,8 @@ def _generate_body(prompt: Prompt) -> dict[str, Any]:
     top = prompt.facts.sampling.logprobs
     sampling = _sampling(prompt, top and max(top, min(top + 1, _MAX_LOGPROBS)))
     sampling["detokenize"] = False
+    if chosen := sampling.get("logprob_token_ids"):
+        sampling |= {"logprobs": len(chosen) + 1, "logprob_token_ids": [*chosen, chosen[-1]]}
     body = _request(prompt) | {"token_ids": prompt.token_ids, "sampling_params": sampling}
     if prompt.grammar is not None:
         body["reasoning_ended"] = True

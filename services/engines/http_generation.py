@@ -184,13 +184,14 @@ class HttpGeneration:
         if self.end is not None:  # a cancellation may have come while a thread looked into the caches
             return
         replica = self._choose(cached)
-        self._replica, self._answer = replica, Answer(replica.endpoint, self.prompt.facts.sampling.logprobs)
+        facts, endpoint = self.prompt.facts, replica.endpoint_for(self.prompt)
+        self._replica, self._answer = replica, Answer(endpoint, facts.sampling.most_alternatives)
         replica.running.add(self)
-        facts, body = self.prompt.facts, replica.endpoint.body(self.prompt)
+        body = endpoint.body(self.prompt)
         headers = {**facts.scheduling.trace_headers, SESSION_HEADER: session_id(facts)}
         try:
             async with asyncio.timeout(None) as self._connecting:
-                self._response = await replica.post(body, headers)
+                self._response = await replica.post(endpoint, body, headers)
         except TimeoutError:  # `finish` ends the wait for an answer by this timeout
             if self.end is None:
                 raise

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import msgspec
+from msgspec import UNSET
 
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RequestFacts
@@ -184,10 +185,17 @@ class Replica:
         """The generations on the server, as far as they are known."""
         return len(self.running) + self.others
 
-    async def post(self, body: dict[str, Any], headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    def endpoint_for(self, prompt: Prompt) -> Endpoint[Any]:
+        """Return the endpoint that takes a prompt: the best one counts chosen tokens as likely ones, which are few."""
+        is_chosen = prompt.facts.sampling.logprob_token_ids is not UNSET
+        return COMPLETIONS if is_chosen and not prompt.images else self.endpoint
+
+    async def post(
+        self, endpoint: Endpoint[Any], body: dict[str, Any], headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
         """Send a generation request; raise `RequestRefused` if the answer is not a stream of tokens."""
         response = await self.session.post(
-            self.url + self.endpoint.path,
+            self.url + endpoint.path,
             data=msgspec.json.encode(body),
             headers=headers,
             allow_redirects=False,  # clients' prompts must not reach another server

@@ -55,6 +55,7 @@ class ScriptedEngine:
     turns: Sequence[Script] = ()
     """Scripts for the first turns of each response, in place of ``script``."""
     scores_prompts: Literal[True] = True
+    scores_tokens: Literal[True] = True
     _runs: list[_Run] = field(default_factory=list)
 
     @property

@@ -102,6 +102,7 @@ class VllmEngine:
     """The LoRA adapters, by the names under which they are served."""
 
     scores_prompts: Literal[True] = True
+    scores_tokens: Literal[True] = True
     places: int = 0
     """Prompts that vLLM runs at once."""
     most_prompts: int | None = None
@@ -211,7 +212,7 @@ class VllmEngine:
             collector=collector,
             started=started,
             has_images=has_images,
-            top_logprobs=sampling.logprobs,
+            top_logprobs=sampling.most_alternatives,
             prompt_top=prompt_top,
             unread=unread,
         )

@@ -66,6 +66,7 @@ class VllmHttpEngine:
     _running: set[HttpGeneration] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     scores_prompts: Literal[True] = True
+    scores_tokens: Literal[True] = True
 
     @property
     def is_alive(self) -> bool:

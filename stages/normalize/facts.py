@@ -118,6 +118,7 @@ def _sampling(request: CreateResponse, recommended: Mapping[str, float]) -> Samp
         thinking_token_budget=UNSET if request.thinking_token_budget in (None, -1) else request.thinking_token_budget,
         ignore_eos=request.ignore_eos or UNSET,
         prompt_logprobs=logprobs if echoes and logprobs is not None else UNSET,
+        logprob_token_ids=tuple(request.logprob_token_ids) if request.logprob_token_ids else UNSET,
     )
 
 

@@ -67,7 +67,7 @@ MEANT: Mapping[str, str] = {
 
 ONLY_THERE = (
     *("n", "best_of", "audio", "modalities", "prediction", "suffix", "prompt_embeds", "prompt_logprobs", "echo"),
-    *("use_beam_search", "length_penalty", "logprob_token_ids", "continue_final_message"),
+    *("use_beam_search", "length_penalty", "continue_final_message"),
     *("add_special_tokens", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
     "return_weight_versions",
     *("routed_experts_prompt_start", "stream_interval", *UNBUILT),

@@ -147,6 +147,9 @@ MOST_BAD_WORDS = 128
 MOST_STOP_IDS = 100
 """The most ``stop_token_ids``: vLLM has room for 128, those of the model included."""
 
+MOST_LOGPROB_IDS = 128
+"""The most ``logprob_token_ids``, as in vLLM."""
+
 MOST_TOKEN_IDS = 1_024
 """The most ``allowed_token_ids``, and the most of a ``logit_bias``: more end vLLM's engine."""
 
@@ -273,6 +276,9 @@ class Generating(Body):
     logit_bias: Annotated[dict[_TokenKey, _Bias], at_most(MOST_TOKEN_IDS, "token ids")] | None = None
     allowed_token_ids: (
         Annotated[list[_TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKEN_IDS)] | None
+    ) = None
+    logprob_token_ids: (
+        Annotated[list[_TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_LOGPROB_IDS)] | None
     ) = None
     watermarking: bool | None = None
     vllm_xargs: ExtraArguments | None = None

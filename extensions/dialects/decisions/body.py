@@ -1,0 +1,121 @@
+"""The body of ``POST /v1/decisions``, as openai-python 3.52 writes it, with vLLM's ``cache_salt``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from penstock.extensions.dialects.decisions.conversation import DecisionItems, item_of
+from penstock.extensions.dialects.decisions.labels import Label, token_groups
+from penstock.extensions.dialects.decisions.questions import MOST_QUESTIONS, ChoiceQuestion, Questions, message_of
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params import items as params
+from penstock.pipeline.protocol.params.common import Body, Refused, TextOr, at_most
+from penstock.pipeline.protocol.params.request import (
+    LOGPROBS,
+    CacheSalt,
+    CreateResponse,
+    PromptCacheOptions,
+    ReasoningOptionsParam,
+)
+
+ONE_TOKEN: dict[str, Any] = {
+    "store": False,
+    "max_output_tokens": 1,
+    "include": [LOGPROBS],
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "reasoning": ReasoningOptionsParam(effort="none"),
+}
+"""The parameters with which a model answers by one token, whose log probabilities nothing changes."""
+
+
+class DecisionCacheOptions(PromptCacheOptions):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Asked(NamedTuple):
+    """A request of the pipeline about one question; one with many options takes several."""
+
+    question: int
+    request: CreateResponse
+
+
+class DecisionBody(Body):
+    """Questions about one input, each with the answers that it may have."""
+
+    model_config = ConfigDict(extra="forbid")
+    required: ClassVar[str] = "questions"
+
+    model: str | None = None
+    input: TextOr[str, Annotated[DecisionItems, Field(min_length=1)]]
+    questions: Annotated[Questions, at_most(MOST_QUESTIONS, "questions"), Field(min_length=1)]
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
+    prompt_cache_options: DecisionCacheOptions | None = None
+    safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+
+    # vLLM's extensions
+    cache_salt: CacheSalt | None = None
+    joint: Refused = None
+
+    def asked(self, labels: Sequence[Label]) -> Iterator[Asked]:
+        """Yield the requests of all questions, in their order.
+
+        Raises `InvalidRequest` for equal choices, and for more options than there are ``labels``.
+        """
+        for position, question in enumerate(self.questions):
+            path = f"questions[{position}]"
+            if isinstance(question, ChoiceQuestion):
+                _check_choices(question, path)
+            own = labels[: len(question.options)]
+            if len(own) < len(question.options):
+                param = f"{path}.{question.options_field}" if question.options_field else path
+                message = f"The vocabulary of this model has letters for {len(labels)} options (at {param})"
+                raise InvalidRequest(message, param=param, code="array_above_max_length")
+            groups = tuple(token_groups(own))
+            items = [*self._items, message_of(question, own, path), _BEGINNING]
+            values = self._given | {"input": items, "allowed_token_ids": [token for group in groups for token in group]}
+            for group in groups:
+                yield Asked(position, CreateResponse().model_copy(update=values | {"logprob_token_ids": [*group]}))
+
+    def place(self, question: int, param: str) -> str:
+        """Return the place in this body of a parameter of a request about a question."""
+        own = f"input[{len(self._items)}]"
+        if param == own or param.startswith(f"{own}."):
+            return f"questions[{question}].instructions"
+        return "input" if isinstance(self.input, str) and param.startswith("input[") else param
+
+    @cached_property
+    def _items(self) -> Sequence[params.InputItem]:
+        if isinstance(self.input, str):
+            return [params.message("user", self.input)]
+        return [item_of(item, f"input[{position}]") for position, item in enumerate(self.input)]
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        names = ("model", "prompt_cache_key", "safety_identifier", "cache_salt")
+        given = {name: getattr(self, name) for name in names}
+        return ONE_TOKEN | {name: value for name, value in given.items() if value is not None}
+
+
+_BEGINNING = params.message("assistant", "", "incomplete")
+"""The beginning of the answer, before its first word: the model does not think first."""
+
+
+def _check_choices(question: ChoiceQuestion, path: str) -> None:
+    """Raise `InvalidRequest` for a choice that is equal to one before it; a text is no truth value."""
+    values = set[tuple[type, str | bool]]()
+    for position, choice in enumerate(question.choices):
+        value = (type(choice.value), choice.value)
+        if value in values:
+            param = f"{path}.choices[{position}].value"
+            raise InvalidRequest(f"Another choice has this value (at {param})", param=param, code="invalid_value")
+        values.add(value)

@@ -1,0 +1,93 @@
+"""The dialect of Decisions: one route, whose answer is made of one response for each question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from aiohttp import web
+
+from penstock.api.dialect import REFUSALS, Dialect, Edge
+from penstock.api.http.openapi import Operation, operation
+from penstock.api.http.request_body import receive
+from penstock.api.http.wire import Reading, Wire, server_sent
+from penstock.extensions.dialects.decisions.answers import Decision, Folding, in_order, label_reads
+from penstock.extensions.dialects.decisions.body import Asked, DecisionBody
+from penstock.extensions.dialects.decisions.labels import LETTERS, Label, labels_of
+from penstock.extensions.dialects.decisions.questions import MOST_CHOICES
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.validation import read_body
+from penstock.stages.parse.parser import ParseStage
+
+AT_ONCE = 8
+"""Requests of one decision that run at once."""
+
+STAGE = "decisions"
+"""The name of the stage that reads the log probabilities."""
+
+
+def form(folding: Folding) -> Wire:
+    """Return the form of an answer, which is no stream."""
+    return Wire(server_sent, folding, Pipeline.start(STAGE, label_reads), in_order)
+
+
+@dataclass
+class DecisionReader:
+    """Reads one body; keeps what it asks, with the ``labels`` that the model has."""
+
+    labels: Sequence[Label]
+    body: DecisionBody | None = None
+    asked: Sequence[Asked] = field(default_factory=list)
+
+    def __call__(self, body: bytes) -> Reading:
+        """Read the body; raise `InvalidRequest` for a wrong one."""
+        given = read_body(body, DecisionBody)
+        self.body, self.asked = given, tuple(given.asked(self.labels))
+        first, *others = (each.request for each in self.asked)
+        folding = Folding(given.questions, self.labels, [each.question for each in self.asked])
+        return Reading(first, form(folding), others=tuple(others))
+
+    def parts(self, reading: Reading) -> Sequence[Reading]:
+        """Return a reading of the body as one for each request."""
+        assert self.body is not None
+        requests = (reading.request, *reading.others)
+        return [
+            replace(reading.asking(request), place=partial(self.body.place, each.question))
+            for request, each in zip(requests, self.asked, strict=True)
+        ]
+
+
+def read(body: bytes) -> Reading:
+    """Read the body of a request for a decision of a model whose vocabulary is not known."""
+    return DecisionReader([Label(text, ()) for text in LETTERS])(body)
+
+
+def routes(edge: Edge) -> Sequence[web.RouteDef]:
+    """Return the route of Decisions."""
+
+    @operation(Operation(Decision, body=DecisionBody, refusals=REFUSALS))
+    async def create(request: web.Request) -> web.StreamResponse:
+        """Answer questions about one input with the probabilities of all that may be answered."""
+        body = await receive(request)
+        with edge.scheduler.in_flight:
+            reader = DecisionReader(_labels(edge))
+            reading = await edge.read(request, body, reader)
+            del body  # free it: the answer may take long
+            return await edge.answer_each(request, reader.parts(reading), AT_ONCE)
+
+    return [web.post(f"{edge.base}/decisions", create)]
+
+
+def _labels(edge: Edge) -> Sequence[Label]:
+    """Return the labels of the model; raise `InvalidRequest` if its vocabulary is not known here."""
+    pipeline = edge.scheduler.pipeline
+    parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
+    if not isinstance(parse, ParseStage):
+        message = "This server knows no vocabulary: it cannot read the probabilities of answers."
+        raise InvalidRequest(message, code="unsupported_operation")
+    return labels_of(parse.vocabulary, MOST_CHOICES)
+
+
+DECISIONS = Dialect("decisions", base="/v1", read=read, wire=form(Folding()), routes=routes)
