@@ -304,24 +304,35 @@ class Edge:
     async def answer_each(self, request: web.Request, readings: Sequence[Reading], at_once: int) -> web.StreamResponse:
         """Prepare and run each request of an answer when its turn comes, and answer in one form, which is no stream.
 
-        The first one runs alone: the others find in the caches of the engine what their prompts share.
+        Fewer than ``at_once`` run if their client may have fewer responses.  The first one runs alone: the others find
+        in the caches of the engine what their prompts share.
         """
-        begun, places = asyncio.Event(), asyncio.Semaphore(at_once)
+        most = self.scheduler.admission.most_responses(request[OWNER])
+        begun, places = asyncio.Event(), asyncio.Semaphore(int(min(at_once, most)))
 
         async def strand(position: int, reading: Reading) -> AsyncGenerator[Any, None]:
             if position:
                 await begun.wait()
-            async with places, self.prepared(reading) as (prepared,):
-                async with aclosing(self._strand(request, prepared)) as events:
-                    async for event in events:
-                        begun.set()
-                        yield event
+            async with (
+                places,
+                self.prepared(reading) as (prepared,),
+                aclosing(self._strand(request, prepared)) as events,
+            ):
+                async for event in events:
+                    begun.set()
+                    yield event
 
         strands = [partial(strand, position, reading) for position, reading in enumerate(readings)]
         return await self._answer_strands(request, strands, readings[0].wire)
 
     async def _answer_strands(
-        self, request: web.Request, strands: Sequence[Strand], wire: Wire, *, streams: bool = False, is_long: bool = True
+        self,
+        request: web.Request,
+        strands: Sequence[Strand],
+        wire: Wire,
+        *,
+        streams: bool = False,
+        is_long: bool = True,
     ) -> web.StreamResponse:
         if wire.weave is None:
             raise TypeError("a Wire for several responses needs a weave")

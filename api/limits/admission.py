@@ -91,6 +91,11 @@ class Admission:
         """Count a response for the length of a block.  Raises `LimitReached` if too many run."""
         return self._using(owner, RESPONSES, attrgetter("responses"), PATIENCE)
 
+    def most_responses(self, owner: str) -> float:
+        """Return the number of responses that may run at once."""
+        most = (limits.responses for _, limits in self._payers(owner))
+        return min((each for each in most if each is not None), default=inf)
+
     @asynccontextmanager
     async def sandbox(self, owner: str) -> AsyncGenerator[None, None]:
         """Count a sandbox and its seconds for the length of a block, which begins when there is a place for it."""

@@ -98,6 +98,7 @@ class RecordedTokens:
     vocabulary_size: int = 2**32
     is_alive: bool = True
     scores_prompts: Literal[True] = True
+    scores_tokens: Literal[True] = True
     now: float = 0.0
 
     @property

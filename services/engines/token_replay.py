@@ -23,6 +23,7 @@ class TokenReplayEngine:
     vocabulary_size: int = VOCABULARY_SIZE
     models: tuple[str, ...] = ("recorded",)
     scores_prompts: Literal[True] = True
+    scores_tokens: Literal[True] = True
     _running: set[str] = field(default_factory=set)
     """Ids of the running responses."""
     _turns: dict[str, int] = field(default_factory=dict)

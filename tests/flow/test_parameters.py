@@ -94,6 +94,7 @@ PROBES: dict[str, list[Json]] = {
     "bad_words": [["a"]],
     "logit_bias": [{"5": -100}],
     "allowed_token_ids": [[5, 6]],
+    "logprob_token_ids": [[5, 6]],
     "watermarking": [False],
     "vllm_xargs": [{"x": 1}],
     "thinking_token_budget": [5],
@@ -140,6 +141,7 @@ FULL = [{"role": "user", "content": "la " * 3900}, {"role": "user", "content": "
 BESIDE: dict[str, Json] = {
     "tool_choice": {"tools": [WEATHER]},
     "parallel_tool_calls": {"tools": [WEATHER]},
+    "logprob_token_ids": {"include": ["message.output_text.logprobs"]},
     "truncation": {"input": FULL},
 }
 """The fields that a request needs for a parameter to have an effect."""

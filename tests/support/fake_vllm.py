@@ -202,7 +202,7 @@ class FakeVllm:
             await asyncio.sleep(self.latency)
             generated += len(chunk)
             self.generated += len(chunk)
-            await response.write(spell(self, chunk, sampling["logprobs"]))
+            await response.write(spell(self, chunk, sampling["logprobs"], chosen=sampling.get("logprob_token_ids", ())))
             if self.fault and generated >= self.after:
                 break
         if self.fault:
@@ -303,12 +303,21 @@ def own_logprob(token: int) -> float:
     return -50.0 if token % 2 else -0.5
 
 
+def _reported(token: int, top: int, chosen: Sequence[int]) -> list[tuple[int, float]]:
+    """The alternatives of a completion: the sampled token, and the likeliest tokens or the chosen ones."""
+    if chosen:
+        return [(each, own_logprob(each)) for each in dict.fromkeys((token, *chosen))]
+    return _ranked(token, top)[: top + 1]
+
+
 def _ranked(token: int, top: int) -> list[tuple[int, float]]:
     """The alternatives in vLLM's order: the sampled token goes first."""
     return [(token, own_logprob(token)), *(pair for pair in alternatives(token, top) if pair[0] != token)]
 
 
-def _generate_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
+def _generate_chunk(
+    _: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None, chosen: Sequence[int] = ()
+) -> bytes:
     logprobs: dict[str, Any] | None = None
     if top is not None:
         content = [
@@ -318,7 +327,7 @@ def _generate_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str
                 "rank": 1,
                 "top_logprobs": [
                     {"token_id": other, "logprob": value, "rank": 1}
-                    for other, value in _ranked(token, top)[: max(top, 1)]
+                    for other, value in _reported(token, top, chosen)[: max(top, 1)]
                 ],
             }
             for token in tokens
@@ -335,7 +344,9 @@ def _generate_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str
     return _sse_line({"request_id": "x", "usage": None, "output_mode": "tokens", "choices": [choice]})
 
 
-def _completions_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
+def _completions_chunk(
+    _: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None, chosen: Sequence[int] = ()
+) -> bytes:
     logprobs: dict[str, Any] | None = None
     if top is not None:
         logprobs = {
@@ -343,7 +354,7 @@ def _completions_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: 
             "token_logprobs": [own_logprob(token) for token in tokens],
             "tokens": [f"token_id:{token}" for token in tokens],
             "top_logprobs": [
-                {f"token_id:{other}": value for other, value in _ranked(token, top)[: top + 1]} for token in tokens
+                {f"token_id:{other}": value for other, value in _reported(token, top, chosen)} for token in tokens
             ],
         }
     choice: dict[str, Any] = {

@@ -13,7 +13,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec import UNSET
 
-from penstock.api.dialect import failure
+from penstock.api.dialect import failed, failure
+from penstock.api.http.chunks import Broken
 from penstock.extensions.dialects.decisions.labels import Label
 from penstock.extensions.dialects.decisions.questions import (
     ChoiceQuestion,
@@ -22,7 +23,7 @@ from penstock.extensions.dialects.decisions.questions import (
     Question,
     ScoreQuestion,
 )
-from penstock.pipeline.errors import EngineFailed, StageError
+from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
@@ -100,18 +101,17 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class LabelRead(msgspec.Struct, frozen=True):
-    """The end of the response to one request: the log probabilities of labels by their texts, or why it failed."""
+    """The end of the response to one request: the log probabilities of labels, by their texts."""
 
     logprobs: Mapping[str, float]
     model: str
     usage: Usage | None
-    failure: StageError | None = None
 
 
-Read: TypeAlias = AsyncIterator[LabelRead]
+End: TypeAlias = LabelRead | Broken
 
 
-async def label_reads(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[LabelRead, None]:
+async def label_reads(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[End, None]:
     """Rewrite the events of a response to one, its last."""
     logprobs = dict[str, float]()
     async for event in source:
@@ -121,7 +121,7 @@ async def label_reads(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[La
                     text = label.token.strip()
                     logprobs[text] = _either(logprobs.get(text, -inf), label.logprob)
             case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
-                yield _read(event.response, logprobs)
+                yield _end(event.response, logprobs)
             case _:
                 pass
 
@@ -132,18 +132,22 @@ def _either(one: float, other: float) -> float:
     return more + log1p(exp(less - more))
 
 
-def _read(response: Response, logprobs: Mapping[str, float]) -> LabelRead:
-    failed = failure(response) if response.status in ("failed", "cancelled") else None
-    return LabelRead(logprobs, response.model, response.usage, failed)
+def _end(response: Response, logprobs: Mapping[str, float]) -> End:
+    if response.status in ("failed", "cancelled"):
+        return Broken.by(failure(response))
+    return LabelRead(logprobs, response.model, response.usage)
 
 
-async def in_order(source: AsyncIterator[tuple[int, LabelRead]]) -> AsyncGenerator[LabelRead, None]:
+def _whole(end: End) -> LabelRead:
+    """Return what was read; raise the error of a response that failed."""
+    if isinstance(end, Broken):
+        raise failed(end.error.code, end.error.message)
+    return end
+
+
+async def in_order(source: AsyncIterator[tuple[int, End]]) -> AsyncGenerator[LabelRead, None]:
     """Yield the ends of several responses in the order of their requests; the first that failed ends all."""
-    found = dict[int, LabelRead]()
-    async for position, read in source:
-        if read.failure:
-            raise read.failure
-        found[position] = read
+    found = {position: _whole(end) async for position, end in source}
     for _, read in sorted(found.items()):
         yield read
 
@@ -156,13 +160,11 @@ class Folding:
     labels: Sequence[Label] = ()
     asked: Sequence[int] = ()
 
-    async def __call__(self, source: Read) -> Decision:
+    async def __call__(self, source: AsyncIterator[End]) -> Decision:
         """Return the decision; raise the error of a response that failed."""
-        reads = [read async for read in source]
+        reads = [_whole(end) async for end in source]
         found = [dict[str, float]() for _ in self.questions]
         for position, read in zip(self.asked, reads, strict=True):
-            if read.failure:
-                raise read.failure
             found[position].update(read.logprobs)
         answers = (self._answer(*pair) for pair in zip(self.questions, found, strict=True))
         return Decision(reads[0].model, tuple(answers), _total([read.usage for read in reads if read.usage]))

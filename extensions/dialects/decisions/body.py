@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from penstock.extensions.dialects.decisions.conversation import DecisionItems, item_of
+from penstock.extensions.dialects.decisions.conversation import DecisionInput, item_of
 from penstock.extensions.dialects.decisions.labels import Label, token_groups
 from penstock.extensions.dialects.decisions.questions import MOST_QUESTIONS, ChoiceQuestion, Questions, message_of
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params import items as params
-from penstock.pipeline.protocol.params.common import Body, Refused, TextOr, at_most
+from penstock.pipeline.protocol.params.common import Body, Refused, at_most
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
     CacheSalt,
@@ -56,7 +57,7 @@ class DecisionBody(Body):
     required: ClassVar[str] = "questions"
 
     model: str | None = None
-    input: TextOr[str, Annotated[DecisionItems, Field(min_length=1)]]
+    input: DecisionInput
     questions: Annotated[Questions, at_most(MOST_QUESTIONS, "questions"), Field(min_length=1)]
     prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
     prompt_cache_options: DecisionCacheOptions | None = None
@@ -88,9 +89,12 @@ class DecisionBody(Body):
 
     def place(self, question: int, param: str) -> str:
         """Return the place in this body of a parameter of a request about a question."""
-        own = f"input[{len(self._items)}]"
-        if param == own or param.startswith(f"{own}."):
-            return f"questions[{question}].instructions"
+        if inside := re.fullmatch(rf"input\[{len(self._items)}\](?:\.content\[(\d+)\](.*))?", param):
+            path = f"questions[{question}].instructions"
+            is_text = inside[1] is None or isinstance(self.questions[question].instructions, str)
+            return path if is_text else f"{path}[{int(inside[1]) - 1}]{inside[2]}"  # after the words around it
+        if param in ("allowed_token_ids", "logprob_token_ids"):
+            return f"questions[{question}]"
         return "input" if isinstance(self.input, str) and param.startswith("input[") else param
 
     @cached_property

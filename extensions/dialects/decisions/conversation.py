@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta
+from pydantic import AfterValidator
+from pydantic_core import PydanticKnownError
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
-from penstock.pipeline.protocol.params.structs import ListOf
+from penstock.pipeline.protocol.params.structs import TextOrList
 from penstock.stages.render.item_texts import json_text
 
 MOST_JSON_LEVELS = 32
@@ -120,7 +122,15 @@ def _explicit(value: Any) -> Any:
     return {"type": "message", **value} if isinstance(value, dict) else value
 
 
-DecisionItems: TypeAlias = Annotated[list[DecisionItem], ListOf(DecisionItem, _explicit)]
+def _has_items(value: Any) -> Any:
+    if value == []:
+        raise PydanticKnownError("too_short", {"field_type": "List", "min_length": 1, "actual_length": 0})
+    return value
+
+
+DecisionInput: TypeAlias = Annotated[
+    str | list[DecisionItem], TextOrList(DecisionItem, _explicit), AfterValidator(_has_items)
+]
 
 _OF_ROLE: dict[str, tuple[type[AnyPart], ...]] = {
     "user": (DecisionText, DecisionImage, DecisionJson),
@@ -152,39 +162,43 @@ def _call(call: DecisionFunctionCall | DecisionCustomToolCall) -> dict[str, Any]
     return {"call_id": call.call_id, "name": call.name, "namespace": namespace, "status": "completed"}
 
 
-def _output(output: str | Sequence[DecisionPart]) -> str | tuple[wire.InputPart, ...]:
-    return output if isinstance(output, str) else tuple(parts_of(output, ""))
+def _output(output: str | Sequence[DecisionText | DecisionImage]) -> str | tuple[wire.InputPart, ...]:
+    return output if isinstance(output, str) else tuple(input_part(part, "") for part in output)
 
 
 def _message(message: DecisionMessage, path: str) -> wire.Message:
     role, content = message.role, message.content
     if message.phase is not None and role != "assistant":
         raise _wrong("Only a message of the assistant has a phase", f"{path}.phase", "invalid_value")
-    if not isinstance(content, str):
-        for at, part in enumerate(content):
-            if not isinstance(part, _OF_ROLE[role]):
-                words = f"A message of the {role} has no {part.__struct_config__.tag}"
-                raise _wrong(words, f"{path}.content[{at}].type", "invalid_value")
-        content = tuple(parts_of(content, f"{path}.content"))
-    read = params.message(role, content)
+    whole = content if isinstance(content, str) else tuple(_parts(content, role, f"{path}.content"))
+    read = params.message(role, whole)
     return read if message.phase is None else msgspec.structs.replace(read, phase=message.phase)
 
 
-def parts_of(parts: Sequence[AnyPart], path: str) -> Iterator[wire.MessagePart]:
-    """Yield the parts of a content at ``path``; JSON becomes its text."""
-    for at, part in enumerate(parts):
+def _parts(content: Sequence[AnyPart], role: wire.Role, path: str) -> Iterator[wire.MessagePart]:
+    for at, part in enumerate(content):
+        if not isinstance(part, _OF_ROLE[role]):
+            words = f"A message of the {role} has no {part.__struct_config__.tag}"
+            raise _wrong(words, f"{path}[{at}].type", "invalid_value")
         match part:
-            case DecisionText(text=text):
-                yield wire.InputText(text)
             case DecisionOutputText(text=text):
                 yield wire.OutputText(text)
             case DecisionRefusal(refusal=refusal):
                 yield wire.Refusal(refusal)
-            case DecisionImage():
-                yield wire.InputImage(part.image_url, part.detail or "auto")
-            case DecisionJson(data=data):
-                _check_json(data, f"{path}[{at}].data")
-                yield wire.InputText(json_text(data))
+            case _:
+                yield input_part(part, f"{path}[{at}]")
+
+
+def input_part(part: DecisionPart, path: str) -> wire.InputText | wire.InputImage:
+    """Return the part at ``path``; JSON becomes its text."""
+    match part:
+        case DecisionText(text=text):
+            return wire.InputText(text)
+        case DecisionImage():
+            return wire.InputImage(part.image_url, part.detail or "auto")
+        case DecisionJson(data=data):
+            _check_json(data, f"{path}.data")
+            return wire.InputText(json_text(data))
 
 
 def _check_json(data: Any, path: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
-from penstock.extensions.dialects.decisions.conversation import Closed, DecisionPart, parts_of
+from penstock.extensions.dialects.decisions.conversation import Closed, DecisionPart, input_part
 from penstock.extensions.dialects.decisions.labels import Label
 from penstock.pipeline.protocol import items as wire
 from penstock.pipeline.protocol.params import items as params
@@ -94,5 +94,5 @@ def message_of(question: Question, labels: Sequence[Label], path: str) -> wire.M
     before, after = f"{_ABOUT[type(question)]}{_BEFORE}", f"{_BEFORE}{options}{_AFTER}"
     if isinstance(question.instructions, str):
         return params.message("user", f"{before}{question.instructions}{after}")
-    parts = parts_of(question.instructions, f"{path}.instructions")
+    parts = [input_part(part, f"{path}.instructions[{at}]") for at, part in enumerate(question.instructions)]
     return params.message("user", (wire.InputText(before), *parts, wire.InputText(after)))

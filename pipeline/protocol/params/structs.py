@@ -56,6 +56,18 @@ class ListOf:
 
 
 @dataclass(frozen=True)
+class TextOrList(ListOf):
+    """Marks a field that is a text or a list of structs."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, super().__get_pydantic_json_schema__(schema, handler)]}
+
+    def read(self, values: Any) -> Any:
+        """Return the text or the structs; raises one of pydantic's errors for the first value that is wrong."""
+        return values if isinstance(values, str) else super().read(values)
+
+
+@dataclass(frozen=True)
 class TextOrObject(ListOf):
     """Marks a field that is a text or one struct."""
 
@@ -95,6 +107,8 @@ _BOUNDS = {
     "str of length <=": "string_above_max_length",
     "int >=": "integer_below_min_value",
     "int <=": "integer_above_max_value",
+    "array of length >=": "empty_array",
+    "array of length <=": "array_above_max_length",
 }
 """The codes of the API for values that break a bound, by msgspec's words for it."""
 

@@ -67,9 +67,9 @@ class Rendering:
             if self._is_thinking and (token_ids := self._in_thought(conversation)):
                 return conversation, token_ids
             conversation = replace(conversation, thinks=False)
-        if conversation.continues and not conversation.messages[-1]["content"]:
-            if token_ids := self._before_answer(conversation):
-                return conversation, token_ids
+        is_empty = conversation.continues and not conversation.messages[-1]["content"]
+        if is_empty and (token_ids := self._before_answer(conversation)):
+            return conversation, token_ids
         guard = Guard(self._chat.vocabulary, (conversation.messages, self.functions, self.variables))
         rendered = self._rendered(conversation, guard.guarded())
         if rendered.token_ids and guard.is_needed:  # a renderer of tokens keeps marks and text apart itself
@@ -99,7 +99,7 @@ class Rendering:
         return self._encoded(text, conversation, guard) if text else ()
 
     def _before_answer(self, conversation: ChatConversation) -> Sequence[int]:
-        """Return the prompt up to an answer that is still empty; nothing if the template gives tokens.
+        """Return the prompt up to an answer that is still empty; nothing if the template does not show it.
 
         Many templates trim texts, and would take away the white space before an empty one.
         """
@@ -107,8 +107,12 @@ class Rendering:
         here = unused_in(conversation.messages, self.functions, self.variables)
         shown = {**last, "content": here}
         guard = Guard(self._chat.vocabulary, (before, shown, self.functions, self.variables))
-        before, shown, *others = guard.guarded()
-        text, _, _ = self._rendered(conversation, ([*before, shown], *others)).text.rpartition(here)
+        guarded, shown, *others = guard.guarded()
+        rendered = self._rendered(conversation, ([*guarded, shown], *others))
+        if rendered.token_ids:
+            begun, is_alone = replace(conversation, continues=False), last.keys() == {"role", "content"}
+            return self._rendered(begun, (before, self.functions, self.variables)).token_ids if is_alone else ()
+        text, _, _ = rendered.text.rpartition(here)
         return self._encoded(text, conversation, guard) if text else ()
 
     def _begun(self, prompt: str) -> str:

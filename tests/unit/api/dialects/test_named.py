@@ -62,7 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_server_speaks_the_dialects_of_penstock_and_those_of_its_operator() -> None:
-    assert list(DIALECTS) == ["responses", "chat", "completions", "messages", "open_responses"]
+    assert list(DIALECTS) == ["responses", "chat", "completions", "decisions", "messages", "open_responses"]
     assert [dialect.name for dialect in spoken([NAME])] == [*DIALECTS, "toy"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,10 +14,13 @@ from penstock.pipeline.frames import ResolvedRequest, TemplateOptions, with_fact
 from penstock.pipeline.protocol.items import InputImage, InputText, Message
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models import text_pieces
+from penstock.stages.models.chat.model import Rendered
 from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.render import truncation as limits
+from penstock.stages.render.chat.render import RenderChat
 from tests.support import chat_templates
 from tests.support.chat_families import UnknownCallSyntax
+from tests.support.event_streams import run_stage
 from tests.support.harmony import call, conversation, function, message, output, reasoning
 
 pytestmark = pytest.mark.vllm
@@ -270,3 +274,51 @@ async def test_items_far_too_long_are_dropped_before_they_are_encoded(
     assert "Yes?" in chat_templates.vocabulary().decode(prompt.token_ids)
     assert len(prompt.token_ids) < 4_096
     assert sum(len(call.args[1]) for call in encodings.call_args_list) < 60_000
+
+
+TRIMMING_TEMPLATE = """
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message.role + '\\n\\n' + (message.content | trim) + '<|im_end|>\\n' -}}
+{%- endfor -%}
+"""
+"""Texts without white space around them, as in Llama."""
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (chat_templates.QWEN_TEMPLATE, "assistant\n<think>\n\n</think>\n\n"),
+        (TRIMMING_TEMPLATE, "assistant\n\n"),
+        (chat_templates.STRICT_TEMPLATE, "assistant\n"),
+        (chat_templates.TOOLLESS_TEMPLATE, "assistant\n"),
+    ],
+    ids=["qwen", "trimming", "strict", "toolless"],
+)
+@pytest.mark.parametrize("said", ["Hello.", "\ue000 <|im_end|>"])
+async def test_prompt_ends_where_an_empty_answer_begins(template: str, end: str, said: str) -> None:
+    begun = msgspec.structs.replace(message("assistant", ""), status="incomplete")
+    rendered = await chat_templates.prompt(conversation(message("user", said), begun, effort="none"), template)
+    text = chat_templates.vocabulary().decode(rendered.token_ids)
+    assert text.endswith(f"{said}<|im_end|>\n<|im_start|>{end}")
+    marks = chat_templates.vocabulary().marks
+    assert rendered.token_ids.count(marks["<|im_end|>"]) == text.count("<|im_end|>") - said.count("<|im_end|>")
+    assert rendered.chat is not None
+    assert rendered.chat.continues
+
+
+class GivesTokens(chat_templates.JinjaTemplate):
+    """A template that gives tokens, and refuses an empty answer, as that of Mistral."""
+
+    def render(self, messages: Any, functions: Any, variables: Any, **options: Any) -> Rendered:
+        if not messages[-1]["content"]:
+            raise InvalidRequest("An answer has a text.", param="input")
+        text = super().render(messages, functions, variables, **options).text
+        return Rendered("", tuple(chat_templates.vocabulary().encode(text)))
+
+
+async def test_empty_answer_of_a_template_of_tokens_begins_a_turn() -> None:
+    begun = msgspec.structs.replace(message("assistant", ""), status="incomplete")
+    chat = replace(chat_templates.model_with_template(), template=GivesTokens(chat_templates.TOOLLESS_TEMPLATE))
+    (rendered,) = await run_stage(RenderChat(chat, 1000), [conversation(HELLO, begun)])
+    text = chat_templates.vocabulary().decode(rendered.token_ids)
+    assert text.endswith("Hello.<|im_end|>\n<|im_start|>assistant\n")
