@@ -64,12 +64,10 @@ def _refuse_contradictions(request: CreateResponse) -> None:
         raise exclusive(*continued, param=continued[-1])
     if request.background and request.store is False:
         raise InvalidRequest("Background responses are stored: store cannot be false.", param="background")
-    if request.logprob_token_ids:
-        if request.top_logprobs:
-            raise exclusive("top_logprobs", "logprob_token_ids", param="logprob_token_ids")
-        if LOGPROBS not in (request.include or ()):
-            message = "logprob_token_ids needs log probabilities: ask for them, too."
-            raise InvalidRequest(message, param="logprob_token_ids", code="invalid_value")
+    wants_logprobs = request.top_logprobs or LOGPROBS in (request.include or ())
+    if request.logprob_token_ids and not wants_logprobs:
+        message = "logprob_token_ids chooses among log probabilities: ask for these, too."
+        raise InvalidRequest(message, param="logprob_token_ids", code="invalid_value")
 
 
 def refuse_foreign(request: CreateResponse, traits: ModelTraits) -> None:

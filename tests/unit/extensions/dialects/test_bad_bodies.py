@@ -52,6 +52,7 @@ GENERATING: Any = {
     "bad_words": ["bad"],
     "logit_bias": {"5": 1},
     "allowed_token_ids": [5],
+    "logprob_token_ids": [5],
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
     "structured_outputs": {"regex": "a+"},

@@ -288,6 +288,24 @@ async def test_parameters_of_vllm_are_sent_if_the_request_has_them(scale_out: bo
     assert sent.keys() & absent.keys() == {"stop_token_ids"}
 
 
+@pytest.mark.parametrize("images", [(), ("data:image/png;base64,AAAA",)], ids=["text", "image"])
+@pytest.mark.parametrize("sampled", [8, 11])
+async def test_chosen_tokens_are_all_reported(images: tuple[str, ...], sampled: int) -> None:
+    fake = FakeVllm(tokens=(sampled,))
+    async with engine_over(fake) as engine:
+        wanted = prompt_for_fakes(images=images, logprobs=0, logprob_token_ids=(7, 8, 9))
+        [token] = logprobs(await generate(engine, wanted))
+    assert dict(token.top) == {each: own_logprob(each) for each in {7, 8, 9, sampled}}
+    [body] = fake.prompts
+    assert ("prompt" in body) is not bool(images)
+
+
+@pytest.mark.vllm
+def test_chosen_tokens_have_no_number_beside_them() -> None:
+    params = sampling_params(prompt_for_fakes(logprobs=0, logprob_token_ids=(7, 8)))
+    assert (params.logprobs, params.logprob_token_ids, params.num_logprobs) == (None, [7, 8], 2)
+
+
 @pytest.mark.vllm
 def test_engine_in_process_gets_the_same_parameters() -> None:
     params = sampling_params(prompt_for_fakes(**EXTRA))

@@ -172,6 +172,11 @@ async def test_parameters_are_echoed(store: Store, sent: dict[str, Any], echo: d
         ({"stop_token_ids": [5], "min_tokens": 3}, {"stop_token_ids": (5,), "min_tokens": 3}),
         ({"bad_words": ["a"], "logit_bias": {"7": -100}}, {"bad_words": ("a",), "logit_bias": {7: -100.0}}),
         ({"allowed_token_ids": [5, 6], "watermarking": False}, {"allowed_token_ids": (5, 6), "watermarking": False}),
+        (
+            {"logprob_token_ids": [6, 5], "include": [LOGPROBS]},
+            {"logprob_token_ids": (6, 5), "logprobs": 0},
+        ),
+        ({"logprob_token_ids": [6, 5], "top_logprobs": 2}, {"logprob_token_ids": (6, 5), "logprobs": 2}),
         ({"vllm_xargs": {"target": [1, "x"]}}, {"extra_args": {"target": [1, "x"]}}),
         ({"thinking_token_budget": 0}, {"thinking_token_budget": 0}),
         ({"thinking_token_budget": -1}, {}),

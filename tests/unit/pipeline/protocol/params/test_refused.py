@@ -211,6 +211,7 @@ VALUES = [
     ({"bad_words": ["a"] * 129}, "at most 128", "bad_words"),
     ({"bad_words": ["a" * 1001]}, "at most 1000 characters", "bad_words[0]"),
     ({"allowed_token_ids": [5] * 1025}, "at most 1024", "allowed_token_ids"),
+    ({"logprob_token_ids": [5] * 129}, "at most 128", "logprob_token_ids"),
     ({"logit_bias": {str(token): 1 for token in range(1025)}}, "at most 1024", "logit_bias"),
     *[({"request_id": sent}, "pattern", "request_id") for sent in ("", "two words", "x" * 129, "a\n", "é")],
     ({"stop_token_ids": [-1]}, "greater than or equal to 0", "stop_token_ids[0]"),
