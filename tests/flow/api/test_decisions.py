@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from math import exp, inf, log
+from math import exp, inf
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,20 @@ from penstock.api.cli.replayer import replay_of
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.extensions.dialects.decisions.dialect import AT_ONCE, DECISIONS
-from penstock.extensions.dialects.decisions.labels import labels_of
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import EngineFailed, EngineOverloaded
-from penstock.pipeline.frames import EngineFrame, Prompt, TokenLogprob
+from penstock.pipeline.frames import TokenLogprob
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.engines.vllm_http import start_vllm_http
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.chat_templates import model_with_images
+from tests.support.deciding_engine import LETTERS, UNLIKELY, DecidingEngine
 from tests.support.fake_vllm import FakeVllm, own_logprob, running_fakes
-from tests.support.server import PacedEngine, Server, running_server, script
+from tests.support.server import Server, running_server, script
 
 PATH = "/v1/decisions"
-LETTERS = {label.text: label.tokens[0] for label in labels_of(load_encoding(), 255)}
 TRUE = {"type": "predicate", "instructions": "It is a complaint."}
 TEAM = {"type": "choice", "instructions": "Which team?", "choices": [{"value": "billing"}, {"value": True}]}
 BODY: dict[str, Any] = {"input": "I was charged twice.", "questions": [TRUE]}
@@ -42,40 +40,21 @@ PIXEL = (
 )
 
 
-@dataclass
-class Likely(PacedEngine):
-    """An engine that finds letters likely, by words of the question; all others have the probability of 0.001."""
-
-    likely: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    most_running: int = 0
-
-    def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
-        self.most_running = max(self.most_running, self.running)
-        text = user_text(prompt)
-        found = next((found for words, found in self.likely.items() if words in text), {})
-        by_token = {LETTERS[letter]: log(share) for letter, share in found.items()}
-        chosen: Any = prompt.facts.sampling.logprob_token_ids
-        top = tuple((token, by_token.get(token, log(0.001))) for token in chosen)
-        return super()._frames(Script((chosen[0],), logprobs=(TokenLogprob(top[0][1], top),)), prompt, run)
-
-
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncGenerator[Server[Likely], None]:
-    async with running_server(Likely(), tmp_path, max_body_bytes=10_000_000) as served:
+async def served(tmp_path: Path) -> AsyncGenerator[Server[DecidingEngine], None]:
+    async with running_server(DecidingEngine(), tmp_path, max_body_bytes=10_000_000) as served:
         yield served
 
 
 @pytest.fixture
-async def sdk(served: Server[Likely]) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+async def sdk(served: Server[DecidingEngine]) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     async with openai_client(served.url) as client:
         yield client
 
 
-def user_text(prompt: Prompt) -> str:
-    return load_encoding().decode(prompt.token_ids).rpartition("<|start|>user<|message|>")[2]
-
-
-async def test_openai_python_reads_answers_of_all_types(served: Server[Likely], sdk: openai.AsyncOpenAI) -> None:
+async def test_openai_python_reads_answers_of_all_types(
+    served: Server[DecidingEngine], sdk: openai.AsyncOpenAI
+) -> None:
     served.engine.likely = {
         "complaint": {"A": 0.6, "B": 0.2},
         "team": {"A": 0.1, "B": 0.3},
@@ -138,7 +117,7 @@ def rounded(value: Any) -> Any:
             return value
 
 
-async def test_each_question_is_a_prompt_up_to_the_first_word_of_the_answer(served: Server[Likely]) -> None:
+async def test_each_question_is_a_prompt_up_to_the_first_word_of_the_answer(served: Server[DecidingEngine]) -> None:
     choices = [{"value": "two\nlines", "description": "as in a letter"}, {"value": False}]
     json_part = {"type": "input_json", "data": {"order": 7, "items": [{"café": None}]}}
     body = {
@@ -158,7 +137,7 @@ async def test_each_question_is_a_prompt_up_to_the_first_word_of_the_answer(serv
     assert (sampling.max_tokens, sampling.temperature, sampling.logprobs) == (1, 0, 0)
 
 
-async def test_conversation_may_have_calls_and_their_outputs(served: Server[Likely]) -> None:
+async def test_conversation_may_have_calls_and_their_outputs(served: Server[DecidingEngine]) -> None:
     body = {
         "input": [
             {"type": "message", "role": "user", "content": "Where is it?"},
@@ -178,7 +157,7 @@ async def test_conversation_may_have_calls_and_their_outputs(served: Server[Like
         assert text in prompt
 
 
-async def test_parameters_reach_the_engine_or_have_no_effect(served: Server[Likely]) -> None:
+async def test_parameters_reach_the_engine_or_have_no_effect(served: Server[DecidingEngine]) -> None:
     marked = {"prompt_cache_breakpoint": {"mode": "explicit"}}
     part = {"type": "input_text", "text": BODY["input"], **marked}
     plain = {**BODY, "input": [{"role": "user", "content": [part]}]}
@@ -193,19 +172,19 @@ async def test_parameters_reach_the_engine_or_have_no_effect(served: Server[Like
 
 
 @pytest.mark.parametrize("count", [2, 128, 129, 255])
-async def test_question_has_up_to_255_choices(served: Server[Likely], count: int) -> None:
+async def test_question_has_up_to_255_choices(served: Server[DecidingEngine], count: int) -> None:
     served.engine.likely = {"Which": {list(LETTERS)[count - 1]: 0.5}}
     choices = [{"value": f"option {number}"} for number in range(count)]
     body = {"input": "Hi", "questions": [{"type": "choice", "instructions": "Which?", "choices": choices}]}
     status, decision = await served.post(body, PATH)
     [answer] = decision["answers"]
     assert (status, answer["choice"], len(answer["probabilities"])) == (200, f"option {count - 1}", count)
-    assert answer["confidence"] == pytest.approx(0.5 / (0.5 + (count - 1) * 0.001))
+    assert answer["confidence"] == pytest.approx(0.5 / (0.5 + (count - 1) * UNLIKELY))
     assert len(served.engine.prompts) == -(-count // 128)
     assert {len(prompt.facts.sampling.allowed_token_ids or ()) for prompt in served.engine.prompts} == {count}
 
 
-async def test_first_question_runs_alone_and_the_others_some_at_once(served: Server[Likely]) -> None:
+async def test_first_question_runs_alone_and_the_others_some_at_once(served: Server[DecidingEngine]) -> None:
     engine = served.engine
     engine.hold()
     questions = [{**TRUE, "name": str(number)} for number in range(3 * AT_ONCE)]
@@ -220,7 +199,7 @@ async def test_first_question_runs_alone_and_the_others_some_at_once(served: Ser
     assert engine.most_running == AT_ONCE
 
 
-async def test_client_that_leaves_frees_the_engine(served: Server[Likely]) -> None:
+async def test_client_that_leaves_frees_the_engine(served: Server[DecidingEngine]) -> None:
     served.engine.hold()
     asking = asyncio.create_task(served.post({**BODY, "questions": [TRUE] * 20}, PATH))
     await wait_until(lambda: served.engine.running == 1)
@@ -234,7 +213,7 @@ async def test_client_that_leaves_frees_the_engine(served: Server[Likely]) -> No
 async def test_a_question_counts_as_a_response_and_a_decision_as_a_request(tmp_path: Path) -> None:
     admission = Admission()
     admission.tables = {"default": KeyLimits(responses=2, requests_per_minute=1)}
-    async with running_server(Likely(), tmp_path, admission=admission) as served:
+    async with running_server(DecidingEngine(), tmp_path, admission=admission) as served:
         assert (await served.post({**BODY, "questions": [TRUE] * 9}, PATH))[0] == 200
         assert served.engine.most_running == 2
         status, answer = await served.post(BODY, PATH)
@@ -351,7 +330,7 @@ for _ in range(32):
     ],
 )
 async def test_wrong_body_is_refused_with_the_place(
-    served: Server[Likely], fields: dict[str, Any], param: str, code: str | None
+    served: Server[DecidingEngine], fields: dict[str, Any], param: str, code: str | None
 ) -> None:
     served.engine.context_length = 8192
     status, answer = await served.post({**BODY, **fields}, PATH)
@@ -359,7 +338,7 @@ async def test_wrong_body_is_refused_with_the_place(
     assert served.engine.prompts == []
 
 
-async def test_unknown_model_is_not_found(served: Server[Likely]) -> None:
+async def test_unknown_model_is_not_found(served: Server[DecidingEngine]) -> None:
     status, answer = await served.post({**BODY, "model": "gpt-6-luna"}, PATH)
     assert (status, answer["error"]["param"]) == (404, "model")
 
@@ -402,7 +381,7 @@ async def test_vllm_over_http_reports_the_options(tmp_path: Path, scale_out: boo
 
 async def test_a_recording_has_a_question_that_replays_to_the_same_probabilities(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "recordings", pause=0.01)
-    engine = Likely(likely={"complaint": {"A": 0.6, "B": 0.2}})
+    engine = DecidingEngine(likely={"complaint": {"A": 0.6, "B": 0.2}})
     async with AsyncExitStack() as closing:
         closing.push_async_callback(recorder.close)
         served = await closing.enter_async_context(running_server(engine, tmp_path, edit=recorder.tapped))
@@ -419,7 +398,7 @@ async def test_a_recording_has_a_question_that_replays_to_the_same_probabilities
         assert again == decision
 
 
-async def test_nothing_is_stored_(served: Server[Likely]) -> None:
+async def test_nothing_is_stored_(served: Server[DecidingEngine]) -> None:
     assert (await served.post(BODY, PATH))[0] == 200
     [prompt] = served.engine.prompts
     assert (await served.get(f"/v1/responses/{prompt.facts.response_id}"))[0] == 404

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from yarl import URL
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import JSON
 from tests.support.chat_streams import chunks_of
+from tests.support.deciding_engine import DecidingEngine
 from tests.support.event_streams import read_sse
 from tests.support.examples import examples
 from tests.support.messages import events_of
@@ -143,6 +145,23 @@ def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
                 target.check("GET", stored, stored.replace("{completion_id}", answer["id"]))
 
     ask()
+
+
+def test_no_decision_causes_a_server_error(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        target = Target(runner, runner.run(stack.enter_async_context(running_server(DecidingEngine(), tmp_path))))
+        (content,) = target.description.operation("POST", "/v1/decisions")["requestBody"]["content"].values()
+        wanted, answered = valid_values(target.description, content["schema"]), list[Any]()
+
+        @LONG
+        @given(any_body(st.one_of(wanted, wanted.map(lambda body: body | {"model": "tiny", "input": "Hi"}))))
+        def ask(body: bytes) -> None:
+            answered.append(target.check("POST", "/v1/decisions", "/v1/decisions", body))
+
+        ask()
+        runner.run(stack.aclose())
+    assert any(answered)
 
 
 @pytest.mark.parametrize("end", ["", "/{conversation_id}", "/{conversation_id}/items"])
