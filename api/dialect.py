@@ -320,6 +320,7 @@ class Edge:
             ):
                 async for event in events:
                     begun.set()
+                    release(request)
                     yield event
 
         strands = [partial(strand, position, reading) for position, reading in enumerate(readings)]

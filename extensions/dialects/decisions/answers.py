@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, inf, log1p
-from typing import TypeAlias
 
 import msgspec
 from msgspec import UNSET
 
-from penstock.api.dialect import failed, failure
-from penstock.api.http.chunks import Broken
+from penstock.api.dialect import failure
 from penstock.extensions.dialects.decisions.labels import Label
 from penstock.extensions.dialects.decisions.questions import (
     ChoiceQuestion,
@@ -108,11 +106,8 @@ class LabelRead(msgspec.Struct, frozen=True):
     usage: Usage | None
 
 
-End: TypeAlias = LabelRead | Broken
-
-
-async def label_reads(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[End, None]:
-    """Rewrite the events of a response to one, its last."""
+async def label_reads(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[LabelRead, None]:
+    """Rewrite the events of a response to one, its last; raise the error of one that failed, which ends all others."""
     logprobs = dict[str, float]()
     async for event in source:
         match event:
@@ -121,7 +116,7 @@ async def label_reads(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[En
                     text = label.token.strip()
                     logprobs[text] = _either(logprobs.get(text, -inf), label.logprob)
             case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
-                yield _end(event.response, logprobs)
+                yield _read(event.response, logprobs)
             case _:
                 pass
 
@@ -132,22 +127,15 @@ def _either(one: float, other: float) -> float:
     return more + log1p(exp(less - more))
 
 
-def _end(response: Response, logprobs: Mapping[str, float]) -> End:
+def _read(response: Response, logprobs: Mapping[str, float]) -> LabelRead:
     if response.status in ("failed", "cancelled"):
-        return Broken.by(failure(response))
+        raise failure(response)
     return LabelRead(logprobs, response.model, response.usage)
 
 
-def _whole(end: End) -> LabelRead:
-    """Return what was read; raise the error of a response that failed."""
-    if isinstance(end, Broken):
-        raise failed(end.error.code, end.error.message)
-    return end
-
-
-async def in_order(source: AsyncIterator[tuple[int, End]]) -> AsyncGenerator[LabelRead, None]:
-    """Yield the ends of several responses in the order of their requests; the first that failed ends all."""
-    found = {position: _whole(end) async for position, end in source}
+async def in_order(source: AsyncIterator[tuple[int, LabelRead]]) -> AsyncGenerator[LabelRead, None]:
+    """Yield the ends of several responses in the order of their requests."""
+    found = {position: read async for position, read in source}
     for _, read in sorted(found.items()):
         yield read
 
@@ -160,9 +148,9 @@ class Folding:
     labels: Sequence[Label] = ()
     asked: Sequence[int] = ()
 
-    async def __call__(self, source: AsyncIterator[End]) -> Decision:
-        """Return the decision; raise the error of a response that failed."""
-        reads = [_whole(end) async for end in source]
+    async def __call__(self, source: AsyncIterator[LabelRead]) -> Decision:
+        """Return the decision."""
+        reads = [read async for read in source]
         found = [dict[str, float]() for _ in self.questions]
         for position, read in zip(self.asked, reads, strict=True):
             found[position].update(read.logprobs)

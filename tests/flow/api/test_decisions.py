@@ -237,6 +237,7 @@ async def test_a_fault_of_the_engine_is_one_error(
         answered, answer = await served.post({**BODY, "questions": [TRUE] * questions}, PATH)
         await served.wait_until_idle()
     assert (answered, answer["error"]["message"]) == (status, message)
+    assert len(engine.prompts) <= (questions if "reported" in message else 1)
 
 
 class Blind(ScriptedEngine):

@@ -184,6 +184,11 @@ async def test_server_without_a_vocabulary_says_so(tmp_path: Path) -> None:
     async with running_server(
         ScriptedEngine(), tmp_path, edit=lambda pipeline: pipeline.replace("parse", speak, first="render")
     ) as served:
-        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+        decision = {"input": "a", "questions": [{"type": "predicate", "instructions": "It is a letter."}]}
+        for path, body in (
+            ("/tokenize", {"prompt": "a"}),
+            ("/detokenize", {"tokens": [1]}),
+            ("/v1/decisions", decision),
+        ):
             status, answer = await served.post(body, path)
             assert (status, answer["error"]["code"]) == (400, "unsupported_operation")

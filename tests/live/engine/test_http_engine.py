@@ -96,6 +96,14 @@ async def test_http_engine_equals_the_engine_in_process(elsewhere: VllmHttpEngin
             assert one.top[0][0] == other.top[0][0]
 
 
+async def test_chosen_tokens_are_those_of_the_engine_in_process(elsewhere: VllmHttpEngine, engine: VllmEngine) -> None:
+    chosen = tuple(range(1000, 1128))
+    wanted = sampled(prompt("Choose.", max_tokens=1), logprobs=0, logprob_token_ids=chosen)
+    [there], [here] = logprobs(await ask(elsewhere, wanted)), logprobs(await generate(engine, wanted))
+    assert set(chosen) <= dict(there.top).keys() == dict(here.top).keys()
+    assert dict(there.top) == pytest.approx(dict(here.top), abs=0.05)
+
+
 async def test_grammar_is_enforced_from_the_first_token(elsewhere: VllmHttpEngine) -> None:
     wanted = prompt("Say hello.", max_tokens=40)
     from_grammar = await ask(elsewhere, _with_grammar(wanted, 'start: /[ab]{5}/ "c" <[200002]>'))

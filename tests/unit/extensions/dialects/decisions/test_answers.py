@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.http.chunks import Broken
 from penstock.extensions.dialects.decisions.answers import (
     ChoiceAnswer,
     Decision,
-    End,
     Folding,
     LabelRead,
     PredicateAnswer,
@@ -30,7 +28,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob, TopLogprob
-from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from penstock.pipeline.protocol.response import ErrorDetails, InputTokensDetails, OutputTokensDetails, Usage
 from tests.support.stored_responses import stored_response
 
 LABELS = [Label(text, ()) for text in LETTERS[:255]]
@@ -100,7 +98,7 @@ def delta(*top: tuple[str, float]) -> events.OutputTextDelta:
     return events.OutputTextDelta(0, "msg_1", 0, 0, "A", (logprob,))
 
 
-async def read(*deltas: events.OutputTextDelta) -> End:
+async def read(*deltas: events.OutputTextDelta) -> LabelRead:
     response = msgspec.structs.replace(stored_response("resp_1").response, usage=USAGE)
     stream: list[ResponseEvent] = [*deltas, events.ResponseIncomplete(1, response)]
     [found] = [each async for each in label_reads(source_of(stream))]
@@ -109,20 +107,22 @@ async def read(*deltas: events.OutputTextDelta) -> End:
 
 async def test_tokens_of_a_label_add_up_and_later_text_counts_for_nothing() -> None:
     found = await read(delta(("A", log(0.1)), (" A", log(0.2)), ("B", -2000.0)), delta(("A", 0.0)))
-    assert isinstance(found, LabelRead)
     assert {text: exp(logprob) for text, logprob in found.logprobs.items()} == pytest.approx({"A": 0.3, "B": 0})
     assert found.usage == USAGE
 
 
-async def test_reads_come_in_the_order_of_their_requests_and_a_failure_ends_all() -> None:
+async def test_failed_response_is_an_error() -> None:
+    response = stored_response("resp_1").response
+    failed = msgspec.structs.replace(response, status="failed", error=ErrorDetails("server_error", "It broke."))
+    with pytest.raises(EngineFailed, match="It broke"):
+        await anext(label_reads(source_of([events.ResponseFailed(1, failed)])))
+
+
+async def test_reads_come_in_the_order_of_their_requests() -> None:
     one, two = LabelRead({"A": 0.0}, "tiny", USAGE), LabelRead({"B": 0.0}, "tiny", USAGE)
 
-    async def arriving(*ends: tuple[int, End]) -> AsyncGenerator[tuple[int, End], None]:
-        for each in ends:
-            yield each
+    async def arriving() -> AsyncGenerator[tuple[int, LabelRead], None]:
+        yield 1, two
+        yield 0, one
 
-    assert [each async for each in in_order(arriving((1, two), (0, one)))] == [one, two]
-    broken = Broken.by(EngineFailed("It broke."))
-    with pytest.raises(EngineFailed, match="It broke"):
-        async for _ in in_order(arriving((1, broken), (0, one))):
-            pass
+    assert [each async for each in in_order(arriving())] == [one, two]
