@@ -98,7 +98,7 @@ async def test_first_valid_key_of_a_request_is_its_owner(locked: ScriptedServer)
             assert answer.status == status
 
 
-OF_OPENAI = re.compile(r"/(v1|openresponses/v1)/(responses|conversations|chat/completions|completions)(/|$)")
+OF_OPENAI = re.compile(r"/(v1|openresponses/v1)/(responses|conversations|chat/completions|completions|decisions)(/|$)")
 
 
 @pytest.mark.parametrize("mark", MARKS, ids=["openai", "anthropic"])
