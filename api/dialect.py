@@ -278,17 +278,23 @@ class Edge:
     async def _written(
         self, request: web.Request, events: AsyncIterator[Any], wire: Wire, *, streams: bool, is_long: bool
     ) -> web.StreamResponse:
-        """Send rewritten events, or one body; raise `ServerStopping` if a stopping server has cut that off."""
+        """Send rewritten events, or one body."""
         if streams and is_long and wire.outgoing is None:
             async with aclosing(events_in_pieces(events)) as written:
                 return await send(request, written, wire, self.keep_alive)
         if streams:
             return await send(request, events, wire, self.keep_alive)
-        try:
+        with self._cut_off():
             body = await wire.fold(events)
             async for _ in events:  # a fold may stop at the last event, after which stages have code to run
                 pass
             return as_json(await in_thread(in_pieces, body) if is_long else body)
+
+    @contextmanager
+    def _cut_off(self) -> Iterator[None]:
+        """Raise `ServerStopping` for a body that a stopping server has cut off."""
+        try:
+            yield
         except errors.EngineFailed:
             if self.scheduler.in_flight.stopping:
                 raise errors.ServerStopping from None
@@ -301,8 +307,10 @@ class Edge:
         strands = [partial(self._strand, request, each) for each in prepared]
         return await self._answer_strands(request, strands, wire, streams=streams, is_long=is_long)
 
-    async def answer_each(self, request: web.Request, readings: Sequence[Reading], at_once: int) -> web.StreamResponse:
-        """Prepare and run each request of an answer when its turn comes, and answer in one form, which is no stream.
+    async def answer_each(
+        self, request: web.Request, wire: Wire, parts: Sequence[Callable[[], Reading]], at_once: int
+    ) -> web.StreamResponse:
+        """Read, prepare and run each part of an answer when its turn comes; the answer is no stream.
 
         Fewer than ``at_once`` run if their client may have fewer responses.  The first one runs alone: the others find
         in the caches of the engine what their prompts share.
@@ -310,21 +318,20 @@ class Edge:
         most = self.scheduler.admission.most_responses(request[OWNER])
         begun, places = asyncio.Event(), asyncio.Semaphore(int(min(at_once, most)))
 
-        async def strand(position: int, reading: Reading) -> AsyncGenerator[Any, None]:
+        async def strand(position: int, part: Callable[[], Reading]) -> AsyncGenerator[Any, None]:
             if position:
                 await begun.wait()
             async with (
                 places,
-                self.prepared(reading) as (prepared,),
+                self.prepared(part()) as (prepared,),
                 aclosing(self._strand(request, prepared)) as events,
             ):
                 async for event in events:
                     begun.set()
-                    release(request)
                     yield event
 
-        strands = [partial(strand, position, reading) for position, reading in enumerate(readings)]
-        return await self._answer_strands(request, strands, readings[0].wire)
+        strands = [partial(strand, position, part) for position, part in enumerate(parts)]
+        return await self._answer_strands(request, strands, wire)
 
     async def _answer_strands(
         self,
@@ -337,10 +344,11 @@ class Edge:
     ) -> web.StreamResponse:
         if wire.weave is None:
             raise TypeError("a Wire for several responses needs a weave")
-        async with woven(strands) as values:
-            release(request)
-            async with aclosing(wire.weave(values)) as events:
-                return await self._written(request, events, wire, streams=streams, is_long=is_long)
+        with self._cut_off():
+            async with woven(strands) as values:
+                release(request)
+                async with aclosing(wire.weave(values)) as events:
+                    return await self._written(request, events, wire, streams=streams, is_long=is_long)
 
     async def _strand(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Any, None]:
         """Run one request, and yield its rewritten events."""

@@ -113,6 +113,7 @@ async def tool_server(
     toolbox: Toolbox | None = None,
     limits: Limits | None = None,
     models: tuple[str, ...] = ("tiny",),
+    engine: ScriptedEngine | None = None,
     **options: Any,
 ) -> AsyncGenerator[ScriptedServer, None]:
     """Serve with tools and a model that writes ``turns``, repeating the last one.
@@ -132,7 +133,7 @@ async def tool_server(
     if search:
         hosts["browser"] = BrowserHost(search_backend("searxng", search), allowed)
     toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed), containers=containers)
-    engine = ScriptedEngine(models=models)
+    engine = engine or ScriptedEngine(models=models)
     play_turns(engine, *turns)
     try:
         async with running_server(engine, where, toolbox=toolbox, limits=limits, **options) as served:

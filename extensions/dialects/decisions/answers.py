@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.api.dialect import failure
+from penstock.extensions.dialects.decisions.body import Asked
 from penstock.extensions.dialects.decisions.labels import Label
 from penstock.extensions.dialects.decisions.questions import (
     ChoiceQuestion,
@@ -124,7 +125,7 @@ async def label_reads(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[La
 def _either(one: float, other: float) -> float:
     """Return the log probability of either of two tokens of a label."""
     more, less = max(one, other), min(one, other)
-    return more + log1p(exp(less - more))
+    return more + log1p(exp(less - more)) if more > -inf else more
 
 
 def _read(response: Response, logprobs: Mapping[str, float]) -> LabelRead:
@@ -142,24 +143,25 @@ async def in_order(source: AsyncIterator[tuple[int, LabelRead]]) -> AsyncGenerat
 
 @dataclass(frozen=True)
 class Folding:
-    """Makes a decision of the ends of its responses; ``asked`` has the position of the question of each."""
+    """Makes a decision of the ends of its responses; ``asked`` has what each of them was asked."""
 
     questions: Sequence[Question] = ()
     labels: Sequence[Label] = ()
-    asked: Sequence[int] = ()
+    asked: Sequence[Asked] = ()
 
     async def __call__(self, source: AsyncIterator[LabelRead]) -> Decision:
         """Return the decision."""
         reads = [read async for read in source]
         found = [dict[str, float]() for _ in self.questions]
-        for position, read in zip(self.asked, reads, strict=True):
-            found[position].update(read.logprobs)
+        for asked, read in zip(self.asked, reads, strict=True):
+            for label in asked.labels:  # the token that was sampled may be one of another request's label
+                found[asked.question][label.text] = read.logprobs.get(label.text, -inf)
         answers = (self._answer(*pair) for pair in zip(self.questions, found, strict=True))
         return Decision(reads[0].model, tuple(answers), _total([read.usage for read in reads if read.usage]))
 
     def _answer(self, question: Question, found: Mapping[str, float]) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
         name = None if question.name is UNSET else question.name
-        shares = _shares([found.get(label.text, -inf) for label in self.labels[: len(question.options)]])
+        shares = _shares([found[label.text] for label in self.labels[: len(question.options)]])
         confidence = max(shares)
         match question:
             case PredicateQuestion():

@@ -10,9 +10,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import ConfigDict, Field, StringConstraints
 
 from penstock.extensions.dialects.decisions.conversation import DecisionInput, item_of
-from penstock.extensions.dialects.decisions.labels import Label, token_groups
+from penstock.extensions.dialects.decisions.labels import Label, groups_of, tokens_of
 from penstock.extensions.dialects.decisions.questions import MOST_QUESTIONS, ChoiceQuestion, Questions, message_of
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.common import Body, Refused, at_most
 from penstock.pipeline.protocol.params.request import (
@@ -44,10 +45,13 @@ class DecisionCacheOptions(PromptCacheOptions):
 
 
 class Asked(NamedTuple):
-    """A request of the pipeline about one question; one with many options takes several."""
+    """A request about the question at a position; one with many options takes several, each for some ``labels``."""
 
     question: int
-    request: CreateResponse
+    message: params.InputItem
+    allowed: TokenIds
+    """The tokens of all options."""
+    labels: Sequence[Label]
 
 
 class DecisionBody(Body):
@@ -68,7 +72,7 @@ class DecisionBody(Body):
     joint: Refused = None
 
     def asked(self, labels: Sequence[Label]) -> Iterator[Asked]:
-        """Yield the requests of all questions, in their order.
+        """Yield the requests about all questions, in their order.
 
         Raises `InvalidRequest` for equal choices, and for more options than there are ``labels``.
         """
@@ -81,11 +85,25 @@ class DecisionBody(Body):
                 param = f"{path}.{question.options_field}" if question.options_field else path
                 message = f"The vocabulary of this model has letters for {len(labels)} options (at {param})"
                 raise InvalidRequest(message, param=param, code="array_above_max_length")
-            groups = tuple(token_groups(own))
-            items = [*self._items, message_of(question, own, path), _BEGINNING]
-            values = self._given | {"input": items, "allowed_token_ids": [token for group in groups for token in group]}
-            for group in groups:
-                yield Asked(position, CreateResponse().model_copy(update=values | {"logprob_token_ids": [*group]}))
+            message, allowed = message_of(question, own, path), tokens_of(own)
+            for group in groups_of(own):
+                yield Asked(position, message, allowed, group)
+
+    @property
+    def request(self) -> CreateResponse:
+        """What all requests have in common."""
+        names = ("model", "prompt_cache_key", "safety_identifier", "cache_salt")
+        given = {name: getattr(self, name) for name in names}
+        return CreateResponse().model_copy(update=ONE_TOKEN | {k: v for k, v in given.items() if v is not None})
+
+    def about(self, asked: Asked, request: CreateResponse) -> CreateResponse:
+        """Return the common request about a question."""
+        own = {
+            "input": [*self._items, asked.message, _BEGINNING],
+            "allowed_token_ids": [*asked.allowed],
+            "logprob_token_ids": [*tokens_of(asked.labels)],
+        }
+        return request.model_copy(update=own)
 
     def place(self, question: int, param: str) -> str:
         """Return the place in this body of a parameter of a request about a question."""
@@ -102,12 +120,6 @@ class DecisionBody(Body):
         if isinstance(self.input, str):
             return [params.message("user", self.input)]
         return [item_of(item, f"input[{position}]") for position, item in enumerate(self.input)]
-
-    @property
-    def _given(self) -> dict[str, Any]:
-        names = ("model", "prompt_cache_key", "safety_identifier", "cache_salt")
-        given = {name: getattr(self, name) for name in names}
-        return ONE_TOKEN | {name: value for name, value in given.items() if value is not None}
 
 
 _BEGINNING = params.message("assistant", "", "incomplete")

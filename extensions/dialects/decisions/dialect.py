@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from penstock.extensions.dialects.decisions.questions import MOST_CHOICES
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.validation import read_body
+from penstock.pipeline.tasks import in_thread
 from penstock.stages.parse.parser import ParseStage
 
 AT_ONCE = 8
@@ -45,18 +46,18 @@ class DecisionReader:
         """Read the body; raise `InvalidRequest` for a wrong one."""
         given = read_body(body, DecisionBody)
         self.body, self.asked = given, tuple(given.asked(self.labels))
-        first, *others = (each.request for each in self.asked)
-        folding = Folding(given.questions, self.labels, [each.question for each in self.asked])
-        return Reading(first, form(folding), others=tuple(others))
+        return Reading(
+            given.about(self.asked[0], given.request), form(Folding(given.questions, self.labels, self.asked))
+        )
 
-    def parts(self, reading: Reading) -> Sequence[Reading]:
-        """Return a reading of the body as one for each request."""
+    def parts(self, reading: Reading) -> Sequence[Callable[[], Reading]]:
+        """Return functions that make a reading of each request: those of all together would fill the memory."""
+        return [partial(self._part, reading, each) for each in self.asked]
+
+    def _part(self, reading: Reading, asked: Asked) -> Reading:
         assert self.body is not None
-        requests = (reading.request, *reading.others)
-        return [
-            replace(reading.asking(request), place=partial(self.body.place, each.question))
-            for request, each in zip(requests, self.asked, strict=True)
-        ]
+        request = self.body.about(asked, reading.request)
+        return replace(reading.asking(request), place=partial(self.body.place, asked.question))
 
 
 def read(body: bytes) -> Reading:
@@ -72,22 +73,22 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
         """Answer questions about one input with the probabilities of all that may be answered."""
         body = await receive(request)
         with edge.scheduler.in_flight:
-            reader = DecisionReader(_labels(edge))
+            reader = DecisionReader(await _labels(edge))
             reading = await edge.read(request, body, reader)
             del body  # free it: the answer may take long
-            return await edge.answer_each(request, reader.parts(reading), AT_ONCE)
+            return await edge.answer_each(request, reading.wire, reader.parts(reading), AT_ONCE)
 
     return [web.post(f"{edge.base}/decisions", create)]
 
 
-def _labels(edge: Edge) -> Sequence[Label]:
+async def _labels(edge: Edge) -> Sequence[Label]:
     """Return the labels of the model; raise `InvalidRequest` if its vocabulary is not known here."""
     pipeline = edge.scheduler.pipeline
     parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
     if not isinstance(parse, ParseStage):
         message = "This server knows no vocabulary: it cannot read the probabilities of answers."
         raise InvalidRequest(message, code="unsupported_operation")
-    return labels_of(parse.vocabulary, MOST_CHOICES)
+    return await in_thread(labels_of, parse.vocabulary, MOST_CHOICES)  # the first time takes long
 
 
 DECISIONS = Dialect("decisions", base="/v1", read=read, wire=form(Folding()), routes=routes)

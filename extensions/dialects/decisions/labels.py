@@ -36,12 +36,17 @@ def _label(vocabulary: TokenVocabulary, text: str) -> Label:
     return Label(text, tuple(token for token in tokens if vocabulary.token_texts.get(token, "").strip() == text))
 
 
-def token_groups(labels: Sequence[Label]) -> Iterator[TokenIds]:
-    """Yield all tokens of labels, in groups that the engine reports at once; the tokens of a label stay together."""
-    group: TokenIds = ()
-    for label in labels:
-        if len(group) + len(label.tokens) > MOST_LOGPROB_IDS:
-            yield group
-            group = ()
-        group += label.tokens
-    yield group
+def tokens_of(labels: Sequence[Label]) -> TokenIds:
+    """Return the tokens of all labels."""
+    return tuple(token for label in labels for token in label.tokens)
+
+
+def groups_of(labels: Sequence[Label]) -> Iterator[Sequence[Label]]:
+    """Yield labels in groups whose tokens the engine reports at once."""
+    begin = count = 0
+    for end, label in enumerate(labels):
+        if count + len(label.tokens) > MOST_LOGPROB_IDS:
+            yield labels[begin:end]
+            begin, count = end, 0
+        count += len(label.tokens)
+    yield labels[begin:]

@@ -210,6 +210,17 @@ async def test_client_that_leaves_frees_the_engine(served: Server[DecidingEngine
     assert len(served.engine.prompts) == 1 + AT_ONCE
 
 
+async def test_decision_that_a_stopping_server_cuts_off_may_be_asked_for_again(
+    served: Server[DecidingEngine],
+) -> None:
+    served.engine.hold()
+    asking = asyncio.create_task(served.client.post(served.url + PATH, json={**BODY, "questions": [TRUE] * 3}))
+    await wait_until(lambda: served.engine.running == 1)
+    await served.scheduler.drain(0.1)
+    async with await asking as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+
+
 async def test_a_question_counts_as_a_response_and_a_decision_as_a_request(tmp_path: Path) -> None:
     admission = Admission()
     admission.tables = {"default": KeyLimits(responses=2, requests_per_minute=1)}

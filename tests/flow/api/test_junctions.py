@@ -25,6 +25,7 @@ from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from tests.support.api_clients import JSON, wait_until
+from tests.support.deciding_engine import DecidingEngine
 from tests.support.live_server import bearer, live_server
 from tests.support.paths import ROOT
 from tests.support.server import PacedEngine, Server, running_server, script
@@ -171,6 +172,9 @@ WAYS: dict[str, Way] = {
 OTHER_OUTPUT: dict[str, Way] = {
     "POST /v1/completions": way("/v1/completions", prompt="Hi"),
     "POST /v1/completions, stream": way("/v1/completions", prompt="Hi", stream=True),
+    "POST /v1/decisions": way(
+        "/v1/decisions", input="Hi", questions=[{"type": "predicate", "instructions": "It greets."}]
+    ),
     "POST /v1/responses/compact": way("/v1/responses/compact", input="Hi", model="tiny"),
 }
 """The ways in whose model writes something else."""
@@ -231,7 +235,7 @@ async def test_each_stage_sees_a_detached_response_once(body: Any, expected: Dia
 @pytest.mark.parametrize("name", OTHER_OUTPUT)
 async def test_each_stage_sees_another_output_once(name: str, expected: Diary, tmp_path: Path) -> None:
     diary = Diary()
-    async with noted(diary, tmp_path / "other") as served:
+    async with noted(diary, tmp_path / "other", DecidingEngine(script())) as served:
         await OTHER_OUTPUT[name](served)
         await once(diary)
     assert {junction: (seen[0], seen[-1]) for junction, seen in diary.seen().items()} == dict.fromkeys(

@@ -44,6 +44,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
         ("/openresponses/v1/responses", {"input": WORDS}),
         ("/v1/chat/completions", {"messages": [MESSAGE]}),
         ("/v1/completions", {"prompt": WORDS}),
+        ("/v1/decisions", {"input": WORDS, "questions": [{"type": "predicate", "instructions": "It is long."}]}),
         ("/v1/messages", {"model": "tiny", "max_tokens": 1, "messages": [MESSAGE]}),
         ("/v1/messages/count_tokens", {"model": "tiny", "messages": [MESSAGE]}),
         ("/tokenize", {"prompt": WORDS, "model": "unknown"}),

@@ -22,6 +22,7 @@ from penstock.api.http.auth import Keys
 from penstock.api.resources.resources import SHIPPED
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from tests.support.api_clients import PATIENCE
+from tests.support.deciding_engine import DecidingEngine
 from tests.support.live_server import KEY, bearer
 from tests.support.server import BASES, ScriptedServer
 from tests.support.tool_servers import Json, tool_server
@@ -103,6 +104,7 @@ TABLE = (
     Row(COMPLETION, REPLACES, {"metadata": {"k": "v"}}, {"metadata": {"l": "w"}}, frozenset({"metadata"})),
     Row(COMPLETION, REFUSES, {"metadata": {"k": "v"}}, {}),
     Row("/completions", KEEPS, {"prompt": "Hi", "max_tokens": 5}),
+    Row("/decisions", KEEPS, {"input": "Hi", "questions": [{"type": "predicate", "instructions": "It greets."}]}),
     Row("/messages", KEEPS, {**CHAT, "model": "tiny"}),
     Row("/messages/count_tokens", KEEPS, {"messages": [HI], "model": "tiny"}),
     Row("/tokenize", KEEPS, {"prompt": "Hi"}),
@@ -273,7 +275,12 @@ def changes(before: State, after: State) -> set[str]:
 async def client(tmp_path: Path, sandbox: Sandbox) -> AsyncGenerator[Client, None]:
     settings = read_settings([]).model_copy(update={"operator_key": SecretStr(KEY)})
     async with tool_server(
-        tmp_path, sandbox=sandbox, resources=SHIPPED, settings=settings, keys=Keys(operator=KEY)
+        tmp_path,
+        sandbox=sandbox,
+        resources=SHIPPED,
+        settings=settings,
+        keys=Keys(operator=KEY),
+        engine=DecidingEngine(),
     ) as served:
         yield Client(served)
 

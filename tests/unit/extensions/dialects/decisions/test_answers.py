@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from math import exp, log
+from math import exp, inf, log
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from penstock.extensions.dialects.decisions.answers import (
     in_order,
     label_reads,
 )
+from penstock.extensions.dialects.decisions.body import Asked
 from penstock.extensions.dialects.decisions.labels import LETTERS, Label
 from penstock.extensions.dialects.decisions.questions import Question
 from penstock.pipeline.core import source_of
@@ -28,6 +29,7 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob, TopLogprob
+from penstock.pipeline.protocol.params.items import message
 from penstock.pipeline.protocol.response import ErrorDetails, InputTokensDetails, OutputTokensDetails, Usage
 from tests.support.stored_responses import stored_response
 
@@ -44,8 +46,13 @@ def choices(*values: str | bool) -> Question:
     return question(type="choice", choices=[{"value": value} for value in values])
 
 
-async def decision(questions: Sequence[Question], asked: Sequence[int], *logprobs: dict[str, float]) -> Decision:
-    reads = [LabelRead(each, "tiny", USAGE) for each in logprobs]
+async def decision(questions: Sequence[Question], *parts: tuple[int, dict[str, float]], **more: float) -> Decision:
+    """The decision of the questions at some positions, each with the log probabilities that a response was asked for.
+
+    Each response reports ``more``, too.
+    """
+    asked = [Asked(at, message("user", ""), (), [Label(text, ()) for text in found]) for at, found in parts]
+    reads = [LabelRead(more | found, "tiny", USAGE) for _, found in parts]
     return await Folding(questions, LABELS, asked)(source_of(reads))
 
 
@@ -53,7 +60,7 @@ async def decision(questions: Sequence[Question], asked: Sequence[int], *logprob
 async def test_probabilities_are_shares_of_those_of_all_options(logprobs: list[float]) -> None:
     values = [str(at) for at in range(len(logprobs))]
     found = dict(zip(LETTERS, logprobs, strict=False))
-    [answer] = (await decision([choices(*values)], [0], found)).answers
+    [answer] = (await decision([choices(*values)], (0, found))).answers
     assert isinstance(answer, ChoiceAnswer)
     shares = [each.probability for each in answer.probabilities]
     assert sum(shares) == pytest.approx(1)
@@ -67,7 +74,9 @@ async def test_probabilities_are_shares_of_those_of_all_options(logprobs: list[f
 async def test_options_of_one_question_may_come_from_several_requests() -> None:
     values = [str(at) for at in range(4)]
     parts = {"A": log(0.1), "B": log(0.2)}, {"C": log(0.3), "D": log(0.2)}
-    made = await decision([choices(*values), question(type="predicate")], [0, 0, 1], *parts, {"B": 0.0})
+    yes_or_no = {"A": -inf, "B": 0.0}
+    questions = [choices(*values), question(type="predicate")]
+    made = await decision(questions, (0, parts[0]), (0, parts[1]), (1, yes_or_no), B=log(0.1), C=log(0.1))
     first, second = made.answers
     assert isinstance(first, ChoiceAnswer)
     assert isinstance(second, PredicateAnswer)
@@ -80,7 +89,7 @@ async def test_options_of_one_question_may_come_from_several_requests() -> None:
 async def test_score_is_the_value_to_be_expected() -> None:
     levels = [{"label": label} for label in ("low", "middle", "high")]
     found = {"A": log(0.2), "B": log(0.2), "C": log(0.4)}
-    [answer] = (await decision([question(type="score", levels=levels, name="u")], [0], found)).answers
+    [answer] = (await decision([question(type="score", levels=levels, name="u")], (0, found))).answers
     assert isinstance(answer, ScoreAnswer)
     assert (answer.score, answer.confidence) == pytest.approx((1.25, 0.5))
     assert answer.name == "u"
@@ -89,7 +98,7 @@ async def test_score_is_the_value_to_be_expected() -> None:
 
 async def test_answer_without_any_probability_is_a_fault_of_the_engine() -> None:
     with pytest.raises(EngineFailed):
-        await decision([question(type="predicate")], [0], {"Z": -1.0})
+        await decision([question(type="predicate")], (0, {"A": -inf, "B": -inf}), Z=-1.0)
 
 
 def delta(*top: tuple[str, float]) -> events.OutputTextDelta:
@@ -106,8 +115,8 @@ async def read(*deltas: events.OutputTextDelta) -> LabelRead:
 
 
 async def test_tokens_of_a_label_add_up_and_later_text_counts_for_nothing() -> None:
-    found = await read(delta(("A", log(0.1)), (" A", log(0.2)), ("B", -2000.0)), delta(("A", 0.0)))
-    assert {text: exp(logprob) for text, logprob in found.logprobs.items()} == pytest.approx({"A": 0.3, "B": 0})
+    found = await read(delta(("A", log(0.1)), (" A", log(0.2)), ("B", -2000.0), ("C", -inf)), delta(("A", 0.0)))
+    assert {text: exp(logprob) for text, logprob in found.logprobs.items()} == pytest.approx({"A": 0.3, "B": 0, "C": 0})
     assert found.usage == USAGE
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.extensions.dialects.decisions.labels import LETTERS, Label, labels_of, token_groups
+from penstock.extensions.dialects.decisions.labels import LETTERS, Label, groups_of, labels_of, tokens_of
 from penstock.pipeline.protocol.params.request import MOST_LOGPROB_IDS
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.parse.text import TokenVocabulary
@@ -66,6 +66,7 @@ def test_label_has_the_tokens_of_both_places_in_a_text() -> None:
 @pytest.mark.parametrize("each", [1, 2, 3])
 def test_groups_have_all_tokens_and_cut_no_label(each: int) -> None:
     labels = [Label(text, tuple(range(each * at, each * at + each))) for at, text in enumerate(LETTERS[:255])]
-    groups = list(token_groups(labels))
-    assert [token for group in groups for token in group] == list(range(255 * each))
-    assert all(0 < len(group) <= MOST_LOGPROB_IDS and len(group) % each == 0 for group in groups)
+    groups = list(groups_of(labels))
+    assert [label for group in groups for label in group] == labels
+    assert all(0 < len(tokens_of(group)) <= MOST_LOGPROB_IDS for group in groups)
+    assert tokens_of(labels) == tuple(range(255 * each))

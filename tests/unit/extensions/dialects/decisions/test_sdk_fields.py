@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from openai.types.decision_create_params import DecisionCreateParams
 
-from penstock.extensions.dialects.decisions.dialect import read
+from penstock.extensions.dialects.decisions.dialect import DecisionReader
+from penstock.extensions.dialects.decisions.labels import LETTERS, Label
 from penstock.pipeline.errors import InvalidRequest
 from tests.support.sdk_types import IMAGE, BodyTypes, Verdicts
 
@@ -87,11 +88,12 @@ def bodies() -> Iterator[tuple[str, Json, Json]]:
 
 def read_of(body: Json) -> Json:
     """All that the reader makes of a body, or the place in which it refuses it."""
+    reader = DecisionReader([Label(text, ()) for text in LETTERS])
     try:
-        reading = read(json.dumps(body).encode())
+        reading = reader(json.dumps(body).encode())
     except InvalidRequest as error:
         return error.param
-    return reading.request, reading.others, reading.wire
+    return [part().request for part in reader.parts(reading)], reading.wire
 
 
 def test_every_field_of_the_sdk_has_a_verdict() -> None:
