@@ -143,7 +143,7 @@ async def in_order(source: AsyncIterator[tuple[int, LabelRead]]) -> AsyncGenerat
 
 @dataclass(frozen=True)
 class Folding:
-    """Makes a decision of the ends of its responses; ``asked`` has what each of them was asked."""
+    """Makes a decision of the ends of its responses; ``asked`` has the request of each."""
 
     questions: Sequence[Question] = ()
     labels: Sequence[Label] = ()
@@ -186,10 +186,17 @@ def _shares(logprobs: Sequence[float]) -> Sequence[float]:
     if most == -inf:
         raise EngineFailed("The engine reported no log probabilities of the options.")
     weights = [exp(each - most) for each in logprobs]
-    return [each / fsum(weights) for each in weights]
+    total = fsum(weights)
+    return [each / total for each in weights]
 
 
 def _total(usages: Sequence[Usage]) -> DecisionUsage:
     read, written = sum(each.input_tokens for each in usages), sum(each.output_tokens for each in usages)
     cached = sum(each.input_tokens_details.cached_tokens for each in usages)
-    return DecisionUsage(read, DecisionInputDetails(cached), written, DecisionOutputDetails(), read + written)
+    return DecisionUsage(
+        input_tokens=read,
+        input_tokens_details=DecisionInputDetails(cached),
+        output_tokens=written,
+        output_tokens_details=DecisionOutputDetails(),
+        total_tokens=read + written,
+    )

@@ -85,16 +85,18 @@ class DecisionBody(Body):
                 param = f"{path}.{question.options_field}" if question.options_field else path
                 message = f"The vocabulary of this model has letters for {len(labels)} options (at {param})"
                 raise InvalidRequest(message, param=param, code="array_above_max_length")
-            message, allowed = message_of(question, own, path), tokens_of(own)
+            asked = Asked(position, message_of(question, own, path), tokens_of(own), own)
             for group in groups_of(own):
-                yield Asked(position, message, allowed, group)
+                yield asked._replace(labels=group)
 
     @property
     def request(self) -> CreateResponse:
-        """What all requests have in common."""
+        """The parameters of all requests."""
         names = ("model", "prompt_cache_key", "safety_identifier", "cache_salt")
         given = {name: getattr(self, name) for name in names}
-        return CreateResponse().model_copy(update=ONE_TOKEN | {k: v for k, v in given.items() if v is not None})
+        return CreateResponse().model_copy(
+            update=ONE_TOKEN | {name: value for name, value in given.items() if value is not None}
+        )
 
     def about(self, asked: Asked, request: CreateResponse) -> CreateResponse:
         """Return the common request about a question."""
