@@ -24,7 +24,7 @@ from penstock.api.http.errors import PROBLEM, as_json
 from penstock.api.http.long_answers import events_in_pieces, may_be_long
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import send
-from penstock.api.http.wire import Reading, UsageSoFar, Wire
+from penstock.api.http.wire import Reading, Wire
 from penstock.api.http.woven import Strand, woven
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import FORWARDED, MODEL_HEADER, Peers
@@ -43,6 +43,8 @@ from penstock.pipeline.tasks import in_thread, let_go
 from penstock.services import tracing
 from penstock.services.engines.affinity import SESSION_HEADER
 from penstock.services.runs.run import Mode
+from penstock.services.usage import Tally
+from penstock.stages.parse.parser import ParseStage
 
 Read: TypeAlias = Callable[[bytes], Reading]
 """A function that reads a body; it raises `InvalidRequest` for a wrong one."""
@@ -221,6 +223,9 @@ class Edge:
         """
         prepared: list[Prepared] = []
         async with AsyncExitStack() as closing:
+            if reading.returns_tokens and not self._sees_tokens:
+                message = "This server sees no tokens: they are made elsewhere."
+                raise errors.UnsupportedParameter(message, param="return_token_ids")
             with placing(reading.place):
                 for request in (reading.request, *reading.others):
                     opened = await closing.enter_async_context(await self.scheduler.prepare(request))
@@ -261,6 +266,7 @@ class Edge:
             generates=reading.generates,
             moves=request.method == "POST" and FORWARDED not in headers and not stays,
             forgives=reading.forgives,
+            returns_tokens=reading.returns_tokens,
         )
         return reading.asking(*(each.inside(envelope) for each in (reading.request, *reading.others)))
 
@@ -270,7 +276,7 @@ class Edge:
         async with self._begun(request, prepared) as delivery:
             release(request)
             is_long = may_be_long(prepared.resolved, request.content_length or 0)
-            async with wire.translated(delivery.events(), self._so_far(prepared)) as events:
+            async with wire.translated(delivery.events(), self._tally(prepared)) as events:
                 answer = await self._written(request, events, wire, streams=prepared.streams, is_long=is_long)
                 prepared.opened.is_unsent = PROBLEM in answer
                 return answer
@@ -354,13 +360,13 @@ class Edge:
         """Run one request, and yield its rewritten events."""
         async with (
             self._begun(request, prepared) as delivery,
-            prepared.wire.translated(delivery.events(), self._so_far(prepared)) as events,
+            prepared.wire.translated(delivery.events(), self._tally(prepared)) as events,
         ):
             async for event in events:
                 yield event
 
-    def _so_far(self, prepared: Prepared) -> UsageSoFar:
-        return self.scheduler.runs.tallies.of(prepared.resolved.facts.response_id).usage
+    def _tally(self, prepared: Prepared) -> Tally:
+        return self.scheduler.runs.tallies.of(prepared.resolved.facts.response_id)
 
     @asynccontextmanager
     async def _begun(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Delivery, None]:
@@ -377,6 +383,11 @@ class Edge:
                     yield delivery
             finally:
                 _note(request, delivery)
+
+    @property
+    def _sees_tokens(self) -> bool:
+        pipeline = self.scheduler.pipeline
+        return "parse" in pipeline.names() and isinstance(pipeline.stage("parse"), ParseStage)
 
     @cached_property
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:

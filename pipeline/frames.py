@@ -198,6 +198,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The owner and the ids of the client."""
     wants_raw_messages: bool = False
     """True if the response shall include the raw messages."""
+    wants_token_ids: bool = False
+    """True if the answer shall have the ids of all tokens."""
     include: tuple[str, ...] = ()
     """The request's parameter ``include``."""
     template: TemplateOptions = NO_TEMPLATE_OPTIONS
@@ -374,7 +376,7 @@ class GenerationStarted(_Frame, frozen=True):
     """The same as in the prompt."""
     prompt: TokenIds = ()
     """The tokens of the prompt, if ``chat`` is set: they show whether the model is in the middle of a thought.  Those
-    of a raw prompt, if the answer begins with it.
+    of another one, if the answer begins with it or shall have its ids.
     """
     channel: Channel | None = None
     """The same as in the prompt."""

@@ -52,6 +52,14 @@ class CountedTurn(Protocol):
         ...
 
 
+class KeptTurn(CountedTurn, Protocol):
+    """A turn whose tokens are kept."""
+
+    def token_ids(self, start: int) -> Sequence[int]:
+        """Return the ids of the tokens that were generated until now, from ``start`` on."""
+        ...
+
+
 class Tally:
     """The turns of one response."""
 
@@ -59,10 +67,18 @@ class Tally:
         self._ended: list[TurnTokens] = []
         self._running: CountedTurn | None = None
         self._lists_turns = False
+        self._kept: list[KeptTurn] = []
+        self.prompt: Sequence[int] = ()
+        """The tokens of the prompt of the first turn that is kept."""
 
     def begin(self, turn: CountedTurn, *, lists_turns: bool) -> None:
         """Count a turn from now on."""
         self._running, self._lists_turns = turn, lists_turns
+
+    def keep(self, turn: KeptTurn, prompt: Sequence[int]) -> None:
+        """Keep the tokens of a turn with this prompt, beside those of the turns before it."""
+        self.prompt = self.prompt or prompt
+        self._kept.append(turn)
 
     def end(self) -> None:
         """Note that the turn has ended."""
@@ -75,6 +91,14 @@ class Tally:
         running = () if self._running is None else (self._running.tokens_so_far(),)
         turns = (*self._ended, *running)
         return usage_of(turns, lists_turns=self._lists_turns) if turns else None
+
+    def token_ids(self, start: int) -> list[int]:
+        """Return the kept tokens that were generated until now, from ``start`` on."""
+        found = list[int]()
+        for turn in self._kept:
+            found += turn.token_ids(start)
+            start = max(0, start - turn.tokens_so_far().output)
+        return found
 
 
 class Tallies:

@@ -54,8 +54,8 @@ class Generate:
         async for prompt in source:
             async with AsyncExitStack() as generation:
                 frames = await self._begin(generation, await self.checked(prompt))
-                raw = prompt.facts.raw
-                is_read = prompt.chat is not None if raw is None else raw.echoes
+                raw, wanted = prompt.facts.raw, prompt.facts.wants_token_ids
+                is_read = wanted or (prompt.chat is not None if raw is None else raw.echoes)
                 yield GenerationStarted(
                     facts=prompt.facts,
                     prompt_tokens=len(prompt.token_ids),

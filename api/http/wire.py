@@ -14,6 +14,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent, to_json
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Usage
+from penstock.services.usage import Tally
 
 UsageSoFar: TypeAlias = Callable[[], Usage | None]
 """A function that returns the usage of a running response; None if nothing is counted yet."""
@@ -33,8 +34,8 @@ class Wire:
     ``end`` is written after the last event, and ``keep_alive``, which clients skip, after a time of silence.  A form
     with a ``content_type`` of its own has a ``keep_alive`` of its own, too: the comment of server-sent events is none
     there.  ``fault`` writes the last frame of a stream that breaks off, in place of ``end``; without it, the connection
-    is closed.  ``counting`` returns the stages of an answer that has counts of tokens before its end: it takes the
-    usage of the response so far.
+    is closed.  ``counting`` returns the stages of an answer that has counts of tokens before its end, or their ids: it
+    takes the tally of the response.
     """
 
     encode: Callable[[Any], bytes]
@@ -46,7 +47,7 @@ class Wire:
     fault: Callable[[RequestError], bytes] | None = None
     content_type: str = EVENT_STREAM
     json: Callable[[Any], bytes] = to_json
-    counting: Callable[[UsageSoFar], Pipeline[ResponseEvent, Any]] | None = None
+    counting: Callable[[Tally], Pipeline[ResponseEvent, Any]] | None = None
 
     def __post_init__(self) -> None:
         if self.content_type != EVENT_STREAM and self.keep_alive == KEEP_ALIVE:
@@ -55,10 +56,10 @@ class Wire:
             )
 
     def translated(
-        self, events: AsyncGenerator[ResponseEvent, None], so_far: UsageSoFar = lambda: None
+        self, events: AsyncGenerator[ResponseEvent, None], tally: Tally | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """Rewrite the events of a response with this usage ``so_far`` for the length of a block."""
-        outgoing = self.counting(so_far) if self.counting else self.outgoing
+        """Rewrite the events of a response with this ``tally`` for the length of a block."""
+        outgoing = self.counting(tally or Tally()) if self.counting else self.outgoing
         return aclosing(events) if outgoing is None else outgoing.open(events)
 
     @property
@@ -74,7 +75,8 @@ class Reading:
     ``as_sent`` is the body if it has the form of the Responses API: a recording then keeps it as it came.  ``place``
     returns the place in the body of a parameter of the request, for errors that are found later.  The ``others`` are
     requests that run beside the first, for one answer, which the form then has to ``weave``.  Without ``generates``,
-    the engine only reads the prompt.  If it ``forgives``, a thought that cannot be opened costs its tokens alone.
+    the engine only reads the prompt.  If it ``forgives``, a thought that cannot be opened costs its tokens alone.  If
+    it ``returns_tokens``, the tally of the response keeps their ids.
     """
 
     request: CreateResponse
@@ -85,6 +87,7 @@ class Reading:
     others: tuple[CreateResponse, ...] = ()
     generates: bool = True
     forgives: bool = False
+    returns_tokens: bool = False
 
     def asking(self, request: CreateResponse, *others: CreateResponse) -> Reading:
         """Return the same reading for other requests, without the body."""

@@ -28,10 +28,12 @@ class OlderBody(Generating):
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
 
+    # vLLM's extensions
+    return_token_ids: bool | None = None
+
     # vLLM's extensions that this server does not have
     length_penalty: Annotated[Any, only(1)] = None
     prompt_logprobs: Refused = None
-    return_token_ids: Refused = None
     return_token_offsets: Refused = None
     return_weight_versions: Refused = None
     return_tokens_as_token_ids: Refused = None

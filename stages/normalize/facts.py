@@ -38,6 +38,7 @@ def facts_of(
         scheduling=scheduling,
         origin=_origin(recalled),
         wants_raw_messages=request.enable_response_messages is True,
+        wants_token_ids=request.envelope.returns_tokens,
         include=tuple(request.include or ()),
         template=template_of(request),
         options=_options(offered, containers),

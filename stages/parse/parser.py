@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeAlias
@@ -50,6 +50,8 @@ class ParseStage(ABC):
                 parser = await self._begin(frame)
                 tally = self.tallies.of(frame.facts.response_id)
                 tally.begin(parser, lists_turns=frame.facts.wants_raw_messages)
+                if frame.facts.wants_token_ids:
+                    tally.keep(parser, frame.prompt)
                 yield frame
             elif parser is None:
                 raise InvariantBroken("a turn begins with GenerationStarted: a stage has lost it")
@@ -132,6 +134,10 @@ class TurnParser(ABC):
         """
         reasoning = self._reasoning_tokens + self._open_reasoning_tokens
         return TurnTokens(self._prompt_tokens, self._cached_tokens, len(self._tokens), reasoning)
+
+    def token_ids(self, start: int) -> Sequence[int]:
+        """Return the tokens of the turn until now, from ``start`` on."""
+        return self._tokens[start:]
 
     @property
     def _is_stopped(self) -> bool:

@@ -26,7 +26,7 @@ class PlainParser(TurnParser):
         super().__init__(started)
         self._vocabulary = vocabulary
         self._raw = raw
-        self._prompt = started.prompt
+        self._prompt = started.prompt if raw.echoes else ()
         self._text: PlainText | None = None
         self._is_open = False
 

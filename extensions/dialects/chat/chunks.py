@@ -20,6 +20,7 @@ from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.response import Response, Usage
+from penstock.services.usage import Tally
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -88,13 +89,14 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of the choice at ``index``; ``stop_reason`` is vLLM's."""
+    """A piece of the choice at ``index``; ``stop_reason`` and ``token_ids`` are vLLM's."""
 
     index: int
     delta: Delta
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -135,13 +137,14 @@ class ChatUsage(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """One event of a stream.  The last one, with the ``usage``, has no choice."""
+    """One event of a stream.  The last one, with the ``usage``, has no choice; the first one may have the prompt."""
 
     id: str
     created: int
     model: str
     choices: tuple[ChoiceDelta, ...]
     usage: ChatUsage | UnsetType | None = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: None = None
 
@@ -169,16 +172,17 @@ class Chunks:
     """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
 
     ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then, or the usage
-    ``so_far``.
+    ``so_far``.  With a ``tally``, the chunks have the tokens that it keeps.
     """
 
     usage: bool = True
     lists_usage: bool = False
     so_far: UsageSoFar | None = None
+    tally: Tally | None = None
 
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ChatEvent, None]:
         """Rewrite the events of one response."""
-        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, self.so_far)
+        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, self.so_far, self.tally)
         text, thought = events.OutputTextDelta, events.ReasoningTextDelta
         async for event in source:
             kind = type(event)
@@ -194,10 +198,19 @@ class Chunks:
 class ChunkWriter:
     """State machine, one per response."""
 
-    def __init__(self, adds_usage: bool, no_usage: UnsetType | None, so_far: UsageSoFar | None = None) -> None:
+    def __init__(
+        self,
+        adds_usage: bool,
+        no_usage: UnsetType | None,
+        so_far: UsageSoFar | None = None,
+        tally: Tally | None = None,
+    ) -> None:
         self._adds_usage = adds_usage
         self._no_usage = no_usage
         self._so_far = so_far
+        self._tally = tally
+        self._tokens = 0
+        """The tokens that chunks have had so far."""
         self._id = self._model = ""
         self._created = 0
         self._around_text: tuple[bytes, ...] = ()
@@ -220,7 +233,7 @@ class ChunkWriter:
                 delta = BETWEEN + delta
             self._message_began_at = self._content + len(delta) - len(event.delta)
         self._content += len(delta)
-        if event.logprobs or self._so_far:
+        if event.logprobs or self._so_far or self._tally:
             return self._chunk(Delta(content=delta), Logprobs(event.logprobs) if event.logprobs else None)
         return DeltaChunk(self._around_text, delta, False)
 
@@ -242,21 +255,27 @@ class ChunkWriter:
             case events.OutputTextAnnotationAdded(annotation=annotation):
                 yield from self._annotated(annotation)
             case events.ResponseCreated(response=response):
-                self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
-                self._around_text = around(self._chunk(Delta(content=TEXT)))
-                self._around_thought = around(self._chunk(_thought_delta(TEXT)))
-                yield self._chunk(Delta(role="assistant", content=""))
+                yield self._first(response)
             case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
                 yield from self._end(event.response)
             case _:
                 pass
+
+    def _first(self, response: Response) -> Chunk:
+        self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
+        first = Delta(role="assistant", content="")
+        if self._tally is not None:
+            return replace(self._chunk(first), prompt_token_ids=self._tally.prompt)
+        self._around_text = around(self._chunk(Delta(content=TEXT)))
+        self._around_thought = around(self._chunk(_thought_delta(TEXT)))
+        return self._chunk(first)
 
     def feed_thought(self, delta: str) -> DeltaChunk | Chunk:
         """Take a piece of a thought."""
         if self._is_next_thought and self._has_thought:
             delta = BETWEEN + delta
         self._is_next_thought, self._has_thought = False, True
-        if self._so_far:
+        if self._so_far or self._tally:
             return self._chunk(_thought_delta(delta))
         return DeltaChunk(self._around_thought, delta, True)
 
@@ -287,8 +306,9 @@ class ChunkWriter:
         if response.status in ("failed", "cancelled"):
             yield Broken.by(failure(response))
             return
-        choice = ChoiceDelta(0, Delta(), finish_reason=finish_reason(response), stop_reason=response.stop_reason)
-        yield Chunk(self._id, self._created, self._model, (choice,), usage=self._usage)
+        chunk = self._chunk(Delta())
+        ended = {"finish_reason": finish_reason(response), "stop_reason": response.stop_reason}
+        yield replace(chunk, choices=(replace(chunk.choices[0], **ended),))
         if self._adds_usage and response.usage:
             yield Chunk(self._id, self._created, self._model, (), usage=ChatUsage.of(response.usage))
 
@@ -296,7 +316,16 @@ class ChunkWriter:
         return self._chunk(Delta(tool_calls=(delta,)))
 
     def _chunk(self, delta: Delta, logprobs: Logprobs | None = None) -> Chunk:
-        return Chunk(self._id, self._created, self._model, (ChoiceDelta(0, delta, logprobs),), usage=self._usage)
+        choice = ChoiceDelta(0, delta, logprobs, token_ids=self._token_ids())
+        return Chunk(self._id, self._created, self._model, (choice,), usage=self._usage)
+
+    def _token_ids(self) -> Sequence[int] | UnsetType:
+        """Take the tokens that no chunk has had."""
+        if self._tally is None:
+            return UNSET
+        token_ids = self._tally.token_ids(self._tokens)
+        self._tokens += len(token_ids)
+        return token_ids
 
     @property
     def _usage(self) -> ChatUsage | UnsetType | None:
@@ -351,7 +380,9 @@ async def choices(source: AsyncIterator[tuple[int, ChatEvent]]) -> AsyncGenerato
                 own = tuple(replace(choice, index=position) for choice in event.choices)
                 yield replace(event, id=first.id, created=first.created, choices=own)
     if first and usages:
-        yield replace(first, choices=(), usage=_total([usage for _, usage in sorted(usages.items())]))
+        yield replace(
+            first, choices=(), prompt_token_ids=UNSET, usage=_total([usage for _, usage in sorted(usages.items())])
+        )
 
 
 def _total(usages: Sequence[ChatUsage]) -> ChatUsage:

@@ -79,6 +79,7 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: Logprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[Choice, ...]
     usage: ChatUsage | UnsetType
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: None = None
 
@@ -103,6 +105,7 @@ class _Growing:
     calls: list[list[CallDelta]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
     def add(self, choice: ChoiceDelta) -> None:
         delta = choice.delta
@@ -117,6 +120,8 @@ class _Growing:
             self.calls[call.index].append(call)
         self.finish_reason = choice.finish_reason or self.finish_reason
         self.stop_reason = choice.stop_reason if choice.stop_reason is not UNSET else self.stop_reason
+        if choice.token_ids is not UNSET:
+            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
 
     def whole(self, index: int) -> Choice:
         text = {name: "".join(texts) for name, texts in self.texts.items()}
@@ -132,7 +137,12 @@ class _Growing:
         )
         logprobs = Logprobs(tuple(self.logprobs)) if self.logprobs else None
         return Choice(
-            index, message=message, logprobs=logprobs, finish_reason=self.finish_reason, stop_reason=self.stop_reason
+            index,
+            message=message,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            token_ids=self.token_ids,
         )
 
 
@@ -152,6 +162,7 @@ async def completion(source: AsyncIterator[ChatEvent]) -> ChatCompletion:
     """Return the completion that chunks add up to; raise the error of one that failed."""
     choices: dict[int, _Growing] = {}
     usage: ChatUsage | UnsetType = UNSET
+    prompt: Sequence[int] | UnsetType = UNSET
     chunk: Chunk | None = None
     async for event in source:
         match event:
@@ -160,10 +171,17 @@ async def completion(source: AsyncIterator[ChatEvent]) -> ChatCompletion:
             case DeltaChunk(text=text, is_thought=is_thought):
                 choices[0].texts["reasoning" if is_thought else "content"].append(text)
             case Chunk():
-                chunk, usage = event, event.usage or usage
+                chunk, usage, prompt = event, event.usage or usage, prompt or event.prompt_token_ids
                 for choice in event.choices:
                     choices.setdefault(choice.index, _Growing()).add(choice)
     if chunk is None:
         raise RuntimeError("a response ended without an event")
     whole = tuple(growing.whole(index) for index, growing in sorted(choices.items()))
-    return ChatCompletion(chunk.id, created=chunk.created, model=chunk.model, choices=whole, usage=usage)
+    return ChatCompletion(
+        chunk.id,
+        created=chunk.created,
+        model=chunk.model,
+        choices=whole,
+        usage=usage,
+        prompt_token_ids=prompt,
+    )

@@ -22,6 +22,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.response import Response, Usage
 from penstock.pipeline.yield_point import YieldPoint
+from penstock.services.usage import Tally
 
 FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
 
@@ -36,13 +37,15 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The continuation at ``index``, or a piece of it; ``stop_reason`` is vLLM's."""
+    """The continuation at ``index``, or a piece of it; ``stop_reason`` and the ids of tokens are vLLM's."""
 
     index: int
     text: str
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -99,18 +102,20 @@ class Chunks:
     """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
 
     ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then, or the usage
-    ``so_far``.  With ``echoes``, the first token follows nothing, and has no log probability.
+    ``so_far``.  With ``echoes``, the first token follows nothing, and has no log probability.  With a ``tally``, the
+    chunks have the tokens that it keeps.
     """
 
     usage: bool = True
     lists_usage: bool = False
     echoes: bool = False
     so_far: UsageSoFar | None = None
+    tally: Tally | None = None
 
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[CompletionEvent, None]:
         """Rewrite the events of one response."""
         no_usage, spelling = None if self.lists_usage else UNSET, Spelling(is_first_given=self.echoes)
-        writer = ChunkWriter(self.usage, no_usage, spelling, self.so_far)
+        writer = ChunkWriter(self.usage, no_usage, spelling, self.so_far, self.tally)
         text, rest = events.OutputTextDelta, YieldPoint()
         async for event in source:
             kind = type(event)
@@ -128,18 +133,26 @@ class ChunkWriter:
     """State machine, one per response."""
 
     def __init__(
-        self, adds_usage: bool, no_usage: UnsetType | None, spelling: Spelling, so_far: UsageSoFar | None = None
+        self,
+        adds_usage: bool,
+        no_usage: UnsetType | None,
+        spelling: Spelling,
+        so_far: UsageSoFar | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self._adds_usage = adds_usage
         self._no_usage = no_usage
         self._so_far = so_far
+        self._tally = tally
+        self._tokens: int | None = None
+        """The tokens that chunks have had so far; None before the first one, which has the prompt."""
         self._spelling = spelling
         self._first = Chunk("", 0, "", (), usage=no_usage)
         self._around: tuple[bytes, ...] = ()
 
     def feed_text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
         """Take a piece of the text."""
-        if event.logprobs or self._so_far:
+        if event.logprobs or self._so_far or self._tally:
             logprobs = self._spelling.of(event.logprobs) if event.logprobs else None
             return self._with(Choice(0, event.delta, logprobs))
         return ChoiceChunk(self._around, event.delta, self._first)
@@ -169,8 +182,19 @@ class ChunkWriter:
     def _with(self, choice: Choice) -> Chunk:
         usage = self._so_far() if self._so_far else None
         return replace(
-            self._first, choices=(choice,), usage=self._first.usage if usage is None else CompletionUsage.of(usage)
+            self._first,
+            choices=(self._with_tokens(choice),),
+            usage=self._first.usage if usage is None else CompletionUsage.of(usage),
         )
+
+    def _with_tokens(self, choice: Choice) -> Choice:
+        """Return a piece of the choice with the tokens that no chunk has had, if they are kept."""
+        if self._tally is None:
+            return choice
+        token_ids = self._tally.token_ids(self._tokens or 0)
+        prompt = self._tally.prompt if self._tokens is None else UNSET
+        self._tokens = (self._tokens or 0) + len(token_ids)
+        return replace(choice, prompt_token_ids=prompt, token_ids=token_ids)
 
 
 class Spelling:
@@ -259,10 +283,15 @@ class _Growing:
     texts: list[str] = field(default_factory=list)
     logprobs: Logprobs | None = None
     last: Choice | None = None
+    prompt: Sequence[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
     def add(self, choice: Choice) -> None:
         self.texts.append(choice.text)
         self.last = choice
+        self.prompt = self.prompt or choice.prompt_token_ids
+        if choice.token_ids is not UNSET:
+            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
         if choice.logprobs is None:
             return
         if self.logprobs is None:
@@ -273,7 +302,13 @@ class _Growing:
     def whole(self, index: int) -> Choice:
         ended = self.last or Choice(index, "")
         return Choice(
-            index, "".join(self.texts), self.logprobs, finish_reason=ended.finish_reason, stop_reason=ended.stop_reason
+            index,
+            "".join(self.texts),
+            self.logprobs,
+            finish_reason=ended.finish_reason,
+            stop_reason=ended.stop_reason,
+            prompt_token_ids=self.prompt,
+            token_ids=self.token_ids,
         )
 
 

@@ -13,22 +13,28 @@ from penstock.api.http.chunks import encode, fault, obfuscated
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.wire import Reading, Wire
 from penstock.extensions.dialects.completions.body import PLACES, CompletionBody
-from penstock.extensions.dialects.completions.chunks import Chunk, Chunks, choices, completion
+from penstock.extensions.dialects.completions.chunks import Chunk, Chunks, CompletionEvent, choices, completion
 from penstock.extensions.dialects.older_body import StreamOptions
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.protocol.events import DONE
+from penstock.pipeline.protocol.events import DONE, ResponseEvent
 from penstock.pipeline.protocol.params.validation import read_body
+from penstock.services.usage import Tally
 
 STAGE = "completions"
 """The name of the stage that writes the chunks."""
 
 
 @cache
-def wire(chunks: Chunks, of_each: int = 1, *, hides: bool = False, counts: bool = False) -> Wire:
+def wire(chunks: Chunks, of_each: int = 1, *, hides: bool = False, counts: bool = False, tokens: bool = False) -> Wire:
     """Return the form of an answer with ``of_each`` choices of each prompt; ``hides`` pads the chunks.
 
-    With ``counts``, each chunk has the usage so far.
+    With ``counts``, each chunk has the usage so far, and with ``tokens`` the ids of its tokens.
     """
+
+    def counting(tally: Tally) -> Pipeline[ResponseEvent, CompletionEvent]:
+        so_far, kept = tally.usage if counts else None, tally if tokens else None
+        return Pipeline.start(STAGE, replace(chunks, so_far=so_far, tally=kept))
+
     return Wire(
         obfuscated if hides else encode,
         completion,
@@ -36,7 +42,7 @@ def wire(chunks: Chunks, of_each: int = 1, *, hides: bool = False, counts: bool 
         partial(choices, of_each=of_each),
         end=DONE,
         fault=fault,
-        counting=(lambda so_far: Pipeline.start(STAGE, replace(chunks, so_far=so_far))) if counts else None,
+        counting=counting if counts or tokens else None,
     )
 
 
@@ -49,18 +55,19 @@ def read(body: bytes) -> Reading:
     """Read the body of a request for a completion."""
     given = read_body(body, CompletionBody)
     first, *others = given.create_requests
-    return Reading(first, _form(given), bool(given.stream), place=place, others=tuple(others))
+    form, tokens = _form(given), given.return_token_ids is True
+    return Reading(first, form, bool(given.stream), place=place, others=tuple(others), returns_tokens=tokens)
 
 
 def _form(given: CompletionBody) -> Wire:
-    echoes = given.echo is True
+    echoes, tokens = given.echo is True, given.return_token_ids is True
     if not given.stream:
-        return wire(Chunks(echoes=echoes), given.choices)
+        return wire(Chunks(echoes=echoes), given.choices, tokens=tokens)
     options = given.stream_options or StreamOptions()
     wants_usage = options.include_usage is True
     counts = wants_usage and options.continuous_usage_stats is True
     hides = options.include_obfuscation is True
-    return wire(Chunks(wants_usage, wants_usage, echoes), given.choices, hides=hides, counts=counts)
+    return wire(Chunks(wants_usage, wants_usage, echoes), given.choices, hides=hides, counts=counts, tokens=tokens)
 
 
 def routes(edge: Edge) -> Sequence[web.RouteDef]:

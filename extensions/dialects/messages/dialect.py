@@ -16,7 +16,7 @@ from penstock.api.http.conventions import REQUEST_ID, Conventions
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import receive
-from penstock.api.http.wire import Reading, UsageSoFar, Wire
+from penstock.api.http.wire import Reading, Wire
 from penstock.extensions.dialects.messages.body import CountTokens, CreateMessage
 from penstock.extensions.dialects.messages.errors import error, fault
 from penstock.extensions.dialects.messages.events import PING, CreatedMessage, Event, MessageError, to_sse
@@ -28,6 +28,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.services.engines.engine import Budgeted
+from penstock.services.usage import Tally
 
 Value = TypeVar("Value")
 
@@ -52,8 +53,8 @@ def _writing(events: MessageEvents, wire: Wire) -> Wire:
     assert wire.outgoing is not None
     outgoing = wire.outgoing.replace(STAGE, events)
 
-    def counting(so_far: UsageSoFar) -> Pipeline[ResponseEvent, Event]:
-        return outgoing.replace(STAGE, replace(events, so_far=so_far))
+    def counting(tally: Tally) -> Pipeline[ResponseEvent, Event]:
+        return outgoing.replace(STAGE, replace(events, so_far=tally.usage))
 
     return replace(wire, outgoing=outgoing, counting=counting)
 

@@ -192,6 +192,8 @@ class Envelope:
     """True if the request can be passed on to the server that has its container."""
     forgives: bool = False
     """True if a thought that was sealed here and cannot be opened is left out, rather than refused."""
+    returns_tokens: bool = False
+    """True if the answer shall have the ids of the tokens of the prompt and of the output."""
 
 
 _NO_ENVELOPE = Envelope()

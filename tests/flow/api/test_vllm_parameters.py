@@ -73,7 +73,7 @@ async def _asked(served: Any, path: str, more: dict[str, Any]) -> Any:
         return answer["error"]["message"]
     assert status == 200
     prompts = served.engine.prompts[before:]
-    texts = [choice.get("text") for choice in answer.get("choices", ())]
+    texts = [(choice.get("text"), choice.get("token_ids")) for choice in answer.get("choices", ())]
     facts = [prompt.facts for prompt in prompts]
     given = [
         (msgspec.to_builtins(each.sampling), each.scheduling.cache_salt, each.scheduling.priority) for each in facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -40,6 +41,33 @@ def test_usage_is_that_of_all_turns_so_far(taken: list[TurnTokens], lists_turns:
         turn.output = whole.output
         tally.end()
         assert tally.usage() == usage_of(taken[: at + 1], lists_turns=lists_turns)
+
+
+@dataclass
+class Written(Growing):
+    """A turn whose tokens are numbers from ``first`` on."""
+
+    first: int = 0
+
+    def token_ids(self, start: int) -> Sequence[int]:
+        return range(self.first + start, self.first + self.output)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.data())
+def test_kept_tokens_are_those_of_all_turns_so_far(lengths: list[int], data: st.DataObject) -> None:
+    tally, begun = Tally(), list[Written]()
+    assert (tally.prompt, tally.token_ids(0)) == ((), [])
+    for at, length in enumerate(lengths):
+        turn = Written(TurnTokens(1, 0, length, 0), first=100 * at)
+        tally.begin(turn, lists_turns=False)
+        tally.keep(turn, [at + 5])
+        begun.append(turn)
+        turn.output = length
+        whole = [token for each in begun for token in each.token_ids(0)]
+        start = data.draw(st.integers(0, len(whole)))
+        assert (tally.prompt, tally.token_ids(start)) == ([5], whole[start:])
+        tally.end()
+        assert tally.token_ids(start) == whole[start:]
 
 
 def test_tally_is_forgotten_with_its_holders() -> None:
