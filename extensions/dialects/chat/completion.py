@@ -121,7 +121,8 @@ class _Growing:
         self.finish_reason = choice.finish_reason or self.finish_reason
         self.stop_reason = choice.stop_reason if choice.stop_reason is not UNSET else self.stop_reason
         if choice.token_ids is not UNSET:
-            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
+            self.token_ids = self.token_ids or []
+            self.token_ids += choice.token_ids
 
     def whole(self, index: int) -> Choice:
         text = {name: "".join(texts) for name, texts in self.texts.items()}

@@ -291,7 +291,8 @@ class _Growing:
         self.last = choice
         self.prompt = self.prompt or choice.prompt_token_ids
         if choice.token_ids is not UNSET:
-            self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
+            self.token_ids = self.token_ids or []
+            self.token_ids += choice.token_ids
         if choice.logprobs is None:
             return
         if self.logprobs is None:

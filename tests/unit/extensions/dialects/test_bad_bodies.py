@@ -65,6 +65,7 @@ GENERATING: Any = {
     "session_id": "s",
     "mm_payload": "none",
     "return_mm_kwargs": False,
+    "return_token_ids": True,
 }
 """The parameters that chats and completions share."""
 COMPLETION: Any = {
