@@ -10,16 +10,17 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from tests.support.paths import HARMONY
 from tests.support.processes import PATIENCE, free_port, running_process
+from tests.support.server_process import EndedCommand, run_penstock
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 KEY = "sk-alice-0123456789"
-REPORT = f"""#!{sys.executable}
+REPORT = f"""#!{sys.executable} -IS
 import json, os, sys
 print(json.dumps({{"arguments": sys.argv[1:], "environment": dict(os.environ), "process": os.getpid()}}))
 """
@@ -27,16 +28,10 @@ FOREIGN = {"ANTHROPIC_API_KEY": "sk-ant-of-the-user", "CLAUDE_CODE_USE_BEDROCK":
 """Variables that would lead Claude Code elsewhere."""
 
 
-class Ended(NamedTuple):
-    status: int
-    out: str
-    err: str
-    process: int
-
-    @property
-    def report(self) -> dict[str, Any]:
-        assert self.status == 0, self.err
-        return dict(json.loads(self.out))
+def report(ended: EndedCommand) -> dict[str, Any]:
+    """What an agent says of its start."""
+    assert ended.status == 0, ended.err
+    return dict(json.loads(ended.out))
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +41,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, Non
     url = f"http://127.0.0.1:{free_port()}"
     command: list[str | Path] = [PENSTOCK, "serve", "my/own", f"--engine=replay:{HARMONY / 'greeting'}", "--store=none"]
     options = [f"--port={url.rpartition(':')[2]}", "--model-alias=claude-*=my/own"]
-    variables = {"PENSTOCK_API_KEYS": KEY, "PENSTOCK_KEY": "that of another server"}
-    with running_process([*command, *options], f"{url}/health", folder / "log", variables):
+    keys = {"PENSTOCK_API_KEYS": KEY, "PENSTOCK_KEY": "that of another server"}
+    with running_process([*command, *options], f"{url}/health", folder / "log", keys):
         yield url
 
 
@@ -61,58 +56,64 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: Sequence[object], home: Path, **variables: str) -> Ended:
-    kept = {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "HOME": str(home)}
+def variables(home: Path, **more: str) -> dict[str, str]:
+    return {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "HOME": str(home), **more}
+
+
+def run(command: Sequence[object], home: Path, **more: str) -> EndedCommand:
     with subprocess.Popen(
-        [*map(str, command)], env=kept | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*map(str, command)], env=variables(home, **more), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         out, err = process.communicate(timeout=PATIENCE)
-    return Ended(process.returncode, out, err, process.pid)
+    return EndedCommand(process.returncode, out, err, process.pid)
 
 
-def launch(home: Path, *arguments: str, **variables: str) -> Ended:
-    return run([PENSTOCK, "launch", *arguments], home, **variables)
+def launch(home: Path, *arguments: str, **more: str) -> EndedCommand:
+    return run_penstock(home, variables(home, **more), "launch", *arguments)
 
 
 @pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
 def test_agent_takes_the_place_of_the_command(locked: str, home: Path, agent: str) -> None:
     """Its terminal and its signals are those of the command."""
-    ended = launch(home, agent, "--url", f"{locked}/v1", "--", "-p", "Say hello.", "--", PENSTOCK_KEY=KEY)
-    assert ended.report["process"] == ended.process
-    assert ended.report["arguments"][-3:] == ["-p", "Say hello.", "--"]
-    assert KEY in ended.report["environment"].values()
-    assert KEY not in "".join(ended.report["arguments"])
+    command = [PENSTOCK, "launch", agent, "--url", f"{locked}/v1", "--", "-p", "Say hello.", "--"]
+    ended = run(command, home, PENSTOCK_KEY=KEY)
+    found = report(ended)
+    assert found["process"] == ended.process
+    assert found["arguments"][-3:] == ["-p", "Say hello.", "--"]
+    assert KEY in found["environment"].values()
+    assert KEY not in "".join(found["arguments"])
     assert ended.err == "penstock: 'my/own' is used; --model takes another: 'tiny-gpt-oss', 'greeting'\n"
 
 
 def test_agent_gets_the_model_and_its_context(locked: str, home: Path) -> None:
     ended = launch(home, "claude", "--url", locked, "--model", "claude-local", "--api-key", KEY, **FOREIGN)
-    environment = ended.report["environment"]
+    found = report(ended)
+    environment = found["environment"]
     assert (environment["ANTHROPIC_MODEL"], environment["ANTHROPIC_BASE_URL"]) == ("claude-local", locked)
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in environment  # recordings have no context
     assert not FOREIGN.keys() & environment.keys()
-    assert (ended.report["arguments"], ended.err) == ([], "")
+    assert (found["arguments"], ended.err) == ([], "")
 
 
 @pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
 def test_printed_start_is_that_of_the_agent(locked: str, home: Path, agent: str) -> None:
     arguments = (agent, "--url", locked, "--model", "my/own")
     words = ["--", "exec", 'it\'s "quoted" $HOME\n']
-    started = launch(home, *arguments, *words, PENSTOCK_KEY=KEY, **FOREIGN).report
+    started = report(launch(home, *arguments, *words, PENSTOCK_KEY=KEY, **FOREIGN))
     printed = launch(home, *arguments, "--print", *words, PENSTOCK_KEY=KEY)
     assert KEY not in printed.out
-    pasted = run(["sh", "-c", printed.out], home, PENSTOCK_KEY=KEY, **FOREIGN).report
-    for report in (started, pasted):
-        del report["process"]
+    pasted = report(run(["sh", "-c", printed.out], home, PENSTOCK_KEY=KEY, **FOREIGN))
+    for start in (started, pasted):
+        del start["process"]
         for name in ("PWD", "SHLVL", "_", "OLDPWD"):  # those of a shell
-            report["environment"].pop(name, None)
+            start["environment"].pop(name, None)
     assert pasted == started
 
 
 def test_codex_finds_the_catalog_in_the_users_cache(locked: str, home: Path) -> None:
     started = launch(home, "codex", "--url", locked, "--model", "my/own", "--api-key", KEY)
     catalog = home / ".cache" / "penstock" / "codex-my-own.json"
-    assert f"model_catalog_json={json.dumps(str(catalog))}" in started.report["arguments"]
+    assert f"model_catalog_json={json.dumps(str(catalog))}" in report(started)["arguments"]
     assert json.loads(catalog.read_text())["models"][0]["slug"] == "my/own"
 
 
@@ -158,11 +159,11 @@ def test_agents_get_what_the_model_reads_and_the_server_runs(
     describing: Callable[..., str], home: Path, tools: list[str], modalities: list[str]
 ) -> None:
     url = describing(tools=tools, input_modalities=modalities)
-    arguments = launch(home, "codex", "--url", url).report["arguments"]
+    arguments = report(launch(home, "codex", "--url", url))["arguments"]
     assert f'web_search="{"live" if tools else "disabled"}"' in arguments
     [model] = json.loads((home / ".cache/penstock/codex-tiny.json").read_text())["models"]
     assert model["input_modalities"] == modalities
-    config = json.loads(launch(home, "opencode", "--url", url).report["environment"]["OPENCODE_CONFIG_CONTENT"])
+    config = json.loads(report(launch(home, "opencode", "--url", url))["environment"]["OPENCODE_CONFIG_CONTENT"])
     shown = config["provider"]["penstock"]["models"]["tiny"]
     assert (shown["attachment"], shown["modalities"]["input"]) == ("image" in modalities, modalities)
 
@@ -173,12 +174,12 @@ def test_context_that_does_not_hold_the_agents_prompt_is_named(describing: Calla
         "penstock: the prompt and the tools of claude take about 10,200 tokens, and this model's context has 8,192: "
         "the server needs a larger --max-model-len\n"
     )
-    assert ended.report["environment"]["ANTHROPIC_MODEL"] == "tiny"
+    assert report(ended)["environment"]["ANTHROPIC_MODEL"] == "tiny"
     assert launch(home, "claude", "--url", describing(max_model_len=32_768)).err == ""
 
 
-def refusal(home: Path, *arguments: str, **variables: str) -> str:
-    ended = launch(home, *arguments, **variables)
+def refusal(home: Path, *arguments: str, **more: str) -> str:
+    ended = launch(home, *arguments, **more)
     assert (ended.status, ended.out) == (2, "")
     return ended.err
 

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -124,6 +124,32 @@ def penstock(*arguments: str) -> None:
     assert sys.modules["vllm"] is None
     sys.argv = ["penstock", *arguments]
     main()
+
+
+@dataclass(frozen=True)
+class EndedCommand:
+    status: int | None
+    out: str
+    err: str
+    process: int | None
+
+
+def run_penstock(folder: Path, environment: Mapping[str, str], *arguments: str) -> EndedCommand:
+    """Run the ``penstock`` command with no other variables than these; its output passes through files in a folder."""
+    out, err = folder / "out", folder / "err"
+    process = _forks.Process(target=_penstock_with, args=(out, err, dict(environment), *arguments))
+    process.start()
+    process.join(STARTING)
+    return EndedCommand(process.exitcode, out.read_text(), err.read_text(), process.pid)
+
+
+def _penstock_with(out: Path, err: Path, environment: Mapping[str, str], *arguments: str) -> None:
+    for descriptor, path in ((1, out), (2, err)):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    penstock(*arguments)
 
 
 def _logged(log: Path, program: Callable[..., None], *arguments: str) -> None:

@@ -26,6 +26,10 @@ _, _, SECTION = PAGE.partition("## Backup and restore\n")
 SQLITE, POSTGRES = (re.findall(r"```sh\n(.*?)```", part, re.DOTALL) for part in SECTION.split("\nPostgreSQL:\n")[:2])
 
 
+SHORT = {"max_output_tokens": 16}
+"""For a response that ends at once; any other is still running when a test ends."""
+
+
 @asynccontextmanager
 async def store_of_its_own(request: pytest.FixtureRequest, kind: str, folder: Path) -> AsyncIterator[str]:
     """Yield a SQLite file, or a database in PostgreSQL: its programs know no schemas in a URL."""
@@ -59,15 +63,18 @@ async def test_backup_of_a_running_server_restores_what_was_stored(
 ) -> None:
     save, restore = commands
     backup = tmp_path / "backup"
-    async with store_of_its_own(request, kind, tmp_path) as store, running_process(store, tmp_path, "slow") as server:
-        kept = await server.wait_for_end(await server.start_background())
+    async with (
+        store_of_its_own(request, kind, tmp_path) as store,
+        running_process(store, tmp_path, "long", "--drain-timeout", "0") as server,
+    ):
+        kept = await server.wait_for_end(await server.start_background(SHORT))
         stream = await server.replay(kept["id"])
         conversation = await server.create_conversation({"role": "user", "content": "Hello."})
         items = await server.conversation_items(conversation)
         running = await server.start_background()
         await wait_until_stored(store, running, 5)
         await run_shell(save, store, backup)
-        await server.wait_for_end(running)
+        assert (await server.cancel(running))[1]["status"] == "cancelled"
         later = await server.start_background()
         await server.kill(signal.SIGTERM)
 
@@ -78,8 +85,8 @@ async def test_backup_of_a_running_server_restores_what_was_stored(
         assert await server.conversation_items(conversation) == items
         assert (await server.wait_for_end(running))["status"] == "failed"
         assert (await server.get(f"/v1/responses/{later}"))[0] == 404
-        status, continued = await server.post({"input": "Go on.", "previous_response_id": kept["id"]})
-        assert (status, continued["status"]) == (200, "completed")
+        status, continued = await server.post({**SHORT, "input": "Go on.", "previous_response_id": kept["id"]})
+        assert (status, continued["status"]) == (200, "incomplete")
 
 
 async def test_backup_of_sqlite_is_readable_by_its_owner_alone(tmp_path: Path) -> None:

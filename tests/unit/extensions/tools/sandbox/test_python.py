@@ -99,7 +99,10 @@ async def test_endless_loop_is_interrupted_and_variables_stay(
     ["sum(range(10**12))", "import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass"],
     ids=["in C", "catches all"],
 )
-async def test_code_that_ignores_the_interrupt_is_killed(python: PythonSession, code: str) -> None:
+async def test_code_that_ignores_the_interrupt_is_killed(
+    python: PythonSession, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.extensions.tools.sandbox.python._INTERRUPT_SECONDS", 0.2)
     async with asyncio.timeout(120):
         outcome = await python.run("python", f"y = 1\n{code}", 0.2)
     assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables are lost."
