@@ -19,12 +19,14 @@ from penstock.api.http.auth import REFUSED_KEY, title_of
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
 from penstock.api.http.errors import PROBLEM, STREAMING, Handler
+from penstock.api.http.openapi import unknown_parameters
 from penstock.api.http.prefix import is_probe
 from penstock.api.http.proxies import AS_SENT
 from penstock.pipeline import metrics
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
+from penstock.pipeline.protocol.params.validation import log_ignored
 from penstock.pipeline.protocol.response import Response
 
 logger = logging.getLogger(__name__)
@@ -59,11 +61,12 @@ LONGEST_REASON = 300
 
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Log and measure each request when it is over, even if the client has left."""
+    """Log and measure each request when it is over, even if the client has left, and what it has that is ignored."""
     started = request[STARTED] = time.monotonic()
     sent = request.headers.get(REQUEST_ID_HEADER, "")
     request[REQUEST_ID] = sent if re.fullmatch(REQUEST_ID_PATTERN, sent) else f"req_{secrets.token_hex(16)}"
     answered, reason, problem, is_cut = LEFT, "", None, False
+    log_ignored(unknown_parameters(request))
     try:
         answer = await handler(request)
         answered, problem = str(answer.status), answer.get(PROBLEM)

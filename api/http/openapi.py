@@ -38,6 +38,9 @@ FORM = "multipart/form-data"
 
 _REF = "#/components/schemas/"
 
+_OF_A_BETA = "beta"
+"""The parameter that Anthropic's SDK adds to the paths of its betas."""
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -81,6 +84,15 @@ def takes_body(request: web.Request) -> bool:
     """Return True if a request calls an operation that reads a body."""
     described: Operation | None = getattr(request.match_info.handler, "operation", None)
     return described is not None and described.body is not None
+
+
+def unknown_parameters(request: web.Request) -> list[str]:
+    """Return the names in the query of a request that its operation does not have."""
+    described: Operation | None = getattr(request.match_info.handler, "operation", None)
+    if described is None or not request.query_string:
+        return []
+    known = {_OF_A_BETA, *(parameter.name for parameter in described.query)}
+    return [name for name in request.query if name.partition("[")[0] not in known]
 
 
 def body_types(request: web.Request) -> Sequence[str]:

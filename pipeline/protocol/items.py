@@ -21,8 +21,14 @@ ImageDetail: TypeAlias = Literal["low", "high", "auto", "original"]
 FileDetail: TypeAlias = Literal["low", "high", "auto"]
 
 
+_CACHED = frozenset({"prompt_cache_breakpoint"})
+"""The unused key of parts: vLLM caches prefixes by itself."""
+
+
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
     """Text that the client wrote."""
+
+    unused: ClassVar[frozenset[str]] = _CACHED
 
     text: str
 
@@ -32,6 +38,8 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
 
     ``detail`` is the detail that the client wants; it is kept, but models here treat all images alike.
     """
+
+    unused: ClassVar[frozenset[str]] = _CACHED
 
     image_url: str | UnsetType = UNSET
     detail: ImageDetail = "auto"
@@ -53,6 +61,8 @@ class InputFile(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type
 
     The model reads its text (see `as_read`), and sees pages of a PDF as far as ``detail`` wants that.
     """
+
+    unused: ClassVar[frozenset[str]] = _CACHED
 
     filename: str | UnsetType = UNSET
     file_data: str | UnsetType = UNSET
@@ -137,6 +147,9 @@ class BaseItem(msgspec.Struct, frozen=True, tag_field="type"):
     """
 
     id_prefix: ClassVar[str]
+    unused: ClassVar[frozenset[str]] = frozenset({"caller"})
+    """The keys of an item of the API that mean nothing here."""
+
     id: str
 
     @property
@@ -218,12 +231,14 @@ class FunctionCallOutput(_CallOutput, frozen=True, tag="function_call_output"):
     """The result of a function call."""
 
     id_prefix: ClassVar[str] = "fco"
+    unused: ClassVar[frozenset[str]] = BaseItem.unused | {"name", "namespace"}  # its call has them
 
 
 class CustomToolCall(BaseItem, frozen=True, tag="custom_tool_call"):
     """A call of a custom tool for the client to run; ``input`` is any text."""
 
     id_prefix: ClassVar[str] = "ctc"
+    unused: ClassVar[frozenset[str]] = BaseItem.unused | {"async"}
     call_id: str
     name: str
     input: str
@@ -392,6 +407,8 @@ class ComputerCall(BaseItem, frozen=True, tag="computer_call"):
 
 class Screenshot(msgspec.Struct, frozen=True, tag_field="type", tag="computer_screenshot"):
     """The screen after the actions; ``image_url`` is that of an `InputImage`."""
+
+    unused: ClassVar[frozenset[str]] = frozenset({"file_id"})  # an id alone is refused
 
     image_url: str
 

@@ -140,7 +140,6 @@ class ChatBody(OlderBody):
 
     foreign = FOREIGN
     required = "messages"
-    looks_inside = True
 
     messages: ChatMessages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -134,7 +134,6 @@ class CountTokens(Body):
 
     foreign: ClassVar[ForeignNames] = FOREIGN
     required: ClassVar[str] = "messages"
-    looks_inside: ClassVar[bool] = True
 
     model: str
     messages: Turns

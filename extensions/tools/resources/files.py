@@ -58,6 +58,8 @@ PURPOSE = AnyText("purpose")
 _PAGE_OF_ANTHROPIC = Number("limit", default=20, least=1, most=1_000)
 _PLACES = ("page", "after_id", "before_id")
 _MOST_IDS = 100
+_OF_ANTHROPIC = tuple(map(AnyText, (*_PLACES, "ids", "scope_id")))
+"""The parameters of a list of files that Anthropic's API alone has."""
 _REFUSALS = (InvalidRequest, StoredFileNotFound, StoreFailed)
 
 
@@ -212,7 +214,7 @@ class Files:
                 file = await upload.finish(plain_name(asked.file), asked.purpose, form.media_type, expires_at)
         return as_json(api.file(file))
 
-    @operation(Operation(FileList, query=(PURPOSE, LIMIT, ORDER, AFTER), refusals=_REFUSALS))
+    @operation(Operation(FileList, query=(PURPOSE, LIMIT, ORDER, AFTER, *_OF_ANTHROPIC), refusals=_REFUSALS))
     async def list_files(self, request: web.Request) -> web.Response:
         """List the files, page by page."""
         self._check_store()

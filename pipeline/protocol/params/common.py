@@ -31,14 +31,13 @@ class Body(BaseModel):
     """An object in a body: types are strict, and keys that the API does not have are ignored.
 
     ``foreign`` are the keys of other APIs that are refused, ``required`` is the key that a client may misspell, and
-    ``framing`` are keys of the event that brings a body over a WebSocket.  A body that ``looks_inside`` has the
-    unknown keys of the objects within it logged as well, but for the ``unused`` ones of each.
+    ``framing`` are keys of the event that brings a body over a WebSocket.  Unknown keys of a body and of its objects
+    are logged, but for those that are ``unused``, which mean nothing here.
     """
 
     foreign: ClassVar[ForeignNames] = ForeignNames({})
     required: ClassVar[str] = ""
     framing: ClassVar[frozenset[str]] = frozenset()
-    looks_inside: ClassVar[bool] = False
     unused: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)

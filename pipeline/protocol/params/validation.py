@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -42,8 +43,7 @@ def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
         read = shape.model_validate(parsed)
     except ValidationError as error:
         raise refusal_of(error, parsed) from error
-    if shape.looks_inside and (unknown := unknown_keys(read, parsed)):
-        logger.info(IGNORED, shortened(", ".join(unknown)))
+    log_ignored(unknown_keys(read, parsed))
     return read
 
 
@@ -61,8 +61,14 @@ def _check_names(parsed: Any, shape: type[Body]) -> None:
     if required and required not in parsed and len(parsed) <= MOST_NAMES:
         for name in get_close_matches(required, unknown, n=1, cutoff=0.7):
             raise _unknown(name, required)
-    if unknown and shape.model_config.get("extra") != "forbid":
-        logger.info(IGNORED, shortened(", ".join(unknown)))
+    if shape.model_config.get("extra") != "forbid":
+        log_ignored(unknown)
+
+
+def log_ignored(names: Sequence[str]) -> None:
+    """Log the parameters of a request that this server does not know, if there are any."""
+    if names:
+        logger.info(IGNORED, shortened(", ".join(names)))
 
 
 def _unknown(name: str, meant: str | None) -> InvalidRequest:
