@@ -15,10 +15,7 @@ from tests.support.paths import ROOT
 
 FOLDER = ROOT / ".cache" / "reference"
 
-TESTS = (
-    *("tests/flow/test_parameters.py", "tests/flow/api/test_sdk_fields.py"),
-    *("tests/flow/api/test_sdk_fields_of_messages.py", "tests/flow/api/test_sdk_routes.py"),
-)
+TESTS = ("tests/flow/test_parameters.py", *map(str, sorted(ROOT.glob("tests/flow/api/test_sdk_*.py"))))
 
 
 def fetched() -> str:
