@@ -149,14 +149,19 @@ async def test_response_at_its_last_item_is_completed_and_succeeded(served: Pace
     assert final(await client.stream()).previous_response_id == first
 
 
-async def test_input_waits_for_the_outputs_of_the_client(served: PacedServer, client: SocketClient) -> None:
+async def steered_call(served: PacedServer, client: SocketClient) -> tuple[str, Response, Json]:
+    """Steer a response that ends in a call of the client's; return its id, its end, and the event that accepts."""
     served.engine.script = script(CALL.partition("<|start|>assistant")[2])
     first = await paused(served, client, tools=[WEATHER], chunks=14)
     await steer(client, first, "In French.")
     accepted = await steering_event(client)
     served.engine.hold(1_000)
     served.engine.say_all()
-    called = await next_ended(client)
+    return first, await next_ended(client), accepted
+
+
+async def test_input_waits_for_the_outputs_of_the_client(served: PacedServer, client: SocketClient) -> None:
+    first, called, accepted = await steered_call(served, client)
     (call,) = [item for item in called.output if item.__struct_config__.tag == "function_call"]
     pending = await steering_event(client)
     assert pending["steer"] == accepted["steer"]
@@ -171,13 +176,7 @@ async def test_input_waits_for_the_outputs_of_the_client(served: PacedServer, cl
 
 
 async def test_input_is_returned_if_its_lane_goes_on_without_it(served: PacedServer, client: SocketClient) -> None:
-    served.engine.script = script(CALL.partition("<|start|>assistant")[2])
-    first = await paused(served, client, tools=[WEATHER], chunks=14)
-    await steer(client, first, "In French.")
-    accepted = await steering_event(client)
-    served.engine.hold(1_000)
-    served.engine.say_all()
-    await next_ended(client)
+    _, _, accepted = await steered_call(served, client)
     await steering_event(client)
     await client.send(input="Another thing.")
     failed = await steering_event(client)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from penstock.extensions.tools.sandbox.container import ContainerSession
 from penstock.extensions.tools.sandbox.plan import MODES, Mode
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.extensions.tools.sandbox.python import PythonSession
+from penstock.services.tools import Host
 from tests.support.sandboxes import available, code_host, shell_host
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
@@ -35,42 +37,39 @@ def small_one(sandbox: Sandbox) -> Sandbox:
     return Sandbox(replace(sandbox.plan, limits=limits))
 
 
-@pytest.fixture
-async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
-    """A session that has started, so that tests can give their cells little time."""
-    host = code_host(python_sandbox)
+@asynccontextmanager
+async def session_of(host: Host) -> AsyncIterator[Any]:
+    """Open a session of a host for the length of the block, and close both."""
     session = host.session(NO_CONVERSATION)
-    await session.run("python", "None", 120)
     yield session
     await session.close()
     await host.close()
+
+
+@pytest.fixture
+async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
+    """A session that has started, so that tests can give their cells little time."""
+    async with session_of(code_host(python_sandbox)) as session:
+        await session.run("python", "None", 120)
+        yield session
 
 
 @pytest.fixture
 async def small(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
-    host = code_host(small_one(python_sandbox))
-    session = host.session(NO_CONVERSATION)
-    yield session
-    await session.close()
-    await host.close()
+    async with session_of(code_host(small_one(python_sandbox))) as session:
+        yield session
 
 
 @pytest.fixture
 async def small_container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
-    host = shell_host(small_one(container_sandbox))
-    session = host.session(NO_CONVERSATION)
-    yield session
-    await session.close()
-    await host.close()
+    async with session_of(shell_host(small_one(container_sandbox))) as session:
+        yield session
 
 
 @pytest.fixture
 async def container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
-    host = shell_host(container_sandbox)
-    session = host.session(NO_CONVERSATION)
-    yield session
-    await session.close()
-    await host.close()
+    async with session_of(shell_host(container_sandbox)) as session:
+        yield session
 
 
 @pytest.fixture
