@@ -182,7 +182,7 @@ class Chunks:
 
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ChatEvent, None]:
         """Rewrite the events of one response."""
-        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, self.so_far, self.tally)
+        writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, so_far=self.so_far, tally=self.tally)
         text, thought = events.OutputTextDelta, events.ReasoningTextDelta
         async for event in source:
             kind = type(event)

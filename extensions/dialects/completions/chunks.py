@@ -115,7 +115,7 @@ class Chunks:
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[CompletionEvent, None]:
         """Rewrite the events of one response."""
         no_usage, spelling = None if self.lists_usage else UNSET, Spelling(is_first_given=self.echoes)
-        writer = ChunkWriter(self.usage, no_usage, spelling, self.so_far, self.tally)
+        writer = ChunkWriter(self.usage, no_usage, spelling, so_far=self.so_far, tally=self.tally)
         text, rest = events.OutputTextDelta, YieldPoint()
         async for event in source:
             kind = type(event)
