@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET
 
 from penstock.extensions.dialects.decisions.labels import labels_of
-from penstock.pipeline.frames import EngineFrame, Prompt, TokenLogprob
+from penstock.pipeline.frames import EngineFrame, Prompt, TokenIds, TokenLogprob
 from penstock.services.engines.scripted import Script
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.server import PacedEngine
@@ -40,5 +40,10 @@ class DecidingEngine(PacedEngine):
         question = load_encoding().decode(prompt.token_ids).rpartition("<|start|>user<|message|>")[2]
         found = next((found for words, found in self.likely.items() if words in question), {})
         shares = {LETTERS[letter]: share for letter, share in found.items()}
-        top = tuple((token, log(shares.get(token, UNLIKELY))) for token in chosen)
-        return super()._frames(Script((chosen[0],), logprobs=(TokenLogprob(top[0][1], top),)), prompt, run)
+        return super()._frames(script_of(chosen, shares), prompt, run)
+
+
+def script_of(chosen: TokenIds, shares: Mapping[int, float]) -> Script:
+    """Return the first of some tokens, with the probabilities of all."""
+    top = tuple((token, log(shares.get(token, UNLIKELY))) for token in chosen)
+    return Script((chosen[0],), logprobs=(TokenLogprob(top[0][1], top),))

@@ -1,1 +1,1 @@
-"""Conformance: how far a server keeps to the Responses, Chat Completions or Messages API."""
+"""Conformance: how far a server keeps to the Responses, Chat Completions, Messages or Decisions API."""

@@ -8,7 +8,12 @@ from html import escape
 from penstock.extensions.workbench.conformance.report import counts
 from penstock.extensions.workbench.conformance.run import Outcome
 
-NAMES = {"responses": "Responses", "chat": "Chat Completions", "messages": "Messages"}
+NAMES = {
+    "responses": "Responses",
+    "chat": "Chat Completions",
+    "messages": "Messages",
+    "decisions": "Decisions",
+}
 CHARACTER, PADDING = 7, 12
 """The width of a character and that on both sides of a text, in pixels."""
 

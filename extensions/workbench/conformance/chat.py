@@ -55,7 +55,7 @@ async def chat_ids(talk: Talk) -> None:
 
 @check("chat", area="objects", source=OBJECT, core=True)
 async def chat_usage(talk: Talk) -> None:
-    """A completion has its usage, whose total is the sum of its parts."""
+    """An answer has its usage, whose total is the sum of its parts."""
     usage = fits(ChatUsage, (await talk.ask()).get("usage"), "usage")
     must(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, "total_tokens is not the sum")
     must(usage.prompt_tokens > 0 and usage.completion_tokens > 0, "a count is zero")
@@ -178,7 +178,7 @@ async def chat_no_call(talk: Talk) -> None:
 
 @check("chat", area="tools", source=CALLING)
 async def chat_auto_call(talk: Talk) -> None:
-    """tool_choice auto lets the model call, and its markup stays out of the content."""
+    """tool_choice auto lets the model call, and its markup stays out of the text."""
     choice = (await called(talk, tool_choice="auto")).choices[0]
     content = choice.message.content or ""
     markup = [mark for mark in ("<tool_call>", "<|", "</think>", "[TOOL_CALLS]") if mark in content]

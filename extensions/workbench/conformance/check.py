@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from penstock.extensions.workbench.conformance.client import Talk
 
-Speech: TypeAlias = Literal["responses", "chat", "messages"]
+Speech: TypeAlias = Literal["responses", "chat", "messages", "decisions"]
 Area: TypeAlias = Literal[
     "protocol",
     "objects",

@@ -6,7 +6,9 @@ from typing import get_args
 
 from penstock.extensions.workbench.conformance import (
     chat,
+    chat_stored,
     chat_streams,
+    decisions,
     errors,
     messages,
     messages_streams,
@@ -26,8 +28,10 @@ MODULES = (
     responses_tools,
     chat,
     chat_streams,
+    chat_stored,
     messages,
     messages_streams,
+    decisions,
     sdks,
 )
 """The modules that register checks."""

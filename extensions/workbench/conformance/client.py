@@ -41,7 +41,20 @@ _NOT_HERE = (
     "unknown field",
 )
 """Words of a refusal by which a server says that it cannot do something at all."""
-_PATHS: Mapping[Speech, str] = {"responses": "/responses", "chat": "/chat/completions", "messages": "/messages"}
+_PATHS: Mapping[Speech, str] = {
+    "responses": "/responses",
+    "chat": "/chat/completions",
+    "messages": "/messages",
+    "decisions": "/decisions",
+}
+_LIMITS: Mapping[Speech, str] = {
+    "responses": "max_output_tokens",
+    "chat": "max_completion_tokens",
+    "messages": "max_tokens",
+}
+"""The parameters that limit an answer."""
+PREDICATE: Json = {"type": "predicate", "instructions": "The text asks for a greeting."}
+"""The question of a decision."""
 
 
 @dataclass(frozen=True)
@@ -168,14 +181,16 @@ class Talk:
 
     def body(self, **fields: Any) -> Json:
         """Return a request of the dialect."""
-        limit = {"responses": "max_output_tokens", "chat": "max_completion_tokens", "messages": "max_tokens"}
-        body = {"model": self.server.model, limit[self.speech]: self.server.max_tokens, "temperature": 0}
-        body |= self.saying("Say hello.")
+        body: Json = {"model": self.server.model, **self.saying("Say hello.")}
+        if self.speech == "decisions":
+            body["questions"] = [PREDICATE]
+        else:
+            body |= {_LIMITS[self.speech]: self.server.max_tokens, "temperature": 0}
         return {name: value for name, value in (body | fields).items() if value is not None}
 
     def saying(self, text: str) -> Json:
         """Return the field of a request in which the user says the text."""
-        return {"input": text} if self.speech == "responses" else {"messages": [user(text)]}
+        return {"input": text} if self.speech in ("responses", "decisions") else {"messages": [user(text)]}
 
     async def ask(self, **fields: Any) -> Json:
         """Return the answer to a request with the fields, which has to be a success."""

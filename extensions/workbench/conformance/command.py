@@ -1,4 +1,4 @@
-"""Conformance: check how far a server keeps to the Responses, Chat Completions or Messages API."""
+"""Conformance: check how far a server keeps to the Responses, Chat Completions, Messages or Decisions API."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def messages_models(talk: Talk) -> None:
     must(fits(AnthropicModels, found, "the list").data, "the list is empty")
 
 
-@check("responses", "chat", "messages", area="protocol", source=HTTP, core=True)
+@check("responses", "chat", "messages", "decisions", area="protocol", source=HTTP, core=True)
 async def json(talk: Talk) -> None:
     """An answer without a stream is application/json."""
     answer = await talk.try_ask()
@@ -77,7 +77,7 @@ async def messages_error_object(talk: Talk) -> None:
         fits(AnthropicRefusal, answer.refused(400, 404, 422), "the refusal")
 
 
-@check("responses", "chat", "messages", area="errors", source=ERRORS, core=True)
+@check("responses", "chat", "messages", "decisions", area="errors", source=ERRORS, core=True)
 async def bad_json(talk: Talk) -> None:
     """A body that is no JSON is a 400 with an error object."""
     problem(await talk.send("POST", talk.path, b'{"model": '), 400, 422)
@@ -118,7 +118,7 @@ async def bad_role(talk: Talk) -> None:
     problem(answer, 400, 422)
 
 
-@check("responses", "chat", "messages", area="errors", source=ERRORS, core=True)
+@check("responses", "chat", "messages", "decisions", area="errors", source=ERRORS, core=True)
 async def unknown_model(talk: Talk) -> None:
     """A model that the server does not have is a 404, or a 400, with an error object."""
     found = problem(await talk.try_ask(model="no-such-model"), 404, 400)
@@ -128,14 +128,14 @@ async def unknown_model(talk: Talk) -> None:
         should(found.code == "model_not_found", f"code is {found.code!r}, not 'model_not_found'")
 
 
-@check("responses", "chat", "messages", area="errors", source=HTTP, core=True)
+@check("responses", "chat", "messages", "decisions", area="errors", source=HTTP, core=True)
 async def method(talk: Talk) -> None:
     """A method that a route does not have is a 405, or a 404."""
     answer = await talk.send("PUT", talk.path, talk.body())
     must(answer.status in UNKNOWN, f"the status is {answer.status}")
 
 
-@check("responses", "chat", "messages", area="errors", source=ERRORS, core=True)
+@check("responses", "chat", "messages", "decisions", area="errors", source=ERRORS, core=True)
 async def too_long(talk: Talk) -> None:
     """An input that does not fit into the context is a 4xx with an error object."""
     answer = await talk.try_ask(**talk.saying("word " * 400_000))
@@ -145,7 +145,7 @@ async def too_long(talk: Talk) -> None:
         should(found.code == "context_length_exceeded", f"code is {found.code!r}, not 'context_length_exceeded'")
 
 
-@check("responses", "chat", "messages", area="errors", source=ERRORS)
+@check("responses", "chat", "messages", "decisions", area="errors", source=ERRORS)
 async def wrong_key(talk: Talk) -> None:
     """A wrong key is a 401 with an error object."""
     if not talk.server.key:

@@ -14,7 +14,9 @@ CREATE = "Anthropic: API reference, create a message"
 STREAMING = "Anthropic: guide to streaming messages"
 TOOLS = "Anthropic: guide to tool use"
 THINKING = "Anthropic: guide to extended thinking"
+CHANGES = "anthropic-python: tool_addition and tool_removal"
 WEATHER: Json = {"name": "get_weather", "description": "Get the weather in a city.", "input_schema": PARAMETERS}
+TIME: Json = WEATHER | {"name": "get_time", "description": "Get the time in a city."}
 CALL: Json = {"messages": [user(QUESTION)], "tools": [WEATHER], "tool_choice": {"type": "any"}}
 TWO = "What is the weather in Paris, and what is the weather in London? Call the tool twice."
 
@@ -187,6 +189,34 @@ async def messages_single_call(talk: Talk) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
     number = len(calls_of(await message(talk, **(CALL | {"messages": [user(TWO)], "tool_choice": choice}))))
     must(number <= 1, f"there are {number} calls")
+
+
+async def calls_after(talk: Talk, tools: list[Json], change: Json, **fields: Any) -> list[str]:
+    """Return the names of the tools that a model calls after a system message with a change."""
+    messages = [user("Hi."), {"role": "assistant", "content": "Hello."}]
+    messages += [{"role": "system", "content": [change]}, user(QUESTION)]
+    answer = await talk.try_ask(**(CALL | {"messages": messages, "tools": tools} | fields))
+    if answer.status in (400, 422):
+        raise Lacking("the server takes no changes of tools")
+    found = fits(AnthropicMessage, answer.accepted(), "the message")
+    should(calls_of(found) or found.stop_reason != "max_tokens", "the answer was cut before its end: see --max-tokens")
+    return [call.name for call in calls_of(found)]
+
+
+@check("messages", area="tools", source=CHANGES)
+async def messages_tool_addition(talk: Talk) -> None:
+    """A tool_addition of a system message defines a tool, which may be called from there on."""
+    addition = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": WEATHER}}
+    names = await calls_after(talk, [TIME], addition, tool_choice={"type": "tool", "name": "get_weather"})
+    must("get_weather" in names, f"the model calls {names}")
+
+
+@check("messages", area="tools", source=CHANGES)
+async def messages_tool_removal(talk: Talk) -> None:
+    """A tool that a tool_removal of a system message names is not called from there on."""
+    removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_weather"}}
+    names = await calls_after(talk, [WEATHER, TIME], removal)
+    must(names and set(names) == {"get_time"}, f"the model calls {names}")
 
 
 @check("messages", area="tools", source=TOOLS, core=True)

@@ -69,7 +69,7 @@ async def responses_ids(talk: Talk) -> None:
 
 @check("responses", area="objects", source=OBJECT, core=True)
 async def responses_usage(talk: Talk) -> None:
-    """A response that ended has its usage, whose total is the sum of its parts."""
+    """An answer has its usage, whose total is the sum of its parts."""
     usage = fits(Usage, (await talk.ask()).get("usage"), "usage")
     must(usage.total_tokens == usage.input_tokens + usage.output_tokens, "total_tokens is not the sum")
     must(usage.input_tokens > 0 and usage.output_tokens > 0, "a count is zero")

@@ -40,7 +40,7 @@ async def _kept(talk: Talk, **fields: Any) -> Json:
 
 @check("responses", area="lifecycle", source=RETRIEVE)
 async def responses_retrieve(talk: Talk) -> None:
-    """GET returns a stored response as it was created."""
+    """GET returns a stored answer as it was created."""
     response = await talk.ask(store=True)
     found = _stored(await talk.send("GET", _at(response)))
     for name in ("id", "status", "model", "output", "usage", "created_at"):
@@ -56,7 +56,7 @@ async def responses_unknown_id(talk: Talk) -> None:
 
 @check("responses", area="lifecycle", source=RETRIEVE)
 async def responses_delete(talk: Talk) -> None:
-    """DELETE removes a response, which is then a 404."""
+    """DELETE removes an answer, which is then a 404."""
     response = await _kept(talk)
     found = (await talk.send("DELETE", _at(response))).accepted()
     must(found.get("id") == response["id"], "the answer has another id")
@@ -92,7 +92,7 @@ async def responses_unknown_previous(talk: Talk) -> None:
 
 @check("responses", area="lifecycle", source=RETRIEVE)
 async def responses_not_stored(talk: Talk) -> None:
-    """A response with store false cannot be retrieved."""
+    """An answer with store false cannot be retrieved."""
     await _kept(talk)
     response = await talk.ask(store=False)
     must(response.get("store") in (None, False), "store of the response is not false")

@@ -96,7 +96,7 @@ async def responses_auto_call(talk: Talk) -> None:
 
 @check("responses", area="tools", source=CALLING)
 async def responses_parallel_calls(talk: Talk) -> None:
-    """A model may call several functions at once, each with a call_id of its own."""
+    """A model may call several functions at once, each with an id of its own."""
     question = "What is the weather in Paris, and what is the weather in London? Call the function twice."
     _, calls = await _called(talk, input=question, tools=[WEATHER, TIME], tool_choice="required")
     ids = [call["call_id"] for call in calls]

@@ -13,7 +13,12 @@ from pydantic import ValidationError
 from penstock.extensions.workbench.conformance.check import Doubt, Lacking, Limited, Speech, Violation, check, must
 from penstock.extensions.workbench.conformance.client import ADVICE, Talk
 
-PACKAGES: dict[Speech, str] = {"responses": "openai", "chat": "openai", "messages": "anthropic"}
+PACKAGES: dict[Speech, str] = {
+    "responses": "openai",
+    "chat": "openai",
+    "messages": "anthropic",
+    "decisions": "openai",
+}
 FINAL: dict[Speech, str] = {
     "responses": "get_final_response",
     "chat": "get_final_completion",
@@ -38,6 +43,8 @@ async def _client(talk: Talk) -> AsyncGenerator[Any, None]:
             base_url=base, api_key=talk.server.key or "none", max_retries=0, timeout=talk.server.timeout
         ) as client:
             yield client
+    except Lacking:
+        raise
     except Exception as error:  # of the helpers, too, which assert what they rely on
         if getattr(error, "status_code", None) == HTTPStatus.TOO_MANY_REQUESTS:
             raise Limited(ADVICE) from error
@@ -45,10 +52,12 @@ async def _client(talk: Talk) -> AsyncGenerator[Any, None]:
 
 
 def _route(talk: Talk, client: Any) -> Any:
+    if not hasattr(client, talk.speech):
+        raise Lacking(f"this release of {PACKAGES[talk.speech]} has no {talk.speech}")
     return client.chat.completions if talk.speech == "chat" else getattr(client, talk.speech)
 
 
-@check("responses", "chat", "messages", area="sdk", source=SOURCE)
+@check("responses", "chat", "messages", "decisions", area="sdk", source=SOURCE)
 async def sdk_answer(talk: Talk) -> None:
     """The SDK reads an answer, which is of its types."""
     async with _client(talk) as client:

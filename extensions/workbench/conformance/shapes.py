@@ -1,4 +1,4 @@
-"""The objects of the three APIs, with the fields that their references require; others are allowed."""
+"""The objects of the APIs, with the fields that their references require; others are allowed."""
 
 from __future__ import annotations
 

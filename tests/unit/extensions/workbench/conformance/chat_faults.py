@@ -57,6 +57,7 @@ def finished(chunk: Json) -> bool:
     return any(choice.get("finish_reason") for choice in chunk["choices"])
 
 
+STORED = "/chat/completions/"
 PROMPT = deep("usage", "prompt_tokens", value=5)
 NO_JSON: list[Fault] = [in_message(put(content=text)) for text in ("It rains.", "[]", '{"city": "Paris"', None)]
 FAULTS: dict[str, list[Fault]] = {
@@ -120,6 +121,28 @@ FAULTS: dict[str, list[Fault]] = {
         in_message(put(content="Hm.</think>Hello!")),
         in_message(put(reasoning_content="<think>Hm.", reasoning="<think>Hm.")),
     ],
+    # Stored completions
+    "chat.retrieve": [
+        in_body(put(id="chatcmpl-1"), path=STORED),
+        in_body(put(created=1), path=STORED),
+        in_body(put(object="thing"), path=STORED),
+        in_body(deep("choices", 0, "message", "content", value="Ho!"), path=STORED),
+    ],
+    "chat.stored_messages": [
+        in_body(lambda body: body["data"].reverse(), path="/messages"),
+        in_body(lambda body: body["data"].pop() and None, path="/messages"),
+        in_body(deep("data", 0, "content", value=""), path="/messages"),
+    ],
+    "chat.metadata": [
+        in_body(put(metadata={}), path=STORED, method="POST"),
+        in_body(put(data=[]), path="?metadata"),
+        in_body(lambda body: body["data"].append({"id": "chatcmpl-1"}), path="?metadata"),
+    ],
+    "chat.delete": [
+        in_body(put(deleted=False), path=STORED, method="DELETE"),
+        with_status(200, path=STORED, method="GET"),
+    ],
+    "chat.not_stored": [with_status(200, path=STORED, method="GET")],
     # Streams
     "chat.sse": [
         in_bytes(lambda data: data.replace(b"data: [DONE]\n\n", b"")),

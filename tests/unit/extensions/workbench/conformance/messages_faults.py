@@ -125,6 +125,8 @@ FAULTS: dict[str, list[Fault]] = {
     "messages.no_call": [more(CALL)],
     "messages.auto_call": [more(TEXT)],
     "messages.single_call": [more(CALL)],
+    "messages.tool_addition": [without("tool_use"), each("tool_use", put(name="get_time"))],
+    "messages.tool_removal": [without("tool_use"), each("tool_use", put(name="get_weather"))],
     "messages.call_result": [refused(has_history), in_body(PROMPT)],
     "messages.thinking": [
         in_body(lambda body: body["content"].reverse()),

@@ -50,9 +50,12 @@ OPENAI: dict[str, list[Fault]] = {
     "model": [in_body(put(id="other"), path="/models/"), on("/models/", with_status(400))],
     "error_object": [in_body(deep("error", "code", value=400), refusals=True)],
 }
+SAMPLED = ("wrong_type", "out_of_range", "sdk_stream")
+"""The checks whose requests have a temperature, or a stream, which decisions lack."""
 FAULTS: dict[str, list[Fault]] = {
     **{f"{speech}.{name}": faults for speech in ("responses", "chat", "messages") for name, faults in SHARED.items()},
     **{f"{speech}.{name}": faults for speech in ("responses", "chat") for name, faults in OPENAI.items()},
+    **{f"decisions.{name}": faults for name, faults in SHARED.items() if name not in SAMPLED},
     "messages.error_object": [
         in_body(put(type="failure"), refusals=True),
         in_body(deep("error", "type", value="BadRequestError"), refusals=True),

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from penstock.api.http.auth import Keys
-from penstock.extensions.workbench.conformance.check import Verdict
+from penstock.extensions.workbench.conformance.check import Speech, Verdict
 from penstock.extensions.workbench.conformance.checks import ALL
 from penstock.extensions.workbench.conformance.client import Server
 from penstock.extensions.workbench.conformance.run import outcome
 from tests.support.conforming_engine import ConformingEngine
 from tests.support.faulty_server import Fault, spoiled
 from tests.support.server import running_server
-from tests.unit.extensions.workbench.conformance import chat_faults, messages_faults, responses_faults, shared_faults
+from tests.unit.extensions.workbench.conformance import (
+    chat_faults,
+    decisions_faults,
+    messages_faults,
+    responses_faults,
+    shared_faults,
+)
 
 pytestmark = [pytest.mark.io]
 
@@ -25,6 +32,7 @@ FAULTS: dict[str, list[Fault]] = {
     **responses_faults.FAULTS,
     **chat_faults.FAULTS,
     **messages_faults.FAULTS,
+    **decisions_faults.FAULTS,
 }
 CLEAN: dict[str, Verdict] = {"responses.parallel_calls": "warn", "chat.parallel_calls": "warn"}
 """The verdicts on penstock other than pass: gpt-oss makes one call at a time."""
@@ -37,7 +45,7 @@ ADVICE = {
         "messages.count_tokens",
         "messages.thinking",
     ),
-    *("responses.sdk_answer", "chat.sdk_answer", "messages.sdk_answer"),  # its types change with its releases
+    *(f"{speech}.sdk_answer" for speech in get_args(Speech)),  # its types change with its releases
     *("chat.call_pieces", "messages.needs_max_tokens", "chat.bad_role", "messages.bad_role"),
 }
 """Checks whose faults may be no more than warnings."""
@@ -56,7 +64,7 @@ def test_each_check_has_faults() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speech", ["responses", "chat", "messages"])
+@pytest.mark.parametrize("speech", get_args(Speech))
 async def test_penstock_passes(tmp_path: Path, speech: str) -> None:
     keys = Keys(given=[KEY])
     async with (
