@@ -1,8 +1,7 @@
 """The verdict of each field of a body or query that makes no answer, and that the server keeps to it.
 
 These are the requests about conversations, files, vector stores, containers, stored responses and stored chats, as
-openai-python's types have them, and the bodies of completions.  A new version of the SDK with fields that stand in no
-table here fails.
+openai-python's types have them.  A new version of the SDK with fields that stand in no table here fails.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ BY_FIELD: Mapping[str, Json] = {
     "limit": 5,
     "max_chunk_size_tokens": 200,
     "chunk_overlap_tokens": 100,
-    "logit_bias": {"1": 1},
     "metadata": {"a": "b"},
 }
 """Values of fields, where not any text or number will do."""
@@ -100,24 +98,6 @@ NETWORKS = ("ContainerNetworkPolicyAllowlistParam", "ContainerNetworkPolicyDomai
 PAGE = "after limit order"
 
 DOORS = [
-    Door(
-        "POST /v1/completions",
-        "completion_create_params.CompletionCreateParamsNonStreaming",
-        {
-            "CompletionCreateParamsNonStreaming": "best_of echo frequency_penalty logit_bias logprobs max_tokens model"
-            " n presence_penalty prompt seed stop stream stream_options suffix temperature top_p",
-            "ChatCompletionStreamOptionsParam": "include_obfuscation include_usage",
-        },
-        {"CompletionCreateParamsNonStreaming.user": "it tells abuse apart, and is no part of a prompt"},
-        {
-            "ChatCompletionStreamOptionsParam": "stream_options",
-            "CompletionCreateParamsNonStreaming.suffix": "suffix",
-            **{
-                f"CompletionCreateParamsNonStreaming.model={model}": "model"
-                for model in ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
-            },
-        },
-    ),
     Door(
         "POST /v1/conversations",
         "conversations.conversation_create_params.ConversationCreateParams",
