@@ -18,7 +18,7 @@ from tests.support.event_streams import checked, event_of_json, final
 
 Lane = str | None
 
-IMPATIENT = aiohttp.ClientWSTimeout(ws_close=0.1)
+IMPATIENT = aiohttp.ClientWSTimeout(ws_close=0.1)  # pyright: ignore[reportCallIssue]  # a class of attrs
 """For a client that leaves a server which reads nothing more, and so does not answer the frame that closes."""
 
 
