@@ -234,12 +234,14 @@ test: $(DONE)/test ## Everything: check, then live, whatever fails; the last lin
 
 live: engine clients clients-chat clients-http test-page test-image test-deploy $(lastword $(FOUND_PYTHONS:%=python-%)) ## The tests with real engines, real clients and a browser, two at a time
 
+live: LESS := --ignore tests/unit/stages/models --ignore tests/unit/testing
+
 pythons: ## The tests of `unit`, with every other Python that this machine has
 	@$(if $(FOUND_PYTHONS),$(MAKE) --no-print-directory --keep-going $(FOUND_PYTHONS:%=python-%),$(PYTHONS_LEFT_OUT))
 
 python-%: .venv-%/.installed
 	@.venv-$*/bin/python -m pytest -q --no-header -p tests.support.progress --suite $@ tests/unit \
-	    -m "not io and not slow and not vllm" --hypothesis-profile quick $(IN_PARALLEL) $(ARGS)
+	    -m "not io and not slow and not vllm" --hypothesis-profile quick $(LESS) $(IN_PARALLEL) $(ARGS)
 
 PYTHONS_LEFT_OUT = $(if $(FOUND_PYTHONS),:,echo "NO OTHER PYTHON WAS TESTED: THE MACHINE HAS NONE OF $(OTHER_PYTHONS).")
 
