@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 
 FOLDER = ROOT / ".cache" / "reference"
 
-TESTS = ("tests/flow/test_parameters.py", *map(str, sorted(ROOT.glob("tests/flow/api/test_sdk_*.py"))))
+TESTS = ("tests/flow/test_parameters.py", *map(str, sorted(ROOT.glob("tests/*/**/test_sdk_*.py"))))
 
 
 def fetched() -> str:
