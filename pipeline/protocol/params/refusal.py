@@ -31,6 +31,8 @@ def refusal_of(error: ValidationError, body: Any) -> InvalidRequest:
         message, missing = "Field required", "type"
     elif first["type"] == "missing":
         missing = str(first["loc"][-1])
+    elif "missing" in context:  # of an object that needs one of several
+        missing = context["missing"]
     path = _path(first["loc"], body, first["input"])
     param = (f"{path}.{missing}" if missing else path).removeprefix(".") or None
     refused = UnsupportedParameter if first["type"] == UNSUPPORTED else InvalidRequest

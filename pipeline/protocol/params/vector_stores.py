@@ -104,7 +104,9 @@ class AddBatch(Body):
     @model_validator(mode="after")
     def _names_files_once(self) -> AddBatch:
         if bool(self.file_ids) is bool(self.files):
-            raise PydanticCustomError("files", "Either file_ids or files should name the files")
+            raise PydanticCustomError(
+                "files", "Either file_ids or files should name the files", {"missing": "file_ids"}
+            )
         return self
 
     @property

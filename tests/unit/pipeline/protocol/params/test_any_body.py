@@ -142,3 +142,9 @@ def test_program_is_refused_as_a_client_is(shape: type[Body], good: Json, data: 
         return None
 
     assert refused(lambda: shape(**body)) == refused(lambda: read_body(json.dumps(body).encode(), shape))
+
+
+def test_error_of_an_object_that_needs_one_of_several_fields_names_the_first() -> None:
+    with pytest.raises(InvalidRequest, match="file_ids or files") as refused:
+        read_body(b"{}", AddBatch)
+    assert refused.value.param == "file_ids"
