@@ -48,7 +48,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough simulation oracles reference entrypoints ogx engine clients test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
+.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -323,6 +323,11 @@ clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(AGENTS
 
 ALONE = AGENT=$(@:test-%=%); test ! -e tests/live/$$AGENT/node/.installed || \
     $(AGAINST) tests/live/$$AGENT --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_AGENTS)" $(ARGS)
+
+MATRIX := .cache/matrix.xml
+matrix: ## What each client of `clients` does over each dialect, for its page of the site: a quarter of an hour
+	@$(MAKE) --no-print-directory clients ARGS="--junitxml $(CURDIR)/$(MATRIX) $(ARGS)"
+	@$(BIN)/python -m tests.support.matrix $(MATRIX)
 
 test-codex: $(TINY).built $(CLIENTS)/.installed tests/live/codex/node/.installed ## Codex alone, against the real server; ARGS go to pytest
 	@$(ALONE)

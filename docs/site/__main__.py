@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from docs.site.clients import clients_page
 from docs.site.errors import errors_page
 from docs.site.gather import Gathered, title
 from docs.site.http_api import OBJECTS, ROUTES, document, objects_page, routes_page
@@ -40,6 +41,7 @@ def build(folder: Path) -> list[str]:
     described = asyncio.run(document(folder / "store.sqlite3"))
     gathered.add(f"docs/{ROUTES}", routes_page(described))
     gathered.add(f"docs/{OBJECTS}", objects_page(described))
+    gathered.add("docs/CLIENT_MATRIX.md", clients_page())
     gathered.add("docs/ERRORS.md", errors_page())
     gathered.add("docs/PYTHON_API.md", python_page())
     for name in ASSETS:

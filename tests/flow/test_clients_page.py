@@ -1,4 +1,4 @@
-"""`docs/CLIENTS.md`, which names the versions of the clients that `make clients` runs."""
+"""`docs/CLIENTS.md`, which names the versions of the clients that `make clients` runs, and what each of them does."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.clients import clients_page
+from tests.support.matrix import LIVE, NODE_SUITE, NPM, SHOWN, Client, clients, kept, outcomes, versions
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "CLIENTS.md").read_text()
-LIVE = ROOT / "tests" / "live"
 _, SECTION = PAGE.partition("\n## Tried\n")[0].split("\n## Tested with each change\n")
 ROWS = re.findall(r"^\| ([^|(]+?)(?: \((\w+)\))? \| ([0-9.]+) \|", SECTION, re.MULTILINE)
 
+JUNIT = """<testsuites><testsuite>
+<testcase classname="tests.live.clients.test_openai" name="test_text[a]"/>
+<testcase classname="tests.live.clients.test_openai" name="test_text[b]"><failure/></testcase>
+<testcase classname="tests.live.clients.test_openai" name="test_stream"/>
+<testcase classname="tests.live.clients.test_openai" name="test_other"><skipped/></testcase>
+<testcase classname="tests.live.clients.test_node" name="test_node_client_works[openai.test.mjs]"/>
+</testsuite></testsuites>"""
 
-def dependencies(folder: Path) -> dict[str, str]:
-    """Return the packages of a folder for npm, with their versions."""
-    return dict(json.loads((folder / "package.json").read_text())["dependencies"])
-
-
-PYTHON = dict(line.split("==") for line in (ROOT / ".locks" / "clients.txt").read_text().split())
-NODE = dependencies(LIVE / "clients" / "node")
+VERSIONS = versions()
+NODE = json.loads((LIVE / "clients" / "node" / "package.json").read_text())["dependencies"]
 AGENTS = {
-    "Claude Code": dependencies(LIVE / "claude" / "node")["@anthropic-ai/claude-code"],
-    "Codex": dependencies(LIVE / "codex" / "node")["@openai/codex"],
-    "opencode": dependencies(LIVE / "opencode" / "node")["opencode-linux-x64-baseline"],
+    "Claude Code": VERSIONS["npm:@anthropic-ai/claude-code"],
+    "Codex": VERSIONS["npm:@openai/codex"],
+    "opencode": VERSIONS["npm:opencode-linux-x64-baseline"],
 }
 
 
 @pytest.mark.parametrize(("name", "language", "version"), ROWS)
 def test_page_names_the_version_that_is_tested(name: str, language: str, version: str) -> None:
-    versions = NODE if language == "JavaScript" else AGENTS | NODE | PYTHON
-    assert versions[name] == version
+    of_npm = VERSIONS.get(f"{NPM}{name}")
+    assert version == (of_npm if language == "JavaScript" else AGENTS.get(name) or VERSIONS.get(name) or of_npm)
 
 
 def test_page_names_each_client_of_npm() -> None:
@@ -48,3 +51,47 @@ def test_page_of_agents_names_their_versions() -> None:
     text = " ".join(PAGE.partition("\n## Coding agents\n")[2].split())
     for name, version in AGENTS.items():
         assert f"{name} {version}" in text
+
+
+# What each client does
+
+
+@pytest.mark.parametrize("client", clients(), ids=lambda client: f"{client.name}-{client.dialect}")
+def test_each_cell_names_a_test(client: Client) -> None:
+    for test in client.tests.values():
+        if of_node := NODE_SUITE.fullmatch(test):
+            source = (LIVE / "clients" / "node" / of_node[1]).read_text()
+            assert re.search(rf"""test\(["`]{re.escape(of_node[2])}""", source), test
+        else:
+            file, _, name = test.partition("::")
+            (path,) = LIVE.glob(f"*/{file}")
+            assert f"def {name}(" in path.read_text(), test
+
+
+def test_each_client_of_the_page_has_a_row() -> None:
+    named = {client.name.partition(" ")[0] for client in clients()}
+    assert {name.partition(" ")[0] for name, *_ in ROWS} <= named
+
+
+def test_kept_rows_are_those_of_the_clients_that_are_installed() -> None:
+    _, rows = kept()
+    assert [(row.name, row.version, row.dialect) for row in rows] == [
+        (client.name, client.version, client.dialect) for client in clients()
+    ]
+    assert all(row.works.keys() == client.tests.keys() for row, client in zip(rows, clients(), strict=True))
+
+
+def test_page_has_each_row() -> None:
+    _, rows = kept()
+    lines = [line for line in clients_page().splitlines() if line.startswith("| ")]
+    assert len(lines) == len(rows) + 1
+    assert all(line.count(" | ") == 2 + len(SHOWN) for line in lines)
+
+
+def test_outcome_of_a_test_is_that_of_all_its_cases(tmp_path: Path) -> None:
+    (tmp_path / "junit.xml").write_text(JUNIT)
+    assert outcomes(tmp_path / "junit.xml") == {
+        "test_openai.py::test_text": False,
+        "test_openai.py::test_stream": True,
+        "openai.test.mjs": True,
+    }

@@ -12,6 +12,7 @@ from penstock.extensions.workbench.conformance import (
     errors,
     messages,
     messages_streams,
+    messages_threads,
     responses,
     responses_lifecycle,
     responses_streams,
@@ -31,6 +32,7 @@ MODULES = (
     chat_stored,
     messages,
     messages_streams,
+    messages_threads,
     decisions,
     sdks,
 )

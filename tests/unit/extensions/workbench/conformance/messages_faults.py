@@ -35,6 +35,10 @@ def each(kind: str, change: Callable[[Json], object]) -> Fault:
     return in_body(of)
 
 
+def continues(body: Json) -> bool:
+    return "previous_message_id" in body.get("thread", {})
+
+
 def more(*blocks: Json) -> Fault:
     return in_body(lambda body: body.update(content=[*body.get("content", ()), *blocks]))
 
@@ -133,6 +137,8 @@ FAULTS: dict[str, list[Fault]] = {
         each("thinking", put(signature="")),
         refused(has_history),
     ],
+    "messages.thread": [in_body(PROMPT), refused(continues, 404)],
+    "messages.unknown_thread": [with_status(200, when=404), with_status(500, when=404)],
     # Streams
     "messages.sse": [
         in_bytes(lambda data: data.replace(b"event: message_start", b"event: start")),
