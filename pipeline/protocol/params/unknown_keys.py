@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import cache
-from typing import Any, TypeAlias
+from types import EllipsisType, NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 from pydantic import BaseModel
@@ -13,6 +14,9 @@ MOST_OBJECTS = 10_000
 """The most objects and lists in a body that are compared; more would take a tenth of a second."""
 
 _OBJECTS = (msgspec.Struct, BaseModel, list, tuple)
+
+_PLAIN = (str, int, float, bool, bytes, dict, NoneType, EllipsisType, msgspec.UnsetType)
+"""Types whose values are no objects, or have keys of any name."""
 
 _Location: TypeAlias = "tuple[_Location, str | int] | None"
 """The location of an object: that of the one that it is in, and its key or its index there."""
@@ -55,7 +59,7 @@ def _written(location: _Location) -> str:
 
 @cache
 def _shape(kind: Hashable) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """Return the names and the keys of the fields of a class, and the keys that it knows."""
+    """Return the names and the keys of the fields of a class that may hold objects, and the keys that it knows."""
     tag: str | None = None
     fields: tuple[tuple[str, str], ...] = ()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -64,4 +68,21 @@ def _shape(kind: Hashable) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]
     elif isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = tuple((name, field.alias or name) for name, field in kind.model_fields.items())
     unused: frozenset[str] = getattr(kind, "unused", frozenset())
-    return fields, unused | {key for _, key in fields} | ({tag} if tag else set())
+    known = unused | {key for _, key in fields} | ({tag} if tag else set())
+    hints = _hints_of(kind) if fields else {}
+    return tuple((name, key) for name, key in fields if _may_hold(hints.get(name, Any))), known
+
+
+def _hints_of(kind: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind)
+    except NameError:  # a class of a plug-in may have types that are imported for type checkers alone
+        return {}
+
+
+def _may_hold(annotation: Any) -> bool:
+    """Return True if a value of a type may be an object, or a list of some."""
+    if get_origin(annotation) in (Literal, dict) or annotation in _PLAIN:
+        return False
+    inner = get_args(annotation)
+    return any(map(_may_hold, inner)) if inner else True
