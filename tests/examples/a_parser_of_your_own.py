@@ -2,8 +2,7 @@
 
 Most families need only a description: `ThoughtForm` has the marks around thoughts, and `CallForm` those of calls, with
 the form of a call. Anything else is a class or a function that takes the `OutputStart` and returns a `TextParser`: two
-methods, which take text and return pieces. If both options name it, it reads the thoughts and the calls. With this
-file as `own.py`:
+methods, which take text and return pieces. With this file as `own.py`:
 
 ```sh
 penstock serve MODEL --reasoning-parser own.py:thoughts --tool-call-parser own.py:calls
