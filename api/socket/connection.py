@@ -127,7 +127,7 @@ class Connection:
             async for message in self.socket:
                 if message.type is WSMsgType.ERROR:
                     if isinstance(message.data, WebSocketError):
-                        logger.info("A connection is closed, as its frames cannot be taken: %s", message.data)
+                        logger.info("A connection is closed, as its frames cannot be taken: %s", str(message.data))
                     break
                 await self._take(message.type, message.data)
                 del message  # it may be large, and the next one far off
