@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,15 @@ def pytest_collection_finish() -> None:
 def _patient_readers_of_files() -> None:
     """Give files of tests more time than those of users: on a busy machine the process that reads one starts late."""
     object.__setattr__(USUAL_LIMITS, "seconds", 300.0)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Take back what a command that runs in this process changes of the log's handlers, which all tests share."""
+    before = [(handler, handler.formatter, [*handler.filters]) for handler in logging.getLogger().handlers]
+    yield
+    for handler, formatter, filters in before:
+        handler.formatter, handler.filters = formatter, filters
 
 
 @pytest.fixture(scope="session")
