@@ -44,7 +44,7 @@ from penstock.services import tracing
 from penstock.services.engines.affinity import SESSION_HEADER
 from penstock.services.runs.run import Mode
 from penstock.services.usage import Tally
-from penstock.stages.parse.parser import ParseStage
+from penstock.stages.parse.parser import vocabulary_of
 
 Read: TypeAlias = Callable[[bytes], Reading]
 """A function that reads a body; it raises `InvalidRequest` for a wrong one."""
@@ -223,7 +223,7 @@ class Edge:
         """
         prepared: list[Prepared] = []
         async with AsyncExitStack() as closing:
-            if reading.returns_tokens and not self._sees_tokens:
+            if reading.returns_tokens and vocabulary_of(self.scheduler.pipeline) is None:
                 message = "This server sees no tokens: they are made elsewhere."
                 raise errors.UnsupportedParameter(message, param="return_token_ids")
             with placing(reading.place):
@@ -383,11 +383,6 @@ class Edge:
                     yield delivery
             finally:
                 _note(request, delivery)
-
-    @property
-    def _sees_tokens(self) -> bool:
-        pipeline = self.scheduler.pipeline
-        return "parse" in pipeline.names() and isinstance(pipeline.stage("parse"), ParseStage)
 
     @cached_property
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:

@@ -80,15 +80,20 @@ def operation(described: Operation) -> Callable[[AnyHandler], AnyHandler]:
     return describe
 
 
+def _called(request: web.Request) -> Operation | None:
+    """Return the operation that a request calls, if its handler has one."""
+    return getattr(request.match_info.handler, "operation", None)
+
+
 def takes_body(request: web.Request) -> bool:
     """Return True if a request calls an operation that reads a body."""
-    described: Operation | None = getattr(request.match_info.handler, "operation", None)
+    described = _called(request)
     return described is not None and described.body is not None
 
 
 def unknown_parameters(request: web.Request) -> list[str]:
     """Return the names in the query of a request that its operation does not have."""
-    described: Operation | None = getattr(request.match_info.handler, "operation", None)
+    described = _called(request)
     if described is None or not request.query_string:
         return []
     known = {_OF_A_BETA, *(parameter.name for parameter in described.query)}
@@ -97,7 +102,7 @@ def unknown_parameters(request: web.Request) -> list[str]:
 
 def body_types(request: web.Request) -> Sequence[str]:
     """Return the media types that the body of a request may have, the usual one first."""
-    described: Operation | None = getattr(request.match_info.handler, "operation", None)
+    described = _called(request)
     return (described.body_type, *described.bodies) if described else (JSON,)
 
 

@@ -25,7 +25,7 @@ from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.engines.engine import known_length
-from penstock.stages.parse.parser import ParseStage
+from penstock.stages.parse.parser import vocabulary_of
 from penstock.stages.parse.text import TokenVocabulary, spelled
 from penstock.stages.render.truncation import COUNTED
 
@@ -132,16 +132,15 @@ class Tokenization:
 
     async def _decoded(self, decode: Callable[[TokenVocabulary, TokenIds], Value], tokens: TokenIds) -> Value:
         """Return what ``decode`` makes of tokens; raise `InvalidRequest` for one that the vocabulary lacks."""
-        pipeline = self.edge.scheduler.pipeline
-        parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
+        vocabulary = vocabulary_of(self.edge.scheduler.pipeline)
         size: int | None = getattr(self.edge.scheduler.engine, "vocabulary_size", None)
-        if not isinstance(parse, ParseStage) or size is None:
+        if vocabulary is None or size is None:
             message = "This server knows no vocabulary: tokens are read elsewhere."
             raise InvalidRequest(message, code="unsupported_operation")
         if max(tokens, default=0) >= size:
             message = "The vocabulary of the model does not have all of these tokens."
             raise InvalidRequest(message, param="tokens", code="invalid_value")
-        return await apart(len(tokens) > MANY_VALUES, decode, parse.vocabulary, tokens)
+        return await apart(len(tokens) > MANY_VALUES, decode, vocabulary, tokens)
 
 
 def _place(param: str) -> str:

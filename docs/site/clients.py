@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.matrix import NPM, SHOWN, Row, kept
+from tests.support.matrix import SHOWN, Row, kept
 
 HEAD = """# Clients and what they do
 
@@ -24,4 +24,4 @@ def clients_page() -> str:
 
 def _line(row: Row) -> str:
     cells = " | ".join({True: "yes", False: "**no**", None: "-"}[row.works.get(shown)] for shown in SHOWN)
-    return f"| {row.name.removeprefix(NPM)} | {row.version} | {row.dialect} | {cells} |\n"
+    return f"| {row.name} | {row.version} | {row.dialect} | {cells} |\n"

@@ -74,22 +74,13 @@ def _texts_of(module: ast.Module, names: set[str]) -> Iterator[Text]:
             continue
         named = _assigned(function)
         for call in ast.walk(function):
-            if isinstance(call, ast.Call) and (name := _last_name(call.func)) in names:
+            if isinstance(call, ast.Call) and (name := ast.unparse(call.func).rpartition(".")[2]) in names:
                 given = {keyword.arg: _text(keyword.value, {}) for keyword in call.keywords}
                 for argument in call.args[:1]:
                     if _is_told(message := _text(argument, named)):
                         yield Text(name, message, given.get("param", ""), given.get("code", ""))
     for kind in (node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name in names):
         yield from _own_texts(kind)
-
-
-def _last_name(called: ast.expr) -> str:
-    """Return the last name of what is called: ``errors.StageError`` is ``StageError``."""
-    match called:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case _:
-            return ""
 
 
 def _own_texts(kind: ast.ClassDef) -> Iterator[Text]:

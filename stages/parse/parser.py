@@ -8,11 +8,12 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
 from penstock.pipeline import frames
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame
 from penstock.pipeline.hosted_kinds import kinds, own_function
@@ -71,6 +72,12 @@ class ParseStage(ABC):
 
     @abstractmethod
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser: ...
+
+
+def vocabulary_of(pipeline: Pipeline[Any, Any]) -> TokenVocabulary | None:
+    """Return the vocabulary that the parser of a pipeline reads, if it reads tokens."""
+    parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
+    return parse.vocabulary if isinstance(parse, ParseStage) else None
 
 
 def _rest_after(frame: TokenFrame) -> YieldPoint | None:

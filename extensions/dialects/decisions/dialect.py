@@ -20,7 +20,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.tasks import in_thread
-from penstock.stages.parse.parser import ParseStage
+from penstock.stages.parse.parser import vocabulary_of
 
 AT_ONCE = 8
 """Requests of one decision that run at once."""
@@ -83,12 +83,10 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
 
 async def _labels(edge: Edge) -> Sequence[Label]:
     """Return the labels of the model; raise `InvalidRequest` if its vocabulary is not known here."""
-    pipeline = edge.scheduler.pipeline
-    parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
-    if not isinstance(parse, ParseStage):
+    if (vocabulary := vocabulary_of(edge.scheduler.pipeline)) is None:
         message = "This server knows no vocabulary: it cannot read the probabilities of answers."
         raise InvalidRequest(message, code="unsupported_operation")
-    return await in_thread(labels_of, parse.vocabulary, MOST_CHOICES)  # the first time takes long
+    return await in_thread(labels_of, vocabulary, MOST_CHOICES)  # the first time takes long
 
 
 DECISIONS = Dialect("decisions", base="/v1", read=read, wire=form(Folding()), routes=routes)

@@ -31,7 +31,7 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.workbench.live.go_on import GoOn
 from penstock.extensions.workbench.live.page import live_page
 from penstock.extensions.workbench.live.saved import Saved, find, frames_of, header_of, listed
-from penstock.extensions.workbench.live.spelling import Spelling, vocabulary_of
+from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import AT_ONCE, Watch
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import InvalidRequest, ResponseNotFound, ServerBusy, UnsupportedParameter
@@ -39,6 +39,7 @@ from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.tasks import in_thread
+from penstock.stages.parse.parser import vocabulary_of
 
 BASE = "/live"
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
-from penstock.pipeline.core import Pipeline
-from penstock.stages.parse.parser import ParseStage
 from penstock.stages.parse.text import TokenVocabulary
 
 
@@ -47,9 +44,3 @@ def _spelled(vocabulary: TokenVocabulary, token: int) -> Spelled:
         return Spelled(hex=bytes(vocabulary.token_bytes[token]).hex())
     except LookupError:
         return Spelled()
-
-
-def vocabulary_of(pipeline: Pipeline[Any, Any]) -> TokenVocabulary | None:
-    """Return the vocabulary that the parser of a pipeline reads, if it reads tokens."""
-    parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
-    return parse.vocabulary if isinstance(parse, ParseStage) else None
