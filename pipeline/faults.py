@@ -36,7 +36,10 @@ def identity_of(stream: Any, *known: dict[Any, str]) -> Any:
     ``ag_frame`` creates a frame object, which takes as much memory as the generator and lives as long.
     """
     code = getattr(stream, "ag_code", None)
-    return getattr(stream, "ag_frame", None) if any(code in names for names in known) else code
+    for names in known:
+        if code in names:
+            return getattr(stream, "ag_frame", None)
+    return code
 
 
 def code_of(stage: Any) -> CodeType | None:

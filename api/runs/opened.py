@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.faults import running
+from penstock.pipeline.faults import first, running
 from penstock.pipeline.frames import ResolvedRequest
-from penstock.pipeline.halfway import Halfway, halfway, handed_over
+from penstock.pipeline.halfway import Halfway, handed_over
 from penstock.pipeline.protocol.params.request import CreateResponse
 
 
@@ -65,5 +65,5 @@ async def opened(through_normalize: Pipeline[CreateResponse, ResolvedRequest], r
     source = handed_over([request])
     del request  # what follows may take long
     async with AsyncExitStack() as closing:
-        half = await closing.enter_async_context(halfway(through_normalize, source))
-        return Opened(half, closing.pop_all(), around)
+        frames = await closing.enter_async_context(through_normalize.open(source))
+        return Opened(Halfway(await first(frames), frames), closing.pop_all(), around)

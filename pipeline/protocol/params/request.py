@@ -358,7 +358,8 @@ class CreateResponse(Generating):
     @property
     def envelope(self) -> Envelope:
         """The facts about the request that its body cannot set."""
-        return self._envelope
+        private: dict[str, Any] | None = self.__pydantic_private__  # as an attribute it would take ten times as long
+        return private["_envelope"] if private else _NO_ENVELOPE
 
     def continuing(self, prompt: RawPrompt) -> Self:
         """Return a copy that asks for the continuation of a prompt, in place of an answer to ``input``."""

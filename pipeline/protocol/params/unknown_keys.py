@@ -42,9 +42,10 @@ def unknown_keys(read: Any, sent: Any) -> list[str]:
             if location is not None and not its.keys() <= known:
                 for key in [key for key, value in its.items() if key not in known and value is not None]:
                     found.setdefault((kind, key), _written((location, key)))
-            for name, key in fields:
-                if isinstance(inner := getattr(each, name), _OBJECTS) and key in its:
-                    waiting.append((inner, its[key], (location, key)))
+            for key, value in its.items():
+                inner = getattr(each, fields[key]) if isinstance(value, dict | list) and key in fields else None
+                if isinstance(inner, _OBJECTS):
+                    waiting.append((inner, value, (location, key)))
         if len(found) >= MOST_KEYS or len(waiting) > MOST_OBJECTS:
             break
     return list(found.values())
@@ -58,8 +59,8 @@ def _written(location: _Location) -> str:
 
 
 @cache
-def _shape(kind: Hashable) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """Return the names and the keys of the fields of a class that may hold objects, and the keys that it knows."""
+def _shape(kind: Hashable) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the names of the fields of a class that may hold objects, by their keys, and the keys that it knows."""
     tag: str | None = None
     fields: tuple[tuple[str, str], ...] = ()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -70,7 +71,7 @@ def _shape(kind: Hashable) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]
     unused: frozenset[str] = getattr(kind, "unused", frozenset())
     known = unused | {key for _, key in fields} | ({tag} if tag else set())
     hints = _hints_of(kind) if fields else {}
-    return tuple((name, key) for name, key in fields if _may_hold(hints.get(name, Any))), known
+    return {key: name for name, key in fields if _may_hold(hints.get(name, Any))}, known
 
 
 def _hints_of(kind: Any) -> dict[str, Any]:
