@@ -318,15 +318,18 @@ class CreateMessage(CountTokens):
         """Yield the names of what cannot be in a thread."""
         if any(edit.thinking_turns is not None for edit in self._edits):
             yield "context_management"
-        if any(tool.is_deferred for tool in self.tools or ()):
-            yield "defer_loading"
         if self.max_tokens == 0:
             yield "max_tokens: 0"
-        yield from unheld(self.messages)
+        yield from unheld(self.messages, self._defined)
 
     @property
     def _is_continued(self) -> bool:
         return isinstance(self.thread, ContinuedThread)
+
+    @property
+    def _defined(self) -> frozenset[str | None] | None:
+        """The names of the tools of a turn that continues a thread; None for another request."""
+        return frozenset(tool.name for tool in self.tools or ()) if self._is_continued else None
 
     @property
     def generates(self) -> bool:

@@ -9,17 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from penstock.extensions.dialects.messages.blocks import (
     SystemTurn,
     ToolAdditionBlock,
     ToolReference,
+    ToolReferenceBlock,
     ToolRemovalBlock,
+    ToolResultBlock,
     Turn,
 )
-from penstock.extensions.dialects.messages.errors import THREAD_NOT_FOUND
+from penstock.extensions.dialects.messages.errors import THREAD_NOT_FOUND, THREAD_UNSUPPORTED, not_permitted
 from penstock.pipeline.errors import STORES_NOTHING, InvalidRequest
+from penstock.pipeline.protocol.items import AdditionalTools
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.tools import (
@@ -59,8 +63,11 @@ class ContinuedThread(Body):
 Thread: TypeAlias = Annotated[BegunThread | ContinuedThread, Field(discriminator="type")]
 
 
-def unheld(messages: Sequence[Turn]) -> Iterator[str]:
-    """Yield the names of what holds for later turns, and is no part of a stored conversation."""
+def unheld(messages: Sequence[Turn], defined: frozenset[str | None] | None) -> Iterator[str]:
+    """Yield the names of what holds for later turns, and is no part of a stored conversation.
+
+    Deferred tools are not stored until a result loads them: those of a turn that continues are ``defined`` in it.
+    """
     for message in messages:
         if isinstance(message, SystemTurn):
             if message.clear_at == "next_user_message":
@@ -75,14 +82,26 @@ def unheld(messages: Sequence[Turn]) -> Iterator[str]:
                         yield "tool_reference"
                     case _:
                         pass
+        elif defined is not None and not defined.issuperset(_referred(message)):
+            yield "tool_reference"
+
+
+def _referred(message: Turn) -> Iterator[str]:
+    """Yield the names of the tools that results of a message load."""
+    blocks = () if isinstance(message.content, str) else message.content
+    results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
+    parts = [part for content in results if isinstance(content, tuple) for part in content]
+    return (part.tool_name for part in parts if isinstance(part, ToolReferenceBlock))
 
 
 async def continued(request: CreateResponse, store: Store) -> CreateResponse:
     """Return the request of a turn with all that its thread began with.
 
-    Raises `InvalidRequest` if the store does not hold the whole thread, and for other instructions or tools than its
-    own.
+    Raises `InvalidRequest` if the store does not hold the whole thread, for other instructions or tools than its own,
+    and for any thread if the server keeps nothing: a client that hears so at once does not ask in each turn.
     """
+    if not store.keeps and (request.store or request.previous_response_id):
+        raise InvalidRequest(f"A thread cannot be here.{STORES_NOTHING}", param="thread", code=THREAD_UNSUPPORTED)
     if (previous := request.previous_response_id) is None:
         return request
     chain = await store.chain(previous, request.envelope.owner)
@@ -93,7 +112,7 @@ async def continued(request: CreateResponse, store: Store) -> CreateResponse:
     has_others = not all(isinstance(tool, _OF_MESSAGES) for tool in tools)
     if not is_whole or has_others or chain[-1].response.status not in CONTINUABLE:
         message = "This server does not hold the whole conversation of this answer."
-        raise _refusal(message if store.keeps else message + STORES_NOTHING, THREAD_NOT_FOUND)
+        raise _refusal(message, THREAD_NOT_FOUND)
     held = chain[-1].response
     left_out = held.left_out_tools or ()
     given = [tool for tool in request.tools or () if tool.type not in left_out]
@@ -104,9 +123,21 @@ async def continued(request: CreateResponse, store: Store) -> CreateResponse:
     if names := ", ".join(name for name, differs in differing.items() if differs):
         message = f"A turn has what its thread began with; differing field(s): {names}"
         raise _refusal(message, "thread_fingerprint_mismatch")
+    history = await store.history(chain)
+    known = [tool for item in history.items if isinstance(item, AdditionalTools) for tool in item.tools]
+    if known and request.store is False:
+        raise not_permitted("compaction")  # the summary does not tell the tools
     begun = {"instructions": held.instructions, "tools": tools or None, "max_tool_calls": held.max_tool_calls}
-    envelope = replace(request.envelope, continued=await store.history(chain))
+    begun["input"] = [_without(known, item) for item in request.input or ()]
+    envelope = replace(request.envelope, continued=history)
     return request.model_copy(update=begun).inside(envelope)
+
+
+def _without(known: Sequence[dict[str, Any]], item: Any) -> Any:
+    """Return an item of a turn, which brings no tool that the thread has as it is."""
+    if not isinstance(item, AdditionalTools):
+        return item
+    return msgspec.structs.replace(item, tools=tuple(tool for tool in item.tools if tool not in known))
 
 
 def _refusal(message: str, code: str) -> InvalidRequest:

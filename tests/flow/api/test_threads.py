@@ -45,7 +45,7 @@ def after(answer: Json, *messages: Json, **fields: Any) -> Json:
     return {"model": "tiny", "max_tokens": 100, "messages": list(messages), "thread": thread, **fields}
 
 
-def result(call: Json, text: str = "Sunny") -> Json:
+def result(call: Json, text: str | list[Json] = "Sunny") -> Json:
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": text}]}
 
 
@@ -173,11 +173,31 @@ async def test_tools_that_a_turn_defines_stay(served: PacedServer) -> None:
     assert served.prompt_text().count("type far = ") == 1
 
 
+FAR: Json = {**WEATHER, "name": "far", "defer_loading": True}
+
+
+async def test_deferred_tool_is_loaded_by_a_turn_and_stays(served: PacedServer) -> None:
+    """Claude Code defers tools in each session; each turn repeats those that it knows of."""
+    served.engine.script = script(CALL)
+    answer = await whole(served, {**ASKING, **CREATE, "tools": [WEATHER, FAR]})
+    assert "type far = " not in served.prompt_text()
+    found = [{"type": "tool_reference", "tool_name": "far"}]
+    for _ in range(2):
+        turn = after(answer, result(answer["content"][-1], found), tools=[WEATHER, FAR])
+        answer = await whole(served, turn)
+        assert served.prompt_text().count("type far = ") == 1
+    await whole(served, after(answer, result(answer["content"][-1]), tool_choice={"type": "tool", "name": "far"}))
+    without = after(answer, result(answer["content"][-1], found))
+    assert await refused(served, without) == (400, "thread_unsupported_request")
+    summary = after(answer, result(answer["content"][-1]), compaction={"type": "summarize"})
+    status, refusal = await served.post(summary, PATH)
+    assert (status, refusal["error"]["message"]) == (400, "compaction: Extra inputs are not permitted")
+
+
 DELAYED = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "get_weather"}}
 EFFORT = {"role": "system", "content": [], "output_config": {"effort": "low"}}
 LATEST_THOUGHTS = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}
 UNHELD: list[tuple[str, Json]] = [
-    ("defer_loading", {"tools": [{**WEATHER, "defer_loading": True}]}),
     ("max_tokens: 0", {"max_tokens": 0}),
     ("clear_at", {"messages": [HI, {"role": "system", "content": "x", "clear_at": "next_user_message"}]}),
     ("output_config", {"messages": [HI, EFFORT]}),
@@ -209,11 +229,13 @@ async def test_thread_ends_if_the_store_has_not_all_of_it(served: PacedServer) -
         assert await refused(served, after(gone, AGAIN)) == (404, "thread_not_found")
 
 
-async def test_server_that_keeps_nothing_holds_no_thread(served: PacedServer) -> None:
+async def test_server_that_keeps_nothing_begins_no_thread(served: PacedServer) -> None:
+    """A client sends all from the first refusal on, and would ask in each turn if a thread could begin."""
     served.store.keeps = False
-    begun = await whole(served, {**ASKING, **CREATE})
-    status, answer = await served.post(after(begun, AGAIN), PATH)
-    assert (status, "(--store none)" in answer["error"]["message"]) == (404, True)
+    for body in ({**ASKING, **CREATE}, after({"id": "msg_x"}, AGAIN)):
+        status, answer = await served.post(body, PATH)
+        assert (status, "(--store none)" in answer["error"]["message"]) == (400, True)
+        assert answer["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 async def test_thread_belongs_to_its_key(tmp_path: Path) -> None:
