@@ -48,7 +48,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
+.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -170,7 +170,10 @@ $(DEPLOY_TOOLS)/.installed: tests/live/deploy/tools.sh | $(DONE)/test
 # Checking
 
 # One suite of tests, with lines of progress and a summary line that `test` repeats at its end.
-SUITE = $(BIN)/python -m pytest -q --no-header -p tests.support.progress --suite
+PLUGINS := -p tests.support.progress -p tests.support.long
+SUITE = $(BIN)/python -m pytest -q --no-header $(PLUGINS) --suite
+# Those of the tests that `test` and `long` share.
+WHICH := not long
 # Waiting tests leave room for one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
@@ -210,7 +213,7 @@ pyright: $(DONE)/test $(SOURCES)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 offline: $(DONE)/test $(SOURCES) sandbox
-	@$(SUITE) offline -m "not vllm and not thorough" $(IN_PARALLEL) $(ARGS)
+	@$(SUITE) offline -m "not vllm and not thorough and ($(WHICH))" $(IN_PARALLEL) $(ARGS)
 
 # In one process, as each that imports vLLM needs ten seconds for that.
 chat: $(DONE)/test
@@ -225,16 +228,26 @@ sandbox:
 site: $(DONE)/site ## The pages as a site in .cache/site/site, which needs no network; the links of all pages are checked
 	@$(BIN)/python -m docs.site .cache/site
 
-test: $(DONE)/test ## Everything: check, then live, whatever fails; the last lines say what failed or was left out
+# Make targets, whatever fails; the last lines say what failed or was left out.
+define MAKE_ALL
 	@rm -rf .cache/suites
-	@mkdir -p .cache/suites; status=0; for part in check live; do \
+	@mkdir -p .cache/suites; status=0; for part in $(1); do \
 	    $(MAKE) --no-print-directory --keep-going --jobs 2 $$part 2> >(tee -a .cache/suites/errors >&2) || status=1; done; \
 	    $(BIN)/python -m tests.support.progress; grep '\*\*\* \[' .cache/suites/errors; \
 	    $(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT); $(PAGE_LEFT_OUT); $(PROMETHEUS_LEFT_OUT); $(IMAGE_LEFT_OUT); $(PYTHONS_LEFT_OUT); $(DEPLOY_LEFT_OUT); exit $$status
+endef
 
-live: engine clients clients-chat clients-http test-page test-image test-deploy $(lastword $(FOUND_PYTHONS:%=python-%)) ## The tests with real engines, real clients and a browser, two at a time
+test: $(DONE)/test ## Check, then live, whatever fails; the last lines say what failed or was left out
+	$(call MAKE_ALL,check live)
 
-live: LESS := --ignore tests/unit/stages/models --ignore tests/unit/testing
+long: $(DONE)/test ## What `test` leaves out because it is long: tests/support/long.py, other servers for the clients, another Python
+	$(call MAKE_ALL,longer)
+
+live: engine clients test-page test-image test-deploy ## The tests with real engines, real clients and a browser, two at a time
+
+longer: WHICH := long
+longer: LESS := --ignore tests/unit/stages/models --ignore tests/unit/testing
+longer: offline engine clients clients-chat clients-http $(lastword $(FOUND_PYTHONS:%=python-%))
 
 pythons: ## The tests of `unit`, with every other Python that this machine has
 	@$(if $(FOUND_PYTHONS),$(MAKE) --no-print-directory --keep-going $(FOUND_PYTHONS:%=python-%),$(PYTHONS_LEFT_OUT))
@@ -273,7 +286,7 @@ ogx: $(DONE)/test ## OGX's tests of files, vector stores and file search, agains
 	@$(BIN)/python -m tests.oracles.ogx $(ARGS)
 
 engine: $(DONE)/test $(TINY).built prometheus
-	@$(SUITE) engine tests/live/engine \
+	@$(SUITE) engine tests/live/engine -m "$(WHICH)" \
 	    $$($(HAS_PROMETHEUS) || echo --ignore tests/live/engine/test_prometheus.py) $(ARGS)
 	@$(PROMETHEUS_LEFT_OUT)
 
@@ -295,7 +308,7 @@ ASKED_FOR := --served-model-name tiny-gpt-oss gpt-tiny $(TINY_ENGINE)
 GREEDY := $(BIN)/penstock serve --with tests/support/greedy.py:install
 # A server may have parsers of its own, which are none of our business.  It counts cached tokens only if asked to.
 PARSERS := --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes --enable-scale-out --enable-prompt-tokens-details
-AGAINST = $(CLIENTS)/bin/python -m pytest -q --no-header -p tests.support.progress --suite $@ \
+AGAINST = $(CLIENTS)/bin/python -m pytest -q --no-header $(PLUGINS) --suite $@ \
     -p tests.support.client_server -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
     --confcutdir tests/live --node $(NODE)/bin/node
 # Options of the server that clients are tested against, such as --frontends 2
@@ -316,7 +329,7 @@ DEPLOY_LEFT_OUT = for tool in nginx caddy envoy helm router; do test -d $(DEPLOY
 # The prompts of agents need more room than those of others.
 FOR_AGENTS := --max-model-len 16384
 clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed $(AGENTS:%=tests/live/%/node/.installed) ## Real clients, coding agents among them, against the real server; OPTIONS go to the server, ARGS to pytest
-	@$(AGAINST) tests/live/clients $$(test -e $(NODE_CLIENTS)/.installed || echo --ignore tests/live/clients/test_node.py) \
+	@$(AGAINST) -m "$(WHICH)" tests/live/clients $$(test -e $(NODE_CLIENTS)/.installed || echo --ignore tests/live/clients/test_node.py) \
 	    $$(for agent in $(AGENTS); do test ! -e tests/live/$$agent/node/.installed || echo tests/live/$$agent; done) \
 	    --serve "$(GREEDY) $(TINY) $(ASKED_FOR) $(FOR_AGENTS) $(OPTIONS)" $(ARGS)
 	@$(NODE_CLIENTS_LEFT_OUT); $(AGENTS_LEFT_OUT)
@@ -326,7 +339,7 @@ ALONE = AGENT=$(@:test-%=%); test ! -e tests/live/$$AGENT/node/.installed || \
 
 MATRIX := .cache/matrix.xml
 matrix: ## What each client of `clients` does over each dialect, for its page of the site: a quarter of an hour
-	@$(MAKE) --no-print-directory clients ARGS="--junitxml $(CURDIR)/$(MATRIX) $(ARGS)"
+	@$(MAKE) --no-print-directory clients WHICH="long or not long" ARGS="--junitxml $(CURDIR)/$(MATRIX) $(ARGS)"
 	@$(BIN)/python -m tests.support.matrix $(MATRIX)
 
 test-codex: $(TINY).built $(CLIENTS)/.installed tests/live/codex/node/.installed ## Codex alone, against the real server; ARGS go to pytest

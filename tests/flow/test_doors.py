@@ -231,6 +231,7 @@ async def test_wrong_answer_is_an_error_of_the_door(door: str, answer: Answer) -
         await DOORS[door](url)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXCESSIVE)
 @pytest.mark.parametrize("door", DOORS)
 async def test_excessive_answer_is_read_in_part(door: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,6 +296,7 @@ async def test_summary_is_not_logged(served: ScriptedServer, caplog: pytest.LogC
     assert "tea" not in caplog.text
 
 
+@pytest.mark.long
 async def test_model_with_a_chat_template_compacts_too(tmp_path: Path) -> None:
     model = load_model()
     encode, decode = model.vocabulary.encode, model.vocabulary.decode

@@ -103,6 +103,7 @@ def test_session_is_compacted_and_goes_on(codex: Codex, settle: Callable[..., No
     assert len(summaries(codex)) == 2
 
 
+@pytest.mark.long
 def test_compacted_session_goes_on_at_another_server(codex: Codex, settle: Callable[..., None], sibling: str) -> None:
     """The second server opens with the key of their store what the first one has sealed."""
     (codex.home / ".profile").write_text(LONG_OUTPUT)
@@ -124,6 +125,7 @@ def test_launched_codex_needs_no_settings(launched: Launched) -> None:
     assert not (launched.folder / "home" / ".codex" / "config.toml").exists()
 
 
+@pytest.mark.long
 def test_launched_codex_needs_no_option_of_the_server(launched: Launched, sibling: str) -> None:
     """A server without a web search, which Codex declares by default."""
     ended = launched.run(*CODEX_EXEC, "Add greeting.txt with a patch.", url=sibling)

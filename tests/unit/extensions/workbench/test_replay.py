@@ -130,6 +130,7 @@ TEXTS: dict[str, Callable[[bytes], str]] = {
 """Functions that read a text as the clients of a dialect do."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_clients_of_all_dialects_read_the_same_text(case: Path, penstock: RunCommand) -> None:
     response = msgspec.json.decode((case / "response.json").read_bytes(), type=Response)

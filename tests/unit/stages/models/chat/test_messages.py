@@ -137,6 +137,7 @@ TEXT = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("form", {form: name for name, form in MESSAGE_FORMS.items()}.values())
 def test_forms_of_messages_keep_all_rules(form: str) -> None:
