@@ -154,3 +154,15 @@ def common(before: Sequence[int], after: Sequence[int]) -> int:
     """Return the number of tokens that two prompts begin with alike."""
     pairs = zip(before, after, strict=False)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(before), len(after)))
+
+
+def paths(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the path of each field of a request, without the positions in lists."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from paths(inner, f"{path}.{key}".removeprefix("."))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from paths(inner, path)
+    else:
+        yield path

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.claude_session import capturing
-from tests.support.launched_agents import Launched, agent_server, call
+from tests.support.launched_agents import Launched, agent_server, call, paths
 
 Settings = Mapping[str, str]
 
@@ -48,18 +47,6 @@ LOADING = "\n".join(
         "say No jobs.",
     )
 )
-
-
-def paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the path of each field, without the positions in lists."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from paths(inner, f"{path}.{key}".removeprefix("."))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from paths(inner, path)
-    else:
-        yield path
 
 
 @pytest.mark.parametrize("fields", [IN_THREAD, WHOLE], ids=["in a thread", "whole"])

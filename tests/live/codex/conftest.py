@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,15 @@ def _same_prompt_everywhere(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def launched(request: pytest.FixtureRequest, penstock: str, server: Server, tmp_path: Path) -> Launched:
-    """Codex as ``penstock launch`` starts it."""
+def agent(request: pytest.FixtureRequest, penstock: str, tmp_path: Path) -> Launched:
+    """Codex as ``penstock launch`` starts it, for a server that is yet to be named."""
     node = Path(str(request.config.getoption("--node"))).parent
-    programs = f"{CODEX_PROGRAM.parents[3] / '.bin'}:{node}"
-    return Launched(penstock, "codex", programs, tmp_path, server.url, "tiny-gpt-oss")
+    return Launched(penstock, "codex", f"{CODEX_PROGRAM.parents[3] / '.bin'}:{node}", tmp_path, "")
+
+
+@pytest.fixture
+def launched(agent: Launched, server: Server) -> Launched:
+    return replace(agent, url=server.url, model="tiny-gpt-oss")
 
 
 @pytest.fixture
