@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.extensions.workbench.conformance.chat import WEATHER
-from penstock.extensions.workbench.conformance.check import SSE, check, fits, must, should
+from penstock.extensions.workbench.conformance.check import SSE, check, fits, must, present, should
 from penstock.extensions.workbench.conformance.client import DONE, Json, Talk, user
 from penstock.extensions.workbench.conformance.responses_tools import QUESTION, check_arguments
 from penstock.extensions.workbench.conformance.shapes import Chunk
@@ -73,9 +73,8 @@ async def chat_include_usage(talk: Talk) -> None:
     bodies = (await talk.stream(stream_options={"include_usage": True})).objects
     must(bodies, "the stream has no chunks")
     chunks = [fits(Chunk, body, f"chunk {at}") for at, body in enumerate(bodies)]
-    usage = chunks[-1].usage
-    must(usage is not None and not chunks[-1].choices, "the last chunk is not that of the usage")
-    assert usage
+    usage = present(chunks[-1].usage, "the last chunk is not that of the usage")
+    must(not chunks[-1].choices, "the last chunk has a choice")
     must(usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, "total_tokens is not the sum")
     must(all(chunk.usage is None for chunk in chunks[:-1]), "another chunk has a usage")
     should(all("usage" in body for body in bodies), "chunks have no usage, where the reference has null")

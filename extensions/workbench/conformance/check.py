@@ -87,6 +87,13 @@ def must(holds: object, text: str) -> None:
         raise Violation(text)
 
 
+def present(value: Value | None, text: str) -> Value:
+    """Return a value that has to be there."""
+    if value is None:
+        raise Violation(text)
+    return value
+
+
 def should(holds: object, text: str) -> None:
     """Raise `Doubt` unless it ``holds``."""
     if not holds:

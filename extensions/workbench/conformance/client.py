@@ -53,6 +53,8 @@ _LIMITS: Mapping[Speech, str] = {
     "messages": "max_tokens",
 }
 """The parameters that limit an answer."""
+FEWEST_TOKENS = 16
+"""The lowest limit that all dialects take."""
 PREDICATE: Json = {"type": "predicate", "instructions": "The text asks for a greeting."}
 """The question of a decision."""
 
@@ -199,6 +201,11 @@ class Talk:
     async def try_ask(self, **fields: Any) -> Answer:
         """Return the answer to a request with the fields, whatever its status is."""
         return await self.send("POST", self.path, self.body(**fields))
+
+    async def probe(self) -> Answer:
+        """Return the answer to a right request for a few tokens, whatever its status is."""
+        limit = _LIMITS.get(self.speech)
+        return await self.try_ask(**({limit: FEWEST_TOKENS} if limit else {}))
 
     async def stream(self, **fields: Any) -> Stream:
         """Return the stream of a request, which has to be a success; equal requests of other checks share it."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum, isclose
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.extensions.workbench.conformance.check import Doubt, check, fits, must, should
+from penstock.extensions.workbench.conformance.check import Doubt, Violation, check, fits, must, should
 from penstock.extensions.workbench.conformance.client import LONG, PREDICATE, Json, Talk, check_read, user
 from penstock.extensions.workbench.conformance.errors import problem
 from penstock.extensions.workbench.conformance.shapes import Cached, Reasoned
@@ -85,6 +85,7 @@ class DecisionUsage(msgspec.Struct):
 
 
 Answer: TypeAlias = Predicate | Chosen | Scored | Declined
+Kind = TypeVar("Kind", Predicate, Chosen, Scored)
 
 
 class Decision(msgspec.Struct):
@@ -102,6 +103,14 @@ async def decision(talk: Talk, *questions: Json, **fields: Any) -> Decision:
     if any(isinstance(answer, Declined) for answer in found.answers):
         raise Doubt("the model declined to answer")
     return found
+
+
+async def answer_to(talk: Talk, question: Json, kind: type[Kind]) -> Kind:
+    """Return the answer to one question, which has to be of a kind."""
+    [answer] = (await decision(talk, question)).answers
+    if not isinstance(answer, kind):
+        raise Violation("the answer is not of the type of its question")
+    return answer
 
 
 def check_shares(shares: Sequence[float]) -> None:
@@ -137,15 +146,14 @@ async def decisions_usage(talk: Talk) -> None:
 @check("decisions", area="objects", source=CREATE, core=True)
 async def decisions_predicate(talk: Talk) -> None:
     """A predicate has a probability between 0 and 1."""
-    [answer] = (await decision(talk)).answers
-    must(isinstance(answer, Predicate) and 0 <= answer.probability <= 1, "it is not between 0 and 1")
+    probability = (await answer_to(talk, PREDICATE, Predicate)).probability
+    must(0 <= probability <= 1, f"it is {probability}")
 
 
 @check("decisions", area="objects", source=CREATE, core=True)
 async def decisions_choice(talk: Talk) -> None:
     """A choice is the likeliest one, whose probabilities have the values of the request, booleans too."""
-    [answer] = (await decision(talk, CHOICE)).answers
-    assert isinstance(answer, Chosen)
+    answer = await answer_to(talk, CHOICE, Chosen)
     check_shares([each.probability for each in answer.probabilities])
     pairs = zip([each.value for each in answer.probabilities], ("true", True), strict=True)
     must(all(is_same(*pair) for pair in pairs), "the values are not those of the request")
@@ -158,8 +166,7 @@ async def decisions_choice(talk: Talk) -> None:
 @check("decisions", area="objects", source=CREATE, core=True)
 async def decisions_score(talk: Talk) -> None:
     """A score is the value to be expected, and its probabilities have the levels, counted from 0."""
-    [answer] = (await decision(talk, SCORE)).answers
-    assert isinstance(answer, Scored)
+    answer = await answer_to(talk, SCORE, Scored)
     levels = [(each.value, each.label) for each in answer.probabilities]
     must(levels == [(0, "rude"), (1, "neutral"), (2, "polite")], f"the levels are {levels}")
     shares = [each.probability for each in answer.probabilities]

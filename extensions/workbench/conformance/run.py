@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from http import HTTPStatus
 
 import msgspec
 
@@ -78,19 +79,21 @@ async def model_of(server: Server, wanted: str) -> str:
 
 
 async def spoken(server: Server, speeches: Collection[Speech]) -> dict[Speech, str]:
-    """Return the dialects that a server does not have, each with the reason."""
+    """Return the dialects that a server does not have, at least not for its model, each with the reason."""
     missing: dict[Speech, str] = {}
     for speech in speeches:
         talk = server.talk(speech)
         with suppress(Violation, Limited):
-            answer = await talk.send("POST", talk.path, {})
-            if answer.status in UNKNOWN and not _names_model(answer.body):
-                missing[speech] = f"the server has no {talk.path}: {answer.status}"
+            answer = await talk.probe()
+            if answer.status == HTTPStatus.NOT_IMPLEMENTED or (
+                answer.status in UNKNOWN and not _names_model(answer.body)
+            ):
+                missing[speech] = f"the server has no {talk.path} for {server.model}: {answer.status}"
     return missing
 
 
 def _names_model(body: bytes) -> bool:
-    """Return whether a refusal is about the model of the request, which was left out."""
+    """Return whether a refusal is about the model of the request."""
     return b"model" in body
 
 

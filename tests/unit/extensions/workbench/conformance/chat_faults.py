@@ -86,9 +86,11 @@ FAULTS: dict[str, list[Fault]] = {
     "chat.max_completion_tokens": [
         in_choice(put(finish_reason="stop")),
         in_body(deep("usage", "completion_tokens", value=9)),
+        in_body(lose("usage")),
     ],
     "chat.max_tokens": [
         in_body(deep("usage", "completion_tokens", value=9)),
+        in_body(lose("usage")),
         refused(lambda body: "max_tokens" in body),
     ],
     "chat.stop": [

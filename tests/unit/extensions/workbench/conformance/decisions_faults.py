@@ -27,6 +27,7 @@ SHARES: list[Fault] = [
     in_answer(lambda answer: answer["probabilities"].pop() and None),
     in_answer(put(confidence=2)),
 ]
+PREDICATES = in_answer(put(type="predicate", probability=0.5))
 FAULTS: dict[str, list[Fault]] = {
     "decisions.object": [
         in_body(reversed_("answers")),
@@ -42,15 +43,20 @@ FAULTS: dict[str, list[Fault]] = {
         in_body(deep("usage", "total_tokens", value=1)),
         in_body(deep("usage", "input_tokens_details", value=None)),
     ],
-    "decisions.predicate": [in_answer(put(probability=value)) for value in (1.5, -0.5, None)],
+    "decisions.predicate": [
+        *(in_answer(put(probability=value)) for value in (1.5, -0.5, None)),
+        in_answer(put(type="choice", choice="a", confidence=1, probabilities=[])),
+    ],
     "decisions.choice": [
         *SHARES,
+        PREDICATES,
         in_answer(put(choice="a greeting")),
         in_answer(put(choice="True")),
         in_answer(deep("probabilities", 1, "value", value="true")),
     ],
     "decisions.score": [
         *SHARES,
+        PREDICATES,
         in_answer(put(score=7)),
         in_answer(deep("probabilities", 0, "value", value=1)),
         in_answer(deep("probabilities", 0, "label", value="polite")),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import AsyncIterator
+from inspect import getsource
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import pytest
 
 from penstock.api.http.auth import Keys
 from penstock.extensions.workbench.conformance.check import Speech, Verdict
-from penstock.extensions.workbench.conformance.checks import ALL
+from penstock.extensions.workbench.conformance.checks import ALL, MODULES
 from penstock.extensions.workbench.conformance.client import Server
 from penstock.extensions.workbench.conformance.run import outcome
 from tests.support.conforming_engine import ConformingEngine
@@ -61,6 +64,14 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 
 def test_each_check_has_faults() -> None:
     assert set(FAULTS) == set(CHECKS)
+    assert all(FAULTS.values())
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_no_check_asserts_what_a_server_sends(module: ModuleType) -> None:
+    """An assertion that fails would end the command; a violation fails its check."""
+    asserted = [node.lineno for node in ast.walk(ast.parse(getsource(module))) if isinstance(node, ast.Assert)]
+    assert asserted == []
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from penstock.extensions.workbench.conformance.command import SPEECHES, base_of,
 from penstock.extensions.workbench.conformance.run import chosen
 from penstock.pipeline.errors import CannotRun
 from tests.support.conforming_engine import ConformingEngine
-from tests.support.faulty_server import Exchange, in_body, put, spoiled, with_status
+from tests.support.faulty_server import Exchange, Fault, in_body, put, spoiled, with_status
 from tests.support.server import running_server
 
 KEY = "sk-0123456789abcdef"
@@ -30,6 +30,12 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
 def without_messages(answer: Exchange) -> None:
     if "/messages" in answer.path:
         answer.status, answer.body = 404, b"Not Found"
+
+
+def without_decisions(answer: Exchange) -> None:
+    """Refuse right requests alone, as a server does whose model makes no decisions."""
+    if "/decisions" in answer.path and answer.status == 200:
+        answer.status, answer.body = 501, b'{"error": {"message": "The model does not decide", "type": "server_error"}}'
 
 
 async def run(*arguments: str, columns: int = 80) -> tuple[int | None, str, str]:
@@ -72,8 +78,9 @@ async def test_a_failure_is_shown_in_the_width_of_the_terminal(url: str, columns
 
 @pytest.mark.io
 @pytest.mark.slow
-async def test_json_has_all_checks_and_skips_a_dialect_that_is_missing(url: str) -> None:
-    async with spoiled(url, without_messages) as lacking:
+@pytest.mark.parametrize("fault", [without_messages, without_decisions])
+async def test_json_has_all_checks_and_skips_a_dialect_that_is_missing(url: str, fault: Fault) -> None:
+    async with spoiled(url, fault) as lacking:
         status, out, _ = await run(f"{lacking}/v1", "--json", "--only", "object")
     report = json.loads(out)
     assert status == 0
