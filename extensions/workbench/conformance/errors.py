@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.extensions.workbench.conformance.check import HTTP, Lacking, check, fits, must, should
-from penstock.extensions.workbench.conformance.client import UNKNOWN, Answer, Talk
+from penstock.extensions.workbench.conformance.client import UNKNOWN, Answer, Json, Talk
 from penstock.extensions.workbench.conformance.shapes import (
     AnthropicModels,
     AnthropicRefusal,
@@ -73,8 +73,9 @@ async def error_object(talk: Talk) -> None:
 @check("messages", area="errors", source=ERRORS)
 async def messages_error_object(talk: Talk) -> None:
     """A refusal has the type error, and an error with a message and a type of the reference."""
-    for answer in (await talk.try_ask(temperature="hot"), await talk.try_ask(model="no-such-model")):
-        fits(AnthropicRefusal, answer.refused(400, 404, 422), "the refusal")
+    wrong: tuple[Json, ...] = ({"temperature": "hot"}, {"model": "no-such-model"})
+    for fields in wrong:
+        fits(AnthropicRefusal, (await talk.try_ask(**fields)).refused(400, 404, 422), "the refusal")
 
 
 @check("responses", "chat", "messages", "decisions", area="errors", source=ERRORS, core=True)

@@ -32,7 +32,7 @@ REASONS = {
     r"^(docker|kubectl|helm|systemctl|nginx|useradd|install|test -e|ln -sfn|cp deploy/|cd deploy|for name in)": (
         "of a machine's administrator; tests/live/deploy, tests/live/image and tests/flow/test_deploy.py try the files"
     ),
-    r"vllm (serve|bench)": "vLLM's own program",
+    r"vllm (serve|bench)|^llama-server": "another server's own program",
     r"^(pg_dump|pg_restore|test -s|\(umask)": "tests/flow/lifecycle/test_backup.py runs it",
     r"^(python3 -m|\S*/(pip|python -m uv) |uvx|uv tool|/opt/)": "tests/flow/test_wheel.py and tests/live/image install",
     r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
