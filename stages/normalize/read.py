@@ -19,7 +19,7 @@ from penstock.pipeline.protocol.items import (
     Message,
     of_type,
 )
-from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.items import InputItem
 from penstock.pipeline.protocol.superseded import unsuperseded
 from penstock.pipeline.tasks import apart
 from penstock.services.tools import Toolbox
@@ -74,7 +74,7 @@ class Read:
             files=files,
             surplus=surplus,
             unseen=unseen_in(read, said) if sees_images else {},
-            updates=_updates(request, whole),
+            updates=_updates(recalled, whole),
             containers=earlier_containers(whole) if offered.wishes else (),
         )
 
@@ -137,7 +137,7 @@ def _approved(items: Sequence[Item]) -> Collection[str]:
     return {item.approval_request_id for item in of_type(items, McpApprovalResponse) if item.approve} - made
 
 
-def _updates(request: CreateResponse, items: Sequence[Item]) -> Mapping[str, Any]:
+def _updates(recalled: RecalledRequest, items: Sequence[Item]) -> Mapping[str, Any]:
     """Return what the items of a conversation set in place of the request.
 
     Raises `InvalidRequest` for a format beside what excludes one.
@@ -148,9 +148,10 @@ def _updates(request: CreateResponse, items: Sequence[Item]) -> Mapping[str, Any
             updates["effort"] = update.reasoning["effort"]
         if update.text is not UNSET:
             updates["format"] = update.text["format"]
+    request = recalled.request
     of_request = request.text.format.type if request.text and request.text.format else "text"
     has_format = updates.get("format", {"type": of_request})["type"] != "text"
-    if _continues_a_text(request) and (has_format or request.structured_outputs):
+    if _continues_a_text(recalled.sent) and (has_format or request.structured_outputs):
         raise InvalidRequest(
             "A text that is continued cannot be held to a format, because its beginning is not.",
             param=("input" if "format" in updates else "text.format") if has_format else "structured_outputs",
@@ -161,7 +162,7 @@ def _updates(request: CreateResponse, items: Sequence[Item]) -> Mapping[str, Any
     return updates
 
 
-def _continues_a_text(request: CreateResponse) -> bool:
+def _continues_a_text(sent: Sequence[InputItem]) -> bool:
     """Return True if the input ends with a message of the assistant that is not whole."""
-    last = request.input_items[-1] if request.input_items else None
+    last = sent[-1] if sent else None
     return isinstance(last, Message) and last.role == "assistant" and last.status == "incomplete"
