@@ -297,20 +297,17 @@ VERDICTS = Verdicts(TAKEN, IDLE, NOT_HERE, REFUSED)
 CALLS: Mapping[str, Json] = {
     "function_call_output": {"type": "function_call", "call_id": "call_1", "name": "x", "arguments": "{}"},
     "custom_tool_call_output": {"type": "custom_tool_call", "call_id": "call_1", "name": "x", "input": "x"},
-    "computer_call_output": {"type": "computer_call", "call_id": "call_1", "actions": [{"type": "wait"}]},
-    "tool_search_output": {"type": "tool_search_call", "call_id": "call_1", "arguments": {}},
+    "computer_call_output": {"type": "computer_call", "call_id": "call_1"},
+    "tool_search_output": {"type": "tool_search_call", "call_id": "call_1"},
     "local_shell_call_output": {
         "type": "local_shell_call",
-        "id": "lsh_1",
         "call_id": "msg_1",
-        "status": "completed",
-        "action": {"type": "exec", "command": ["ls"], "env": {}},
+        "action": {"command": []},
     },
-    "shell_call_output": {"type": "shell_call", "call_id": "call_1", "action": {"commands": ["ls"]}},
+    "shell_call_output": {"type": "shell_call", "call_id": "call_1", "action": {"commands": []}},
     "apply_patch_call_output": {
         "type": "apply_patch_call",
         "call_id": "call_1",
-        "status": "completed",
         "operation": {"type": "delete_file", "path": "x"},
     },
     "mcp_approval_response": {
@@ -334,7 +331,7 @@ OUTPUTS: Mapping[str, Json] = {
     "tool_search_call": {"type": "tool_search_output", "call_id": "call_1", "tools": []},
     "local_shell_call": {"type": "local_shell_call_output", "id": "call_1", "output": "x"},
     "shell_call": {"type": "shell_call_output", "call_id": "call_1", "output": []},
-    "apply_patch_call": {"type": "apply_patch_call_output", "call_id": "call_1", "status": "completed"},
+    "apply_patch_call": {"type": "apply_patch_call_output", "call_id": "call_1"},
 }
 """The outputs that stand behind a call, by the type of the call."""
 
@@ -342,7 +339,7 @@ CHOSEN = [
     {"type": "shell"},
     {"type": "apply_patch"},
     {"type": "web_search"},
-    {"type": "code_interpreter", "container": {"type": "auto"}},
+    {"type": "code_interpreter"},
     {"type": "mcp", "server_label": "x", "server_url": "https://mcp.invalid"},
 ]
 """Tools to choose from, beside a function or a custom tool named ``x``."""
@@ -461,10 +458,10 @@ def by_type(union: Any) -> dict[str, Json]:
     }
 
 
-UNSPOKEN = frozenset({"compaction_trigger", "item_reference", "mcp_approval_request", "mcp_list_tools"})
-"""Items without words of their own: a wish, a reference, a question without its answer, and an empty list."""
+UNSPOKEN = frozenset({"mcp_approval_request", "mcp_list_tools"})
+"""Items without words of their own: a question without its answer, and an empty list."""
 
-UNCOUNTED = frozenset({"mcp", "tool_search"})
+UNCOUNTED = frozenset({"mcp"})
 """Tools that are not in the prompt yet when tokens are counted."""
 
 

@@ -308,20 +308,14 @@ OWN = f"srvtoolu_{'0' * 36}"
 
 BY_FIELD: Mapping[str, Json] = {
     "model": "tiny",
-    "max_tokens": 16,
-    "input_schema": SCHEMA,
-    "schema": SCHEMA,
     "url": "https://example.com",
     "id": OWN,
     "tool_use_id": OWN,
     "input": {"query": "x", "code": "x"},
-    "budget_tokens": 1024,
-    "allowed_domains": ["example.com"],
-    "blocked_domains": ["example.com"],
 }
 
 BESIDE: Mapping[str, Json] = {
-    "Base64ImageSourceParam": {"media_type": "image/png", "data": PIXEL},
+    "Base64ImageSourceParam": {"data": PIXEL},
     "Base64PDFSourceParam": {"data": as_base64(pdf(["x"]))},
     "CompactionBlockParam": {"content": "x"},
     "SystemMessageParam": {"content": "x"},

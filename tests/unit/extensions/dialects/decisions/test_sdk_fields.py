@@ -14,7 +14,7 @@ from openai.types.decision_create_params import DecisionCreateParams
 from penstock.extensions.dialects.decisions.dialect import DecisionReader
 from penstock.extensions.dialects.decisions.labels import LETTERS, Label
 from penstock.pipeline.errors import InvalidRequest
-from tests.support.sdk_types import IMAGE, BodyTypes, Verdicts
+from tests.support.sdk_types import BodyTypes, Verdicts
 
 Json: TypeAlias = Any
 
@@ -31,7 +31,6 @@ CALLS = {
 VERDICTS = Verdicts(
     taken={
         "DecisionCreateParams": "input model prompt_cache_key questions safety_identifier",
-        "PromptCacheOptions": "",
         "QuestionQuestionParamPredicate": "instructions name type",
         "QuestionQuestionParamChoice": "choices instructions name type",
         "QuestionQuestionParamChoiceChoice": "description value",
@@ -63,7 +62,7 @@ VERDICTS = Verdicts(
     refused={},
 )
 UNKNOWN = "of_tomorrow"
-TYPES = BodyTypes(DecisionCreateParams, {"model": "tiny", "image_url": IMAGE}, {}, {}, "input", UNKNOWN)
+TYPES = BodyTypes(DecisionCreateParams, {}, {}, {}, "input", UNKNOWN)
 
 
 def whole(body: Json) -> Json:
