@@ -234,7 +234,7 @@ REFUSED: Mapping[str, str | None] = {
         "background_options.completion_window",
     ),
     "PromptCacheOptions.prewarm=true": "prompt_cache_options.prewarm",
-    **dict.fromkeys(("Reasoning.mode", "Reasoning.mode=pro"), "reasoning.mode"),
+    "Reasoning.mode": "reasoning.mode",
     "Reasoning.mode=standard": None,
     "ContextManagement.type": "context_management[0].type",
     f"{BODY}.tool_choice:ToolChoiceTypesParam": "tool_choice",
