@@ -17,7 +17,7 @@ from penstock.extensions.workbench.conformance.checks import ALL, MODULES
 from penstock.extensions.workbench.conformance.client import Server
 from penstock.extensions.workbench.conformance.run import outcome
 from tests.support.conforming_engine import ConformingEngine
-from tests.support.faulty_server import Fault, spoiled
+from tests.support.faulty_server import Fault, deep, in_body, put, spoiled
 from tests.support.server import running_server
 from tests.unit.extensions.workbench.conformance import (
     chat_faults,
@@ -103,3 +103,17 @@ async def test_no_check_passes_on_a_server_that_breaks_its_rule(url: str, name: 
         if found.verdict not in allowed:
             missed.append((at, found.verdict, found.reason))
     assert not missed
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "part"),
+    [
+        ("responses.conversation", in_body(put(conversation=None)), "POST /responses"),
+        ("messages.error_object", in_body(deep("error", "type", value="Bad"), refusals=True), '"temperature":"hot"'),
+    ],
+)
+async def test_failure_shows_the_exchange_that_broke_the_rule(url: str, name: str, fault: Fault, part: str) -> None:
+    async with spoiled(url, fault) as broken, Server.opened(f"{broken}/v1", "tiny", timeout=5.0) as server:
+        found = await outcome(server, CHECKS[name])
+    assert found.verdict == "fail"
+    assert part in found.sent
