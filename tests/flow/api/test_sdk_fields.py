@@ -13,16 +13,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 import pytest
-from openai.types.responses import ResponseIncludable, ResponseInputItemParam, ToolParam
+from openai.types.responses import ResponseIncludable, ResponseInputItemParam, ResponsesClientEventParam, ToolParam
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from openai.types.responses.responses_client_event_param import ResponseCreate
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.validation import read_request
 from tests.support.paths import ROOT
 from tests.support.sdk_types import IMAGE, OPENAI, Verdicts, choices, fields_of, name_of
 from tests.support.server import ScriptedServer, script
+from tests.support.socket_client import connected
 from tests.support.tool_servers import serving_everything
 
 Json: TypeAlias = Any
@@ -388,6 +391,42 @@ async def test_server_keeps_to_the_verdict_of_every_field(tmp_path: Path) -> Non
             param = VERDICTS.expected(probe.name)
             if (status, (answer.get("error") or {}).get("param")) != (400 if param else 200, param):
                 wrong.append(f"{probe.name}: {status} {answer.get('error')}")
+    assert wrong == []
+
+
+ENDS = ("response.completed", "error")
+"""The events that end a request for no output."""
+
+OF_EVENTS = {
+    "response.create": {"generate", "stream", "stream_id", "type"},
+    "response.steer": {"input", "previous_response_id", "type"},
+}
+"""The fields of each event of a client over a WebSocket, but for those of the body: tests of sockets have them."""
+
+
+def test_every_field_of_an_event_of_the_sdk_has_a_verdict() -> None:
+    found: dict[str, set[str]] = {}
+    for event in get_args(ResponsesClientEventParam):
+        fields = get_type_hints(event)
+        of_body = get_type_hints(ResponseCreateParamsBase).keys() if event is ResponseCreate else set()
+        found |= {kind: fields.keys() - of_body for kind in get_args(fields["type"])}
+    assert found == OF_EVENTS
+    assert get_type_hints(ResponseCreateParamsBase).keys() <= get_type_hints(ResponseCreate).keys()
+
+
+async def test_socket_keeps_to_the_verdict_of_every_field(tmp_path: Path) -> None:
+    wrong: list[str] = []
+    async with serving_everything(tmp_path) as served, connected(served) as client:
+        ids = await stored_ids(served)
+        for probe in OPENAI.probes(NOT_HERE):
+            if (probe.name.startswith(BODY) and ":" not in probe.name) or "background" in probe.value:
+                continue  # no response of a socket runs in the background
+            await client.send(generate=False, **in_request(probe.value, ids))
+            while (frame := await client.frame())["type"] not in ENDS:
+                pass
+            param = VERDICTS.expected(probe.name)
+            if (frame["type"], (frame.get("error") or {}).get("param")) != ("error" if param else ENDS[0], param):
+                wrong.append(f"{probe.name}: {frame}")
     assert wrong == []
 
 
