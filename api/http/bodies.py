@@ -103,6 +103,7 @@ class Model(msgspec.Struct, frozen=True):
     """The kinds of input that the model reads; files are read as text."""
     tools: tuple[str, ...] = ()
     """The types of the tools that this server runs for the client."""
+    lifecycle: Literal["active"] = "active"
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     owned_by: str = "penstock"

@@ -15,7 +15,7 @@ from penstock.api.http.conventions import of_several_apis
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import ends
-from penstock.api.http.query import AnyText, Number
+from penstock.api.http.query import AnyText, Number, Several
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.engine import Backend, known_length
@@ -25,6 +25,7 @@ from penstock.stages.normalize.tool_types import types_of
 LIMIT = Number("limit", default=0, least=1, most=1_000)
 AFTER = AnyText("after_id")
 BEFORE = AnyText("before_id")
+LIFECYCLE = Several("lifecycle", ("active", "deprecated", "retired"))
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,12 @@ class ModelList:
         )
 
     @of_several_apis
-    @operation(Operation(Models, query=(LIMIT, AFTER, BEFORE), refusals=(InvalidRequest,)))
+    @operation(Operation(Models, query=(LIMIT, AFTER, BEFORE, LIFECYCLE), refusals=(InvalidRequest,)))
     async def list_models(self, request: web.Request) -> web.Response:
         """List the models: all of them, or a page of Anthropic's API."""
         names = tuple(dict.fromkeys((*self.engine.models, *filter(is_name, self.aliases))))
+        if "active" not in (LIFECYCLE.read(request) or ("active",)):
+            names = ()
         after, before = (_place(names, parameter, request) for parameter in (AFTER, BEFORE))
         found = names[0 if after is None else after + 1 : before]
         limit = LIMIT.read(request) or len(names)

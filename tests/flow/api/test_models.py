@@ -4,8 +4,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import anthropic
 import openai
 import pytest
 
@@ -89,6 +90,19 @@ async def test_model_of_a_server_whose_normalize_is_wrapped_says_the_same(tmp_pa
 async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:
     status, error = await served.get("/v1/models/gpt-9")
     assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("lifecycle", "listed"),
+    [(["active"], NAMES), (["deprecated", "active"], NAMES), (["deprecated", "retired"], ())],
+)
+async def test_client_of_anthropic_lists_models_by_their_stage(
+    served: ScriptedServer, lifecycle: list[Literal["active", "deprecated", "retired"]], listed: tuple[str, ...]
+) -> None:
+    async with anthropic.AsyncAnthropic(base_url=served.url, api_key="none") as claude:
+        page = await claude.models.list(lifecycle=lifecycle)
+    assert tuple(model.id for model in page.data) == listed
+    assert {model.lifecycle for model in page.data} <= {"active"}
 
 
 @pytest.mark.parametrize("path", ["/v1/models/gpt-9", "/v1/models?after_id=gpt-9", "/v1/models?limit=x", "/v1/model"])

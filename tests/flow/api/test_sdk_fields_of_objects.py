@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -41,6 +42,7 @@ class Door:
 
     route: str
     of_sdk: str
+    """The type, with its module, in openai-python, or in anthropic-python if ``sdk`` says so."""
     taken: Mapping[str, str]
     """The fields of each object that are done, or refused."""
     idle: Mapping[str, str] = field(default_factory=dict)
@@ -52,10 +54,12 @@ class Door:
     unfit: frozenset[str] = frozenset()
     """Fields that are tried as a part of others alone, as not each value of them goes with what the others ask for."""
 
+    sdk: str = "openai"
+
     @property
     def types(self) -> BodyTypes:
         module, _, name = self.of_sdk.rpartition(".")
-        body = getattr(import_module(f"openai.types.{module}"), name)
+        body = getattr(import_module(f"{self.sdk}.types.{module}"), name)
         return BodyTypes(body, BY_FIELD, {}, {}, "", UNKNOWN)
 
     @property
@@ -65,7 +69,7 @@ class Door:
     def probes(self) -> Iterator[Probe]:
         """Yield each probe of the type, but for the fields that have a table of their own."""
         for probe in self.types.probes(set()):
-            if not probe.value.keys() & self.without and probe.name not in self.unfit:
+            if not probe.value.keys() & self.without and not {probe.name, probe.field} & self.unfit:
                 yield probe
 
     def expected(self, probe: Probe) -> str | None:
@@ -96,6 +100,8 @@ EXPIRY = {"ExpiresAfter": "anchor days"}
 SKILLS = ("SkillReferenceParam", "InlineSkillParam", "InlineSkillSourceParam")
 NETWORKS = ("ContainerNetworkPolicyAllowlistParam", "ContainerNetworkPolicyDomainSecretParam")
 PAGE = "after limit order"
+HEADERS = "betas workspace_id"
+"""Fields of Anthropic's types that are headers; a server of one's own has one workspace."""
 
 DOORS = [
     Door(
@@ -250,10 +256,26 @@ DOORS = [
         {"MessageListParams": PAGE},
         refused={"MessageListParams.after": "after"},
     ),
+    Door(
+        "GET /v1/files",
+        "beta.file_list_params.FileListParams",
+        {"FileListParams": f"ids limit page scope_id {HEADERS}"},
+        refused={"FileListParams.page": "page", "FileListParams.scope_id": "scope_id"},
+        unfit=frozenset(f"FileListParams.{name}" for name in HEADERS.split()),
+        sdk="anthropic",
+    ),
+    Door(
+        "GET /v1/models",
+        "model_list_params.ModelListParams",
+        {"ModelListParams": "after_id before_id lifecycle limit workspace_id"},
+        refused={"ModelListParams.after_id": "after_id", "ModelListParams.before_id": "before_id"},
+        unfit=frozenset({"ModelListParams.workspace_id"}),
+        sdk="anthropic",
+    ),
 ]
 """The routes; an ``after`` or ``before`` that is not in the list is refused, so it has an effect."""
 
-ROUTES = [door.route for door in DOORS]
+ROUTES = [f"{door.route} of {door.sdk}" for door in DOORS]
 
 
 @pytest.fixture
@@ -304,12 +326,23 @@ def in_query(value: Json) -> dict[str, Any]:
     return query
 
 
-async def asked(served: ScriptedServer, route: str, value: Json) -> tuple[int, Json]:
+OF_SDK: Mapping[str, Mapping[str, str]] = {"openai": {}, "anthropic": {"anthropic-version": "2023-06-01"}}
+"""The headers by which a shared route knows whose API is meant, by the SDK."""
+
+
+async def asked(served: ScriptedServer, route: str, value: Json, headers: Mapping[str, str]) -> tuple[int, Json]:
     method, _, path = route.partition(" ")
     if method == "POST":
         return await served.post(value, path)
-    async with served.client.get(served.url + path, params=in_query(value)) as answer:
+    async with served.client.get(served.url + path, params=in_query(value), headers=headers) as answer:
         return answer.status, await answer.json()
+
+
+def blamed(answer: Json) -> str | None:
+    """Return the ``param`` of an error; Anthropic's errors have it in their text."""
+    error = answer.get("error") or {}
+    found = re.search(r"\(at (\S+)\)$", error.get("message", ""))
+    return found[1] if found else error.get("param")
 
 
 @pytest.mark.parametrize("door", DOORS, ids=ROUTES)
@@ -324,10 +357,10 @@ async def test_server_keeps_to_the_verdict_of_every_field(
         body = filled(probe.value, made)
         if door.body == "FileBatchCreateParams" and "files" not in body:
             body["file_ids"] = [made["file"]]
-        status, answer = await asked(served, door.route.format(**made), body)
+        status, answer = await asked(served, door.route.format(**made), body, OF_SDK[door.sdk])
         param = door.expected(probe)
         is_logged = any("Ignored unknown" in line and UNKNOWN in line for line in caplog.messages)
-        if (status != 200, (answer.get("error") or {}).get("param")) != (param is not None, param) or (
+        if (status != 200, blamed(answer)) != (param is not None, param) or (
             not param and is_logged != (probe.field.endswith(UNKNOWN))
         ):
             wrong.append(f"{probe.name}: {status} {answer.get('error')} {caplog.messages} {json.dumps(body)}")
