@@ -222,3 +222,21 @@ def test_unknown_field_of_every_object_is_logged(caplog: pytest.LogCaptureFixtur
         if is_logged != (field == "of_tomorrow"):
             silent.append(f"{probe.name}: {caplog.messages}")
     assert not silent, "\n".join(silent)
+
+
+THOUGHT: Json = {"type": "thinking", "thinking": "x", "signature": "x"}
+CALLED: Json = {**FUNCTION, "id": "x", "index": 0, "function": {"name": "x", "arguments": "{}"}}
+SENT_BACK: list[Json] = [
+    {"role": "assistant", "content": "x", "annotations": []},
+    {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "x"}]},
+    {"role": "assistant", "tool_calls": [CALLED]},
+    {"role": "user", "content": [{"type": "input_image", "image_url": IMAGE, "detail": "low"}]},
+]
+"""Messages with keys that no type of a request has: those of answers, and of parts of other APIs."""
+
+
+@pytest.mark.parametrize("message", SENT_BACK, ids=["annotations", "thoughts", "index", "detail"])
+def test_keys_that_clients_send_back_are_not_logged(message: Json, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert request_of({"model": "tiny", "messages": around(message)}) is not None
+    assert caplog.messages == []

@@ -470,3 +470,13 @@ def test_unknown_field_of_every_object_is_logged(door: str, caplog: pytest.LogCa
         if is_taken and is_logged != (field == "of_tomorrow"):
             silent.append(f"{probe.name}: {caplog.messages}")
     assert not silent, "\n".join(silent)
+
+
+def test_mark_of_claude_code_on_a_result_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """No SDK has ``safeguards``: it is about a classifier of Anthropic's, and stands on results of a whole session."""
+    caplog.set_level(logging.INFO)
+    result = {"type": "tool_result", "tool_use_id": OWN, "content": "x", "safeguards": [{"type": "dangerous_tool_use"}]}
+    call = {"type": "tool_use", "id": OWN, "name": "x", "input": {}}
+    messages = [HI, by_assistant(call), {"role": "user", "content": [result]}]
+    assert request_of("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": messages}) is not None
+    assert caplog.messages == []
