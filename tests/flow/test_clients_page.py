@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.site.clients import clients_page
+from tests.support.command_line_agents import AGENTS as AGENTS_OF_NPM
 from tests.support.matrix import LIVE, NODE_SUITE, NPM, SHOWN, Client, clients, kept, outcomes, versions
 from tests.support.paths import ROOT
 
@@ -21,6 +22,8 @@ JUNIT = """<testsuites><testsuite>
 <testcase classname="tests.live.clients.test_openai" name="test_text[b]"><failure/></testcase>
 <testcase classname="tests.live.clients.test_openai" name="test_stream"/>
 <testcase classname="tests.live.clients.test_openai" name="test_other"><skipped/></testcase>
+<testcase classname="tests.live.agents.test_command_line_agents" name="test_answer[pi-chat]"/>
+<testcase classname="tests.live.agents.test_command_line_agents" name="test_answer[pi-messages]"><error/></testcase>
 <testcase classname="tests.live.clients.test_node" name="test_node_client_works[openai.test.mjs]"/>
 </testsuite></testsuites>"""
 
@@ -31,12 +34,13 @@ AGENTS = {
     "Codex": VERSIONS["npm:@openai/codex"],
     "opencode": VERSIONS["npm:opencode-linux-x64-baseline"],
 }
+OF_MATRIX = {client.name: client.version for client in clients()}
 
 
 @pytest.mark.parametrize(("name", "language", "version"), ROWS)
 def test_page_names_the_version_that_is_tested(name: str, language: str, version: str) -> None:
     of_npm = VERSIONS.get(f"{NPM}{name}")
-    assert version == (of_npm if language == "JavaScript" else AGENTS.get(name) or VERSIONS.get(name) or of_npm)
+    assert version == (of_npm if language == "JavaScript" else OF_MATRIX.get(name) or VERSIONS.get(name) or of_npm)
 
 
 def test_page_names_each_client_of_npm() -> None:
@@ -63,9 +67,17 @@ def test_each_cell_names_a_test(client: Client) -> None:
             source = (LIVE / "clients" / "node" / of_node[1]).read_text()
             assert re.search(rf"""test\(["`]{re.escape(of_node[2])}""", source), test
         else:
-            file, _, name = test.partition("::")
+            file, _, whole = test.partition("::")
+            name, _, agent = whole.partition("[")
             (path,) = LIVE.glob(f"*/{file}")
             assert f"def {name}(" in path.read_text(), test
+            assert not agent or agent.rstrip("]") in {agent.name for agent in AGENTS_OF_NPM}, test
+
+
+def test_each_agent_of_npm_has_a_row() -> None:
+    assert {agent.name for agent in AGENTS_OF_NPM} == {
+        client.tests["tool"].rpartition("[")[2].rstrip("]") for client in clients() if "[" in client.tests.get("tool", "")
+    }
 
 
 def test_each_client_of_the_page_has_a_row() -> None:
@@ -92,6 +104,11 @@ def test_outcome_of_a_test_is_that_of_all_its_cases(tmp_path: Path) -> None:
     (tmp_path / "junit.xml").write_text(JUNIT)
     assert outcomes(tmp_path / "junit.xml") == {
         "test_openai.py::test_text": False,
+        "test_openai.py::test_text[a]": True,
+        "test_openai.py::test_text[b]": False,
         "test_openai.py::test_stream": True,
+        "test_command_line_agents.py::test_answer": False,
+        "test_command_line_agents.py::test_answer[pi-chat]": True,
+        "test_command_line_agents.py::test_answer[pi-messages]": False,
         "openai.test.mjs": True,
     }

@@ -30,17 +30,17 @@ BLOCK = 16
 
 _MESSAGE = re.compile(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 _ORDER = re.compile(r"^(call|say|refuse) (.+?)\s*$", re.MULTILINE)
-_RESULT = re.compile(r"<\|start\|>\S+ to=assistant")
+_RESULT = re.compile(r"<\|start\|>\S+ to=assistant.*?<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 
 
 def turn(prompt: str) -> str | EngineOverloaded:
     """Return the turn of the model after a prompt, or why there is none."""
-    orders, results, asks_for_summary = list[tuple[str, str]](), 0, False
+    orders, results, asks_for_summary = list[tuple[str, str]](), list[str](), False
     for message in _MESSAGE.finditer(prompt):
         if found := _ORDER.findall(message[1]):
-            orders, results = found, len(_RESULT.findall(prompt, message.end()))
+            orders, results = found, _RESULT.findall(prompt, message.end())
         asks_for_summary = not found and "<summary>" in message[1]
-    left = orders[results:]
+    left = orders[len(results) :]
     thought = f"<|channel|>analysis<|message|>{len(left)} to do.<|end|><|start|>assistant"
     if asks_for_summary:
         lines = "\n".join(map(" ".join, left))
@@ -49,6 +49,7 @@ def turn(prompt: str) -> str | EngineOverloaded:
     if kind == "refuse":
         return EngineOverloaded(words)
     if kind == "say":
+        words = words.replace("{result}", results[-1] if results else "")
         return f"{thought}<|channel|>final<|message|>{words}<|return|>"
     name, _, arguments = words.partition(" ")
     if name.startswith("browser."):

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,23 +126,28 @@ class Launched:
             "HOME": str(home),
             "PENSTOCK_KEY": key or self.key,
         }
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command,
-            cwd=self.project,
-            env=environment,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                out, err = process.communicate(prompt, timeout=PATIENCE)
-            finally:  # whatever the agent has left ends too
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        return Ended(process.returncode, out, err)
+        return run(command, self.project, environment, prompt)
+
+
+def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], prompt: str = "") -> Ended:
+    """Run a command in a folder, with a prompt as its input."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(prompt, timeout=PATIENCE)
+        finally:  # whatever the agent has left ends too
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return Ended(process.returncode, out, err)
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -63,17 +63,22 @@ def versions() -> dict[str, str]:
 
 
 def outcomes(junit: Path) -> dict[str, bool]:
-    """Return True for each test that passed with all of its parameters, by file and name; skipped tests are left out.
+    """Return True for each test that passed, by file and name, with and without its parameters; skipped ones are left out.
 
-    The suites of JavaScript are tests, too, by the name of their file.
+    A test without its parameters passed if it did with all.  The suites of JavaScript are tests, too, by their file.
     """
     found: dict[str, list[bool]] = defaultdict(list)
     for case in ElementTree.parse(junit).iter("testcase"):
         if case.find("skipped") is None:
-            name, _, parameters = case.attrib["name"].partition("[")
+            whole = case.attrib["name"]
+            name, _, parameters = whole.partition("[")
             file = case.attrib["classname"].rpartition(".")[2]
             passed = case.find("failure") is None and case.find("error") is None
-            found[parameters.rstrip("]") if name == "test_node_client_works" else f"{file}.py::{name}"].append(passed)
+            if name == "test_node_client_works":
+                found[parameters.rstrip("]")].append(passed)
+            else:
+                for test in {name, whole}:
+                    found[f"{file}.py::{test}"].append(passed)
     return {test: all(passed) for test, passed in found.items()}
 
 
