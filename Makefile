@@ -21,7 +21,8 @@ INSTALLED := $(DONE)/$(ENGINE)
 ADD := $(BIN)/python .locks/install.py
 CLIENTS := .venv-clients
 NODE_CLIENTS := tests/live/clients/node
-AGENTS := codex claude opencode
+# The last has several agents.
+AGENTS := codex claude opencode agents
 PAGE := tests/live/page/node
 IMAGE_TOOLS := .cache/image
 DEPLOY_TOOLS := .cache/deploy
@@ -48,7 +49,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
+.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -147,7 +148,7 @@ $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
 	@cd $(NODE_CLIENTS) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 
 $(AGENTS:%=tests/live/%/node/.installed): tests/live/%/node/.installed: tests/live/%/node/package-lock.json | $(DONE)/test
-	@echo "Installing the agent $*: half a minute, and up to 400 MB."
+	@echo "Installing tests/live/$*: up to a minute, and up to 740 MB."
 	@rm -rf $@ $(@D)/node_modules
 	@cd $(@D) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 
@@ -316,7 +317,7 @@ OPTIONS ?=
 
 NODE_CLIENTS_LEFT_OUT = test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
 AGENTS_LEFT_OUT = for agent in $(AGENTS); do test -e tests/live/$$agent/node/.installed || \
-    echo "THE AGENT $$agent WAS NOT TESTED: npm COULD NOT INSTALL IT."; done
+    echo "tests/live/$$agent WAS NOT TESTED: npm COULD NOT INSTALL IT."; done
 PAGE_LEFT_OUT = test -e $(PAGE)/.installed || \
     echo "$(if $(BROWSER),THE ACCESSIBILITY OF PAGES WAS,PAGES WERE) NOT TESTED: npm COULD NOT INSTALL $(if $(BROWSER),axe,A BROWSER)."
 
@@ -349,6 +350,9 @@ test-claude: $(TINY).built $(CLIENTS)/.installed tests/live/claude/node/.install
 	@$(ALONE)
 
 test-opencode: $(CLIENTS)/.installed tests/live/opencode/node/.installed ## opencode alone
+	@$(ALONE)
+
+test-agents: $(CLIENTS)/.installed tests/live/agents/node/.installed ## The other command-line agents alone: two minutes
 	@$(ALONE)
 
 clients-chat: $(INSTALLED) $(CLIENTS)/.installed ## Python clients against two frontends of a tiny Qwen, which has a chat template

@@ -58,7 +58,9 @@ def lines(out: str) -> list[Json]:
 BASH = 'call bash {"command": "$COMMAND", "description": "Multiply"}'
 
 
-def copilot(name: str, door: str, path: str = "/v1", refused: str = "Model 'nope' not found", **variables: str) -> Agent:
+def copilot(
+    name: str, door: str, path: str = "/v1", refused: str = "Model 'nope' not found", **variables: str
+) -> Agent:
     """Return GitHub's Copilot CLI; the names of the variables begin with ``COPILOT_PROVIDER_``."""
     settings = {"base_url": f"$BASE{path}", "api_key": "$KEY", **variables}
     return Agent(
@@ -68,7 +70,7 @@ def copilot(name: str, door: str, path: str = "/v1", refused: str = "Model 'nope
         ("--allow-all-tools", "--output-format", "json", "-p"),
         BASH,
         lambda out: str([line for line in lines(out) if line["type"] == "assistant.message"][-1]["data"]["content"]),
-        lambda lines: [line["data"]["deltaContent"] for line in lines if line["type"] == "assistant.message_delta"],
+        lambda found: [line["data"]["deltaContent"] for line in found if line["type"] == "assistant.message_delta"],
         {"COPILOT_OFFLINE": "true", "COPILOT_MODEL": "$MODEL"}
         | {f"COPILOT_PROVIDER_{key.upper()}": value for key, value in settings.items()},
         refused=refused,
@@ -83,9 +85,9 @@ def qwen(name: str, door: str, kind: str, prefix: str = "OPENAI", path: str = "/
         ("--auth-type", kind, "-m", "$MODEL", "--yolo", "-o", "stream-json", "--include-partial-messages"),
         BASH.replace("bash", "run_shell_command"),
         lambda out: str(lines(out)[-1]["result"]),
-        lambda lines: [
+        lambda found: [
             line["event"]["delta"]["text"]
-            for line in lines
+            for line in found
             if line["type"] == "stream_event" and line["event"].get("delta", {}).get("type") == "text_delta"
         ],
         {f"{prefix}_BASE_URL": f"$BASE{path}", f"{prefix}_API_KEY": "$KEY", "QWEN_USAGE_STATISTICS_ENABLED": "false"},
@@ -108,9 +110,9 @@ def pi(name: str, door: str, kind: str, path: str = "/v1") -> Agent:
         lambda out: str(
             next(line for line in lines(out) if line["type"] == "agent_end")["messages"][-1]["content"][-1]["text"]
         ),
-        lambda lines: [
+        lambda found: [
             event["delta"]
-            for line in lines
+            for line in found
             if (event := line.get("assistantMessageEvent")) and event["type"] == "text_delta"
         ],
         {"PI_OFFLINE": "1"},
@@ -134,9 +136,9 @@ def cline(name: str, door: str, provider: str) -> Agent:
         ("-P", provider, "-m", "$MODEL", "--json"),
         'call run_commands {"commands": ["$COMMAND"]}',
         lambda out: str(lines(out)[-1]["text"]),
-        lambda lines: [
+        lambda found: [
             event["text"]
-            for line in lines
+            for line in found
             if (event := line.get("event", {})).get("type") == "content_start" and event["contentType"] == "text"
         ],
         # Cline else starts a process that outlives it.

@@ -63,9 +63,10 @@ def versions() -> dict[str, str]:
 
 
 def outcomes(junit: Path) -> dict[str, bool]:
-    """Return True for each test that passed, by file and name, with and without its parameters; skipped ones are left out.
+    """Return True for each test that passed, by file and name; skipped tests are left out.
 
-    A test without its parameters passed if it did with all.  The suites of JavaScript are tests, too, by their file.
+    A test is there with its parameters, and without them if it passed with all.  The suites of JavaScript are tests,
+    too, by the name of their file.
     """
     found: dict[str, list[bool]] = defaultdict(list)
     for case in ElementTree.parse(junit).iter("testcase"):
