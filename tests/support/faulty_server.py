@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -41,6 +42,21 @@ Changed: TypeAlias = Iterable[Json] | None
 """The events that take the place of others; None if they were changed in place."""
 
 
+@dataclass
+class Watched:
+    """A fault, with the requests whose answers it changed."""
+
+    fault: Fault
+    requests: list[str] = field(default_factory=list)
+
+    def __call__(self, exchange: Exchange) -> None:
+        before = replace(exchange, headers=dict(exchange.headers))
+        self.fault(exchange)
+        if exchange != before:
+            body = "" if exchange.sent is None else json.dumps(exchange.sent, separators=(",", ":"), ensure_ascii=False)
+            self.requests.append(f"{exchange.method} {exchange.path} {body}".rstrip())
+
+
 @asynccontextmanager
 async def spoiled(url: str, fault: Fault) -> AsyncGenerator[str, None]:
     """Yield the address of a server that answers as the one at ``url`` does, but for the fault."""
@@ -49,11 +65,12 @@ async def spoiled(url: str, fault: Fault) -> AsyncGenerator[str, None]:
         async def passed_on(request: web.Request) -> web.Response:
             data = await request.read()
             headers = {name: value for name, value in request.headers.items() if name.lower() not in DROPPED | {"host"}}
-            async with upstream.request(request.method, url + request.path_qs, data=data, headers=headers) as answer:
+            body = BytesIO(data) if data else None  # aiohttp warns of bytes that are many
+            async with upstream.request(request.method, url + request.path_qs, data=body, headers=headers) as answer:
                 kept = {name: value for name, value in answer.headers.items() if name.lower() not in DROPPED}
                 content_type = kept.pop("Content-Type", "")
-                body = await answer.read()
-            exchange = Exchange(request.method, request.path_qs, _read(data), answer.status, content_type, kept, body)
+                came = await answer.read()
+            exchange = Exchange(request.method, request.path_qs, _read(data), answer.status, content_type, kept, came)
             fault(exchange)
             headers = exchange.headers | {"Content-Type": exchange.content_type}
             return web.Response(status=exchange.status, headers=headers, body=exchange.body)

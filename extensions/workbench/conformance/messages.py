@@ -108,9 +108,9 @@ async def messages_request_id(talk: Talk) -> None:
 async def messages_count_tokens(talk: Talk) -> None:
     """count_tokens returns the tokens of a prompt, as the message then counts them."""
     body = {"model": talk.server.model, "messages": [user("Say hello.")]}
+    used = prompt_tokens(await talk.ask())
     counted = (await talk.send("POST", "/messages/count_tokens", body)).accepted()
     must(isinstance(counted.get("input_tokens"), int), "there is no input_tokens")
-    used = prompt_tokens(await talk.ask())
     should(counted["input_tokens"] == used, f"{counted['input_tokens']} were counted, and the message has {used}")
 
 

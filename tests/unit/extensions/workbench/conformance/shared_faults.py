@@ -18,10 +18,6 @@ def as_nothing(exchange: Exchange) -> None:
     exchange.body = b""
 
 
-def untouched(_: Exchange) -> None:
-    """Leave the answers of a server without keys: a wrong key is no fault there."""
-
-
 REFUSALS: list[Fault] = [
     with_status(500),
     with_status(200),
@@ -37,7 +33,7 @@ SHARED: dict[str, list[Fault]] = {
     "unknown_model": REFUSALS,
     "method": [with_status(200), with_status(500)],
     "too_long": [with_status(500), as_page, in_body(lambda _: {"detail": "No."}, refusals=True)],
-    "wrong_key": [untouched],
+    "wrong_key": REFUSALS,
     "sdk_answer": [with_status(500, when=200), in_body(put(model=5))],
     "sdk_stream": [with_status(500, when=200), as_nothing],
 }
