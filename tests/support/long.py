@@ -39,6 +39,7 @@ STAYING = {
     "tests/flow/test_core_alone.py": "tests/unit/test_layout.py",
     "tests/flow/test_wheel.py": "tests/flow/test_promises.py",
     "tests/live/agents": "tests/live/opencode/test_opencode.py",
+    "tests/live/clients/test_litellm_proxy.py": "tests/live/clients/test_litellm.py",
     "tests/live/engine/test_compare.py": "tests/unit/extensions/workbench/test_shadow.py",
     "tests/live/engine/test_conformance.py": "tests/unit/extensions/workbench/conformance/test_checks.py",
     "tests/live/engine/test_data_parallel.py": "tests/live/engine/test_http_engine.py",
