@@ -20,16 +20,20 @@ HERE = CreateResponse.model_fields.keys()
 FOREIGN = OF_CHATS.names
 
 
-def vllm_names(folder: str, request: str) -> Iterator[str]:
+def vllm_fields(module: str, request: str) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the name and the default of each field of a class of vLLM."""
     vllm = find_spec("vllm")
     assert vllm is not None
     assert vllm.origin is not None
-    source = Path(vllm.origin).with_name("entrypoints") / "openai" / folder / "protocol.py"
-    for node in ast.parse(source.read_text()).body:
+    for node in ast.parse(Path(vllm.origin).parent.joinpath(module).read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == request:
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    yield field.target.id
+                    yield field.target.id, field.value
+
+
+def vllm_names(folder: str, request: str) -> Iterator[str]:
+    return (name for name, _ in vllm_fields(f"entrypoints/openai/{folder}/protocol.py", request))
 
 
 def test_every_parameter_of_openais_chat_completions_is_known() -> None:
@@ -44,6 +48,28 @@ def test_every_parameter_of_vllms_completions_is_known(folder: str, request_clas
     names = {name for name in vllm_names(folder, request_class) if not name.startswith("_")}
     assert len(names) > 30
     assert names - HERE <= set(FOREIGN)
+
+
+@pytest.mark.vllm
+def test_what_is_on_by_default_is_so_in_vllm() -> None:
+    found = set[str]()
+    for folder, request in (("chat_completion", "ChatCompletionRequest"), ("completion", "CompletionRequest")):
+        found |= on_by_default(f"entrypoints/openai/{folder}/protocol.py", request)
+    assert {*ON} == found | on_by_default("sampling_params.py", "SamplingParams")
+
+
+def on_by_default(module: str, request: str) -> set[str]:
+    return {name for name, default in vllm_fields(module, request) if default is not None and is_true(default)}
+
+
+def is_true(default: ast.expr) -> bool:
+    """Return True for the value True, also as the ``default`` of a ``Field``."""
+    given = (
+        [keyword.value for keyword in default.keywords if keyword.arg == "default"]
+        if isinstance(default, ast.Call)
+        else [default]
+    )
+    return any(isinstance(value, ast.Constant) and value.value is True for value in given)
 
 
 def test_meant_parameters_exist() -> None:
