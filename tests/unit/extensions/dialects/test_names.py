@@ -55,6 +55,7 @@ EVERY = set[str]().union(*(names_of(body) for body, _ in BODIES.values()))
 def test_each_name_of_another_api_has_a_verdict(api: str) -> None:
     body, _ = BODIES[api]
     foreign = body.foreign.names
+    assert names_of(body).isdisjoint(foreign)
     assert EVERY - names_of(body) - set(foreign) == LOGGED[api]
     assert set(foreign) - EVERY == {*GUIDED, *UNBUILT}
     assert len(set(foreign)) == len(foreign)
