@@ -199,10 +199,10 @@ OF_COMMANDS = {"--file", "--limits", "--tools", "--expires", "--json", "--sse", 
 """Options of ``penstock keys``, ``penstock replay`` and ``make load``."""
 
 OF_OTHERS = {
-    *("CLIENTS.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),
+    *("CLIENTS.md", "COMPARE.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),
     *("RECORD.md", "RECORDINGS.md", "SETTINGS.md"),
 }
-"""Pages that name options of clients, pip or other commands, or that are made from the options themselves."""
+"""Pages that name options of clients, pip, other servers or commands, or that are made from the options themselves."""
 
 NAMING_OPTIONS = [
     ROOT / "SECURITY.md",
