@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -47,6 +47,8 @@ from penstock.services.store.store import Server, Store, StoredResponse
 from penstock.stages.generate import Generate
 
 logger = logging.getLogger(__name__)
+
+_parameter = cache(metrics.PARAMETERS.labels)
 
 UNENDED = frozenset({"queued", "in_progress"})
 """The statuses of a response that has not ended."""
@@ -180,7 +182,7 @@ class Scheduler:
         conversation, the conversation is locked from here on.
         """
         for name in create_request.model_fields_set & CreateResponse.model_fields.keys():
-            metrics.PARAMETERS.labels(name).inc()
+            _parameter(name).inc()
         if not self.engine.is_alive:  # it may take prompts all the same
             raise errors.EngineDead("The engine has died.")
         if not self.store.keeps:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 from penstock.pipeline import metrics
 from penstock.pipeline.protocol.items import Compaction, CustomToolCall, FunctionCall
 from penstock.pipeline.protocol.response import Response
+
+_responses, _tokens = cache(metrics.RESPONSES.labels), cache(metrics.TOKENS.labels)
+_seconds = cache(metrics.RESPONSE_SECONDS.labels)
+"""The series of labels, which a metric else looks up for each response."""
 
 
 def count_response(response: Response, model: str, mode: str, seconds: float, key: str = "") -> None:
@@ -16,11 +21,11 @@ def count_response(response: Response, model: str, mode: str, seconds: float, ke
     """
     incomplete, error = response.incomplete_details, response.error
     reason = incomplete.reason if incomplete else error.code if error else ""
-    metrics.RESPONSES.labels(model, response.status, reason, mode).inc()
-    metrics.RESPONSE_SECONDS.labels(model, mode).observe(seconds)
+    _responses(model, response.status, reason, mode).inc()
+    _seconds(model, mode).observe(seconds)
     tokens = _tokens_of(response)
     for kind, count in tokens.items():
-        metrics.TOKENS.labels(model, kind).inc(count)
+        _tokens(model, kind).inc(count)
     if key:
         metrics.KEY_RESPONSES.labels(key, response.status).inc()
         for kind, count in tokens.items():

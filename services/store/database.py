@@ -118,7 +118,7 @@ class HasRoom(Protocol):
 
 def size_of(values: Iterable[Value]) -> int:
     """Return about how many bytes the values take."""
-    return sum(len(value) if isinstance(value, _SIZED) else 8 for value in values)
+    return sum([len(value) if isinstance(value, _SIZED) else 8 for value in values])
 
 
 class NullDatabase:

@@ -358,8 +358,8 @@ class CreateResponse(Generating):
     @property
     def envelope(self) -> Envelope:
         """The facts about the request that its body cannot set."""
-        private: dict[str, Any] | None = self.__pydantic_private__  # as an attribute it would take ten times as long
-        return private["_envelope"] if private else _NO_ENVELOPE
+        envelope: Envelope = self._private("_envelope", _NO_ENVELOPE)
+        return envelope
 
     def continuing(self, prompt: RawPrompt) -> Self:
         """Return a copy that asks for the continuation of a prompt, in place of an answer to ``input``."""
@@ -370,7 +370,12 @@ class CreateResponse(Generating):
     @property
     def raw_prompt(self) -> RawPrompt | None:
         """The prompt to continue, which no parameter of this API can set; None for a conversation."""
-        return self._raw_prompt
+        prompt: RawPrompt | None = self._private("_raw_prompt", None)
+        return prompt
+
+    def _private(self, name: str, default: Any) -> Any:
+        """Return what pydantic keeps beside the fields: as an attribute it takes ten times as long to read."""
+        return (self.__pydantic_private__ or {}).get(name, default)
 
     @property
     def conversation_id(self) -> str | None:
