@@ -9,12 +9,10 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
-from tests.support.launched_agents import AgentServer, agent_server
+from tests.support.launched_agents import AgentServer, agent_server, run
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE, free_port, running_process
+from tests.support.processes import free_port, running_process
 
 HOST = "localhost"
 """The host name of the servers that tools reach; the tiny model reads it, with the port, in its search results.
@@ -124,24 +122,9 @@ class Codex:
         """The events of one run of ``codex exec``, which must succeed."""
         command = [self.node, str(CODEX_PROGRAM), *CODEX_EXEC, *arguments]
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "CODEX_HOME": str(self.home)}
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command,
-            cwd=self.project,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                output, errors = process.communicate(timeout=PATIENCE)
-            finally:  # Node starts the program as a child, so the whole process group ends
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == 0, output + errors
-        return [json.loads(line) for line in output.splitlines()]
+        ended = run(command, self.project, environment)
+        assert ended.status == 0, ended
+        return [json.loads(line) for line in ended.out.splitlines()]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
