@@ -41,6 +41,7 @@ class Suite:
     ) -> Iterator[Result]:
         """Run tests below a folder with pytest, and yield the result of each."""
         results = place / "results.jsonl"
+        results.unlink(missing_ok=True)  # of other tests below this folder
         environment = {
             **environment,
             "RECORDED_RESULTS": str(results),

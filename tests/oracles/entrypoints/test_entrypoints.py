@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,3 +22,14 @@ def test_names_of_models_are_replaced(name: str, around: str) -> None:
 @given(st.from_regex(r"[\w.-]+/[\w.-]+", fullmatch=True).filter(lambda name: name not in STAND_INS))
 def test_other_texts_stay(text: str) -> None:
     assert substituted(f'"{text}"') == f'"{text}"'
+
+
+@pytest.mark.io
+@pytest.mark.slow
+def test_result_of_a_test_is_told_once(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        test = tmp_path / SUITE.root / f"{name}/test_{name}.py"
+        test.parent.mkdir(parents=True)
+        test.write_text(f"def test_{name}(): pass\n")
+    found = [result["test"] for name in ("one", "two") for result in SUITE.results(tmp_path, [name], {})]
+    assert found == ["one/test_one.py::test_one", "two/test_two.py::test_two"]
