@@ -173,7 +173,7 @@ $(DEPLOY_TOOLS)/.installed: tests/live/deploy/tools.sh | $(DONE)/test
 # One suite of tests, with lines of progress and a summary line that `test` repeats at its end.
 PLUGINS := -p tests.support.progress -p tests.support.long
 SUITE = $(BIN)/python -m pytest -q --no-header $(PLUGINS) --suite
-# Those of the tests that `test` and `long` share.
+# The tests to run of the suites that `test` and `long` share.
 WHICH := not long
 # Waiting tests leave room for one worker more than there are cores.
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))

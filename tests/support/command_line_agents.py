@@ -27,7 +27,7 @@ CHAT, RESPONSES, MESSAGES = (
     f"POST /v1/{path}: 200, completed" for path in ("chat/completions", "responses", "messages")
 )
 SOCKET = "WebSocket /v1/responses: completed"
-"""How the log of the server names an answer over each dialect."""
+"""The names of an answer over each dialect in the log of the server."""
 
 
 @dataclass(frozen=True, eq=False)

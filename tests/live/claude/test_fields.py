@@ -15,7 +15,7 @@ from tests.support.launched_agents import Launched, agent_server, call, paths
 Settings = Mapping[str, str]
 
 ANTHROPICS_OWN = {"_CLAUDE_CODE_ASSUME_FIRST_PARTY_BASE_URL": "1"}
-"""The setting with which a server is asked for all that Anthropic's has."""
+"""The setting with which Claude Code sends a server all that it sends Anthropic's own."""
 
 IN_THREAD: Mapping[str, Settings] = {
     "context_management.edits.keep": {},

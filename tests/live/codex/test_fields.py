@@ -34,7 +34,7 @@ OF_MODEL: Json = {
     "support_verbosity": True,
     "service_tiers": [{"id": "priority", "name": "Fast", "description": "As fast as any."}],
 }
-"""What the description of a model says of its parameters, without which Codex leaves them out."""
+"""The parameters in the description of a model; Codex leaves out those that are not there."""
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
 

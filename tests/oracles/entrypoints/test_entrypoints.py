@@ -26,7 +26,7 @@ def test_other_texts_stay(text: str) -> None:
 
 @pytest.mark.io
 @pytest.mark.slow
-def test_result_of_a_test_is_told_once(tmp_path: Path) -> None:
+def test_each_test_has_one_result(tmp_path: Path) -> None:
     for name in ("one", "two"):
         test = tmp_path / SUITE.root / f"{name}/test_{name}.py"
         test.parent.mkdir(parents=True)
