@@ -178,16 +178,19 @@ async def begun(request: web.Request) -> web.StreamResponse:
 
 
 async def serve_bare(which: str, settings: Settings, cores: list[SteppedCore]) -> None:
-    """Serve the streams of an engine core until the task is cancelled."""
+    """Serve the streams of an engine core until the task is cancelled.
+
+    The core joins ``cores`` when clients can connect.
+    """
     async with AsyncExitStack() as closing:
         events = await deltas()
-        if which in ("engine", "stages"):
+        core = None if which in ("engine", "stages") else SteppedCore()
+        if core is None:
             engine = (await closing.enter_async_context(in_this_process(settings))).engine
             assert isinstance(engine, VllmEngine)
             handle = writing(over(engine), events) if which == "engine" else staged(engine)
         else:
-            cores.append(SteppedCore())
-            direct = Direct(cores[-1])
+            direct = Direct(core)
             closing.callback(asyncio.create_task(direct.run()).cancel)
             handle = sending(direct, events) if which == "sent" else writing(direct.open, events)
         app = web.Application()
@@ -197,4 +200,6 @@ async def serve_bare(which: str, settings: Settings, cores: list[SteppedCore]) -
         await runner.setup()
         closing.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", settings.port).start()
+        if core is not None:
+            cores.append(core)
         await asyncio.Event().wait()
