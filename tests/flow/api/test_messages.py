@@ -109,8 +109,9 @@ async def test_thoughts_are_shown_as_the_client_asks(served: ScriptedServer, cla
         return [block.thinking for block in answer.content if block.type == "thinking"]
 
     assert await thoughts(type="adaptive") == ["A greeting."]
-    assert await thoughts(type="enabled", budget_tokens=31_999, display="updates") == ["A greeting."]
-    assert "Reasoning: high" in served.prompt_text()
+    for budget, effort in ((31_999, "high"), (10_000, "high"), (9_999, "medium"), (5_000, "medium"), (4_999, "low")):
+        assert await thoughts(type="enabled", budget_tokens=budget, display="updates") == ["A greeting."]
+        assert f"Reasoning: {effort}" in served.prompt_text()
     assert await thoughts(type="adaptive", display="omitted") == [""]
     assert await thoughts(type="disabled") == []
     assert "Reasoning: low" in served.prompt_text()

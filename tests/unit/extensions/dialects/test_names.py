@@ -68,3 +68,11 @@ def test_name_of_another_api_is_refused_with_what_is_meant(api: str, name: str) 
     with pytest.raises(InvalidRequest, match=rf"\b{body.foreign.meant.get(name, 'nothing like it')}\b") as refused:
         read(json.dumps({name: 7}).encode())
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_name_that_another_api_explains_with_a_name_of_this_one_is_explained(api: str) -> None:
+    body, _ = BODIES[api]
+    others = [other.foreign.meant for other, _ in BODIES.values() if other is not body]
+    sayable = {name for meant in others for name, there in meant.items() if there in names_of(body)}
+    assert sayable & set(body.foreign.names) <= body.foreign.meant.keys()
