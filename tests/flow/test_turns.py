@@ -64,7 +64,7 @@ def text_of(item: Any) -> str:
     return "".join(part.text for part in item.content)
 
 
-@pytest.mark.defect("B11", "V18")
+@pytest.mark.defect("V7", "V18")
 @pytest.mark.parametrize(
     ("recipient", "kind", "text"),
     [
@@ -93,7 +93,7 @@ async def test_call_with_any_recipient_and_end_is_done(
 # Usage
 
 
-@pytest.mark.defect("B26")
+@pytest.mark.defect("24")
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("thought", "rest"),
@@ -185,7 +185,7 @@ _words = st.sampled_from(
 )
 
 
-@pytest.mark.defect("26", "20", "B28")
+@pytest.mark.defect("26", "20", "V12")
 @given(st.lists(_words, max_size=40).map("".join), st.sampled_from([None, "auto"]), st.sampled_from([4, 1000]))
 @examples(60)
 def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:

@@ -28,7 +28,7 @@ def held() -> Counter[str]:
     return Counter(type(each).__name__ for each in gc.get_objects() if issubclass(type(each), HELD))
 
 
-@pytest.mark.defect("17", "V25", "B17")
+@pytest.mark.defect("17", "V25")
 @both_if_thorough
 async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None:
     engine = ScriptedEngine(script(latency=0.001))

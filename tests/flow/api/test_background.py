@@ -173,7 +173,7 @@ async def test_impossible_background_request_is_refused(served: ScriptedServer) 
     assert (served.engine.prompts, len(served.scheduler.runs)) == ([], 0)
 
 
-@pytest.mark.defect("V25", "B17")
+@pytest.mark.defect("V25")
 @pytest.mark.parametrize(
     "fault", [{}, {"error": EngineFailed("It failed.")}, {"refusal": InvalidPrompt("Too odd.")}], ids=str
 )

@@ -18,7 +18,7 @@ def name_of(frame: bytes) -> str:
     return response_id
 
 
-@pytest.mark.defect("V16", "B19")
+@pytest.mark.defect("V16")
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
 async def test_running_response_cannot_be_continued(served: PacedServer, way: dict[str, Any]) -> None:
     served.engine.hold()
@@ -67,7 +67,7 @@ async def test_result_of_a_raw_message_is_read_again(served: ScriptedServer, way
     assert "<|message|>[0] x and more<|end|>" in served.prompt_text()
 
 
-@pytest.mark.defect("V11", "B20")
+@pytest.mark.defect("V11")
 async def test_continuation_has_its_own_parameters(served: ScriptedServer) -> None:
     before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
@@ -83,7 +83,7 @@ async def test_continuation_has_its_own_parameters(served: ScriptedServer) -> No
     assert "Sing." not in prompt
 
 
-@pytest.mark.defect("V12", "19", "B28")
+@pytest.mark.defect("V12", "19")
 async def test_tool_loop_is_continued(served: ScriptedServer) -> None:
     custom = {"type": "custom", "name": "say"}
     fields = {"tools": [WEATHER, custom]}
@@ -102,7 +102,7 @@ async def test_tool_loop_is_continued(served: ScriptedServer) -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.defect("B18", "46")
+@pytest.mark.defect("46")
 async def test_branches_are_isolated(served: ScriptedServer) -> None:
     _, root = await served.post({"input": "root"})
     seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
@@ -127,7 +127,7 @@ async def test_chain_continues_without_deleted_responses(served: ScriptedServer)
     assert re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt) == ["three", "four"]
 
 
-@pytest.mark.defect("28", "B30")
+@pytest.mark.defect("28", "V21")
 async def test_client_cannot_choose_an_id(served: ScriptedServer) -> None:
     _, first = await served.post({"input": "one"})
     own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}

@@ -48,7 +48,7 @@ async def streamed(served: ScriptedServer) -> Response:
     return final(read_sse(await served.stream(BODY)))
 
 
-@pytest.mark.defect("11", "12", "B14", "V6")
+@pytest.mark.defect("11", "12", "V6")
 @pytest.mark.parametrize(
     ("error", "step"), [(EngineFailed("It failed."), 1), (EngineDead("It died."), 3), (ValueError("a bug"), 3)], ids=str
 )

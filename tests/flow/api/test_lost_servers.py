@@ -100,7 +100,7 @@ async def test_broken_connection_between_servers_is_resumed(store_at: str) -> No
         assert api_clients.sse_frames(stream) == api_clients.sse_frames(await one.replay(response_id))
 
 
-@pytest.mark.defect("B15")
+@pytest.mark.defect("V3")
 async def test_unreachable_server_blocks_no_reader(store_at: str) -> None:
     async with (
         running_server(counting(), store_at, url=NOWHERE) as one,
@@ -115,7 +115,7 @@ async def test_unreachable_server_blocks_no_reader(store_at: str) -> None:
         assert api_clients.sse_frames(await stream) == api_clients.sse_frames(await one.replay(response_id))
 
 
-@pytest.mark.defect("B15")
+@pytest.mark.defect("V3")
 async def test_mute_server_blocks_no_reader(store_at: str) -> None:
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)

@@ -110,7 +110,7 @@ def everywhere(served: ScriptedServer, ids: Ids, own: Ids) -> list[tuple[str, st
     ]
 
 
-@pytest.mark.defect("V21", "B30")
+@pytest.mark.defect("V21")
 @pytest.mark.parametrize("live", [True, False])
 async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], live: bool) -> None:
     alice, bob = people

@@ -35,7 +35,7 @@ ENDINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.defect("V5", "B16")
+@pytest.mark.defect("V5")
 @pytest.mark.parametrize(("text", "options", "body", "status"), ENDINGS)
 @pytest.mark.parametrize("background", [False, True])
 async def test_stored_response_is_streamed_again(
@@ -52,7 +52,7 @@ async def test_stored_response_is_streamed_again(
     assert await served.again(f"{path}&starting_after=7") == rest(first, 7)
 
 
-@pytest.mark.defect("V3", "B15")
+@pytest.mark.defect("V3")
 async def test_stream_resumes_after_any_event(served: ScriptedServer) -> None:
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
@@ -63,7 +63,7 @@ async def test_stream_resumes_after_any_event(served: ScriptedServer) -> None:
     assert await served.again(f"{path}=999") == rest(first, numbers(first)[-2])
 
 
-@pytest.mark.defect("B15")
+@pytest.mark.defect("V3")
 @pytest.mark.parametrize("background", [False, True])
 async def test_live_stream_has_any_number_of_readers(served: ScriptedServer, background: bool) -> None:
     served.engine.script = script(latency=0.02)
@@ -78,7 +78,7 @@ async def test_live_stream_has_any_number_of_readers(served: ScriptedServer, bac
         assert await asyncio.gather(*others) == expected
 
 
-@pytest.mark.defect("B15")
+@pytest.mark.defect("V3")
 async def test_readers_may_join_at_any_time(served: ScriptedServer) -> None:
     served.engine.script = script(latency=0.01)
     path = f"/v1/responses/{await served.start_background()}?stream=true"

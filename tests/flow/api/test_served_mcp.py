@@ -48,7 +48,7 @@ def assert_echoed(received: tool_servers.ClientResponse, label: str) -> None:
         ]
 
 
-@pytest.mark.defect("B24", "B25", "29")
+@pytest.mark.defect("B24", "29")
 @pytest.mark.parametrize("owner", ["operator", "request"])
 async def test_servers_are_called_in_every_mode(tmp_path: Path, http: HttpServers, owner: str) -> None:
     tool, servers = (

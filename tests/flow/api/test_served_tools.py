@@ -45,7 +45,7 @@ async def site() -> AsyncIterator[Site]:
 # Code
 
 
-@pytest.mark.defect("V7", "V8", "B11")
+@pytest.mark.defect("V7", "V8")
 @pytest.mark.parametrize("mode", MODES)
 async def test_code_call_is_one_item_with_outputs(tmp_path: Path, sandbox: Sandbox, mode: str) -> None:
     turns = [join_calls(THOUGHT, python_markup("n = 6\nprint(n * 7)")), python_markup("print(n)"), answer_markup("42.")]

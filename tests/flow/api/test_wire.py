@@ -35,7 +35,7 @@ async def test_reasoning_is_an_item_and_is_counted(served: ScriptedServer) -> No
     assert 0 < details["reasoning_tokens"] < answer["usage"]["output_tokens"]
 
 
-@pytest.mark.defect("36", "45", "B29")
+@pytest.mark.defect("36", "45")
 @pytest.mark.parametrize("body", [{}, {"store": None}, {"store": True}])
 async def test_response_is_stored_by_default(served: ScriptedServer, body: dict[str, Any]) -> None:
     _, answer = await served.post({"input": "Hi", **body})
@@ -43,7 +43,7 @@ async def test_response_is_stored_by_default(served: ScriptedServer, body: dict[
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 
 
-@pytest.mark.defect("B29")
+@pytest.mark.defect("36")
 async def test_unstored_response_echoes_store_false(served: ScriptedServer) -> None:
     _, answer = await served.post({"input": "Hi", "store": False})
     assert answer["store"] is False

@@ -39,7 +39,7 @@ def assert_ends_once(seen: Events, stored: Events) -> None:
     assert deltas(seen)[: len(deltas(stored))] == deltas(stored)
 
 
-@pytest.mark.defect("18", "V2", "B15")
+@pytest.mark.defect("18", "V2", "V3")
 async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         servers = (running_process(store_at, tmp_path, text, "--max-background", "1") for text in ("long", "quick"))

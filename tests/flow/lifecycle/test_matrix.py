@@ -91,7 +91,7 @@ async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
     assert finished.response["usage"]["output_tokens"] == 60
 
 
-@pytest.mark.defect("V1", "B14")
+@pytest.mark.defect("V1", "11")
 async def test_engine_error_fails_the_response(cell: Cell) -> None:
     cell.let_say(BEGUN, error=EngineFailed("It failed."))
     await cell.client.ask()
@@ -101,7 +101,7 @@ async def test_engine_error_fails_the_response(cell: Cell) -> None:
     assert finished.text == " ".join(map(str, range(1, 20)))
 
 
-@pytest.mark.defect("V1", "B14")
+@pytest.mark.defect("V1", "11")
 async def test_engine_death_fails_the_response(cell: Cell) -> None:
     cell.let_say(BEGUN, error=EngineDead("It died."), dies=True)
     await cell.client.ask()

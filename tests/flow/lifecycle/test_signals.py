@@ -171,7 +171,7 @@ async def test_sigkill_fails_a_running_response(killed: Scene, mode: api_clients
     assert finished.text.startswith("1 2 3 4 5 6 7 8 9 10 ")
 
 
-@pytest.mark.defect("V2", "B15")
+@pytest.mark.defect("V2", "V3")
 @pytest.mark.parametrize("mode", [mode for mode in api_clients.MODES if mode.stream], ids=str)
 async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: api_clients.Mode) -> None:
     finished = await killed.after(killed.middle[mode])

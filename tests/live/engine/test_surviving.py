@@ -57,7 +57,7 @@ async def stored_events(path: Path, response_id: str, count: int) -> int:
 
 
 @pytest.mark.last(2)
-@pytest.mark.defect("V2", "B15")
+@pytest.mark.defect("V2", "V3")
 def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True)
     resumed = list(events)

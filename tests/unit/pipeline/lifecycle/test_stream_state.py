@@ -162,7 +162,7 @@ def test_interrupted_call_is_incomplete(item: frames.Frames, at: type[Event], re
     assert not [getattr(cut, name, None) for name in ("output", "outputs", "error") if getattr(cut, name, None)]
 
 
-@pytest.mark.defect("B11")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize(
     ("item", "at", "rest"),
     [

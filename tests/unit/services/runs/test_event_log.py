@@ -84,7 +84,7 @@ stops = st.sets(st.integers(0, 60))
 # Reading again
 
 
-@pytest.mark.defect("V2", "B15")
+@pytest.mark.defect("V2", "V3")
 @examples(150)
 @given(streams, stops)
 def test_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
@@ -201,7 +201,7 @@ def test_reader_that_keeps_up_decodes_nothing() -> None:
 # Interrupted runs
 
 
-@pytest.mark.defect("V2", "B15")
+@pytest.mark.defect("V2", "V3")
 @examples(150)
 @given(streams, stops, st.integers(0, 60), st.sampled_from([RunInterrupted(), None]), st.sampled_from([USAGE, None]))
 def test_log_can_be_ended_after_any_event(
@@ -258,7 +258,7 @@ def test_call_arguments_take_their_length(call: Callable[..., frames.Frames]) ->
     assert log.size < 16 * len(words)
 
 
-@pytest.mark.defect("B11")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize(
     ("call", "done"),
     [(frames.mcp_call("{}"), "mcp_call.completed"), (frames.mcp_list(frames.LISTED_TOOL), "mcp_list_tools.completed")],

@@ -103,7 +103,7 @@ async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
 # Following
 
 
-@pytest.mark.defect("B15")
+@pytest.mark.defect("V3")
 async def test_any_number_of_readers_follow_a_run(runs: RunRegistry, clock: Clock) -> None:
     run = begun(runs)
     readers = []
@@ -118,7 +118,7 @@ async def test_any_number_of_readers_follow_a_run(runs: RunRegistry, clock: Cloc
     assert seen[2::3] == [EVENTS[LAST:]] * LAST
 
 
-@pytest.mark.defect("B15")
+@pytest.mark.defect("V3")
 @pytest.mark.parametrize("after", range(-1, LAST + 1))
 async def test_finished_run_is_read_to_its_end(runs: RunRegistry, after: int) -> None:
     run = begun(runs)
@@ -205,7 +205,7 @@ async def test_many_events_are_stored_at_once(runs: RunRegistry) -> None:
     assert await stored_events(runs.store) == events
 
 
-@pytest.mark.defect("B16")
+@pytest.mark.defect("V5")
 async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     run = begun(runs)
     run.keep(ItemTokens("rs_10000", (1, 2)))
@@ -218,7 +218,7 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     assert len(runs) == 0
 
 
-@pytest.mark.defect("B17")
+@pytest.mark.defect("V25")
 async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
     events = frames.written_events((frames.started(store=False), *TURN[1:]))
     run = begun(runs, store=False)

@@ -164,7 +164,7 @@ async def test_history_has_items_tokens_and_results_of_the_chain(store: Store) -
     assert history.results == {"ci_1": "7", "ci_2": "", "ws_1": "a page"}
 
 
-@pytest.mark.defect("B18", "46")
+@pytest.mark.defect("46")
 async def test_branches_are_isolated(store: Store) -> None:
     root = stored_response("resp_root", ITEMS[0])
     branches = [stored_response(f"resp_{n}", ITEMS[n], previous_response_id="resp_root") for n in (1, 2)]
@@ -175,7 +175,7 @@ async def test_branches_are_isolated(store: Store) -> None:
     assert await store.get("resp_root", "") == root
 
 
-@pytest.mark.defect("B19")
+@pytest.mark.defect("V16")
 async def test_continuing_run_does_not_change_its_parent(store: Store) -> None:
     await store_response(store, stored_response("resp_1"))
     store.begin(begun_response(stored_response("resp_2", ITEMS[0], previous_response_id="resp_1")))
@@ -185,7 +185,7 @@ async def test_continuing_run_does_not_change_its_parent(store: Store) -> None:
     assert history.items == (*stored_response("resp_1").items, ITEMS[0])
 
 
-@pytest.mark.defect("B30", "V21")
+@pytest.mark.defect("V21")
 async def test_response_belongs_to_its_owner(store: Store) -> None:
     for kept in OWNED.values():
         await store_response(store, kept)
@@ -200,7 +200,7 @@ async def test_response_belongs_to_its_owner(store: Store) -> None:
     assert await store.get("resp_bob", "bob") == OWNED["resp_bob"]
 
 
-@pytest.mark.defect("B30")
+@pytest.mark.defect("V21")
 async def test_id_cannot_be_taken_over(store: Store) -> None:
     await store_response(store, OWNED["resp_ann"])
     thief = replace(stored_response("resp_ann", ITEMS[0], model="other"), origin=Origin("bob"))

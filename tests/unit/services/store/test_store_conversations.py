@@ -64,7 +64,7 @@ async def test_metadata_is_replaced(store: Store) -> None:
     assert await items(store) == stored_responses.ITEMS[:1]
 
 
-@pytest.mark.defect("B30", "V21")
+@pytest.mark.defect("V21")
 async def test_conversation_belongs_to_its_owner(store: Store) -> None:
     await store.conversations.create(stored_responses.stored_conversation(), "ann", stored_responses.ITEMS[:2])
     assert await store.conversations.get("conv_1", "bob") is None

@@ -74,7 +74,7 @@ async def test_continued_responses_stay(store: Store) -> None:
     assert (await store.sweep(AT_ONCE, LONG)).responses == 0
 
 
-@pytest.mark.defect("V25", "B17")
+@pytest.mark.defect("V25")
 async def test_any_number_of_old_responses_is_removed(store: Store) -> None:
     ends = []
     for number in range(1_200):

@@ -192,7 +192,7 @@ async def test_refused_change_in_an_outage_fails_alone(writer: Writer, notebook:
     assert notebook.written == ["1", "2"]
 
 
-@pytest.mark.defect("V25", "B17")
+@pytest.mark.defect("V25")
 async def test_backlog_is_bounded(writer: Writer, notebook: Notebook) -> None:
     notebook.fault = DatabaseUnavailable("gone")
     writer.queue(say("1", LIMIT))

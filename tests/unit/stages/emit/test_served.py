@@ -149,7 +149,7 @@ RUNS: list[tuple[frames.Frames, list[str], list[str]]] = [
 ]
 
 
-@pytest.mark.defect("V7", "B11")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize(("item", "starts", "ends"), RUNS)
 def test_events_are_sent_when_a_call_starts_and_ends(item: frames.Frames, starts: list[str], ends: list[str]) -> None:
     writer = ResponseWriter()
@@ -159,7 +159,7 @@ def test_events_are_sent_when_a_call_starts_and_ends(item: frames.Frames, starts
     assert (sent[CallStarted], sent[CallFinished], sent[ItemClosed]) == (starts, ends, ["output_item.done"])
 
 
-@pytest.mark.defect("V7", "B11")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize(
     ("item", "status"),
     [
@@ -200,7 +200,7 @@ def test_error_during_a_call_leaves_it_incomplete(opening: Any, finishes: bool) 
     assert response.output[-1].status == ("completed" if finishes else "incomplete")
 
 
-@pytest.mark.defect("B11")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize("ran", [(), (CallStarted(),)])
 def test_interrupted_tool_list_has_an_error(ran: frames.Frames) -> None:
     writer = ResponseWriter()
@@ -354,7 +354,7 @@ def test_completed_searches_are_counted() -> None:
         assert counted == (ToolUsage(WebSearchUsage(number)) if number else UNSET)
 
 
-@pytest.mark.defect("B11", "V10")
+@pytest.mark.defect("V7", "V10")
 @pytest.mark.parametrize(
     ("item", "expected"),
     [

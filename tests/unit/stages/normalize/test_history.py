@@ -32,7 +32,7 @@ async def test_history_has_all_items_of_the_chain(store: Store) -> None:
     assert third.facts.response.previous_response_id == "resp_2"
 
 
-@pytest.mark.defect("B18", "B19", "46")
+@pytest.mark.defect("46", "V16")
 async def test_branches_are_isolated(store: Store) -> None:
     await store_answer(store, "1", answer("Hello."), input="Hi")
     root = (user_message("msg_1i0000", "Hi"), answer("Hello."))
@@ -44,7 +44,7 @@ async def test_branches_are_isolated(store: Store) -> None:
         assert child.history == (*root, user_message(f"msg_{name}i0000", f"to {name}"), answer(name))
 
 
-@pytest.mark.defect("V11", "B20")
+@pytest.mark.defect("V11")
 async def test_continuation_has_its_own_parameters(store: Store) -> None:
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
     await store_answer(store, "1", answer("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
@@ -178,7 +178,7 @@ async def test_call_without_an_output_is_refused(store: Store, items: list[Any],
     assert (caught.value.message, caught.value.param) == (f"No tool output found for {unanswered}.", "input")
 
 
-@pytest.mark.defect("V16", "B19")
+@pytest.mark.defect("V16")
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
     await store_answer(store, "1", answer("Hello."), status=status, input="Hi")

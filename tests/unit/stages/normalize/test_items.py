@@ -293,7 +293,7 @@ def sdk_types(item: type) -> Iterator[str]:
     return literals(get_type_hints(item)["type"])
 
 
-@pytest.mark.defect("B28")
+@pytest.mark.defect("V12")
 @pytest.mark.parametrize("client", ["agents", "pydantic-ai"])
 async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
     body = {**CLIENTS[client], "tool_choice": "auto"}

@@ -270,7 +270,7 @@ async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
         assert (await anext(conversations)).facts.scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
-@pytest.mark.defect("B29", "36")
+@pytest.mark.defect("36")
 async def test_store_is_echoed(store: Store) -> None:
     cases: list[tuple[dict[str, Any], bool]] = [
         ({}, True),

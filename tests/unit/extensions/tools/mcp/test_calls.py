@@ -39,7 +39,7 @@ async def until(session: Session, name: str, more_than: int) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.defect("B25")
+@pytest.mark.defect("29")
 @pytest.mark.parametrize("over", WAYS)
 async def test_every_transport_lists_and_calls(
     over: str, make: MakeServers, http: HttpServers, monkeypatch: pytest.MonkeyPatch

@@ -290,7 +290,7 @@ def test_unfinished_reasoning_has_no_message() -> None:
     assert items_in_brief(parse_chat("qwen3", "<think>\nHm.")) == [("Reasoning", "", "Hm.")]
 
 
-@pytest.mark.defect("B26")
+@pytest.mark.defect("24")
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_reasoning_tokens_are_counted(size: int) -> None:
     inside = len(chat_tokens("qwen3", "\nLet me see.\n"))

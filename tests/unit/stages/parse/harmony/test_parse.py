@@ -78,7 +78,7 @@ def _chunks(chunks: list[TokenChunk], size: int) -> Iterator[TokenChunk]:
         yield TokenChunk(tuple(tokens[at : at + size]), tuple(logprobs[at : at + size]))
 
 
-@pytest.mark.defect("B10")
+@pytest.mark.defect("9")
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("size", [2, 5, 1000])
 def test_chunks_do_not_change_the_items(recording: Path, size: int, encoding: HarmonyEncoding) -> None:

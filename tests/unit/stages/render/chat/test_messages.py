@@ -105,7 +105,7 @@ def test_parts_of_an_output_stay_apart() -> None:
     assert turns(*history)[1] == {**tool(""), "content": parts("18 ", "°C")}
 
 
-@pytest.mark.defect("B28")
+@pytest.mark.defect("V12")
 def test_parts_of_an_answer_are_one_message() -> None:
     assert turns(reasoning("Hm."), message("assistant", "One. ", "Two.")) == [
         {"role": "assistant", "reasoning": "Hm.", "content": parts("One. ", "Two.")}
