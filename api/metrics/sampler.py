@@ -7,13 +7,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
-from importlib.metadata import version
 
 from aiohttp import web
 
 from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
+from penstock.pipeline.distribution import own_version
 from penstock.services.engines.vllm_http import VllmHttpEngine
 from penstock.services.runs.run import Mode
 from penstock.stages.models.vllm_private import installed_vllm
@@ -37,7 +37,7 @@ class Sampler:
 
     async def run(self, _: web.Application) -> AsyncGenerator[None, None]:
         """Sample for the lifetime of an application."""
-        metrics.BUILD_INFO.labels(version("penstock"), installed_vllm() or "").set(1)
+        metrics.BUILD_INFO.labels(own_version(), installed_vllm() or "").set(1)
         sampling = asyncio.create_task(self._sample_forever())
         yield
         sampling.cancel()

@@ -174,7 +174,7 @@ async def _prefix_caches(settings: Settings) -> AsyncGenerator[PrefixCaches | No
         yield None
         return
     if find_spec("zmq") is None:
-        raise CannotStart("--kv-events needs pyzmq: pip install 'penstock[kv-events]'")
+        raise CannotStart("--kv-events needs pyzmq: pip install 'penstock-llm[kv-events]'")
     from penstock.services.engines.kv_events import KvEvents  # noqa: PLC0415 - pyzmq comes with an extra
 
     engines = (url.rstrip("/") for url in settings.engine)

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from penstock.api.settings import Settings
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.recordings.format import FORMAT, Encoding, Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
@@ -55,6 +55,6 @@ def options(chat: ChatOptions) -> Mapping[str, Any]:
 
 def versions() -> Mapping[str, str]:
     """Return the versions of Python and penstock, and that of vLLM if this process has loaded it."""
-    running = {"python": platform.python_version(), "penstock": version("penstock")}
+    running = {"python": platform.python_version(), "penstock": own_version()}
     vllm = installed_vllm() if sys.modules.get("vllm") else None
     return running | {"vllm": vllm} if vllm else running

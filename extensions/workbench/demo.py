@@ -38,7 +38,7 @@ A server now starts that answers with such recordings. Ctrl-C ends it. Its live 
 Then:
 
   penstock serve --engine http://HOST:8000    serve a gpt-oss of a vLLM server elsewhere
-  pip install 'penstock[gpu]'                 or install vLLM here, with an NVIDIA GPU, and
+  pip install 'penstock-llm[gpu]'             or install vLLM here, with an NVIDIA GPU, and
   penstock serve openai/gpt-oss-20b           serve a model of this machine
 """
 

@@ -552,7 +552,7 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
 def no_vllm() -> NoVllm:
     """Return the error of a server that needs vLLM, which is not installed."""
     return NoVllm(
-        "vLLM is not installed here: install penstock[gpu], or name an engine elsewhere with --engine URL. "
+        "vLLM is not installed here: install penstock-llm[gpu], or name an engine elsewhere with --engine URL. "
         "Without an engine, `penstock demo` shows recorded answers."
     )
 

@@ -53,6 +53,7 @@ def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
     all_pass, lines = checked(capfd, store=str(tmp_path / "store.sqlite3"), record=tmp_path / "recorded")
     assert all_pass
     assert set(lines) == {
+        "distribution",
         "user",
         "keys",
         "address",

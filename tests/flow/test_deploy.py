@@ -24,6 +24,7 @@ from penstock.api.http.connections import IDLE_SECONDS
 from penstock.api.settings import Settings
 from penstock.api.socket.connection import LIFETIME
 from penstock.pipeline import metrics
+from penstock.pipeline.distribution import DISTRIBUTION, own_version
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -295,16 +296,15 @@ def test_unit_does_not_try_a_wrong_setting_again(
     assert re.fullmatch(r"penstock: [^\n]+\n", capsys.readouterr().err)
 
 
-def test_version_stands_in_images_and_their_tags() -> None:
-    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+def test_images_are_called_as_the_distribution() -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)=("[^"]*"|\S+)', DOCKERFILE))
-    assert (labels["version"], labels["licenses"]) == (version, "Apache-2.0")
+    assert (labels["title"], labels["version"], labels["licenses"]) == (DISTRIBUTION, own_version(), "Apache-2.0")
     assert labels["base.name"].endswith(re.findall(r"^ARG DEBIAN=(.+)$", DOCKERFILE, re.MULTILINE)[0])
     tags = {service["image"] for service in composed()["services"].values() if "build" in service} | {
         *re.findall(r"-t (\S+)", PAGE),
         CONTAINER["image"],
     }
-    assert {tag.rpartition("-")[0] for tag in tags} == {f"penstock:{version}"}
+    assert {tag.rpartition("-")[0] for tag in tags} == {f"{DISTRIBUTION}:{own_version()}"}
 
 
 def test_page_links_to_files_that_exist() -> None:

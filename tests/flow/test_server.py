@@ -351,7 +351,7 @@ def test_senseless_engine_options_are_refused(arguments: list[str], message: str
 async def test_kv_events_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "find_spec", {"zmq": None}.__getitem__)
     settings = Settings(engine=["http://127.0.0.1:9"], kv_events=["tcp://127.0.0.1:9"])
-    with pytest.raises(CannotStart, match=re.escape("pip install 'penstock[kv-events]'")):
+    with pytest.raises(CannotStart, match=re.escape("pip install 'penstock-llm[kv-events]'")):
         async with over_http(settings):
             pass
 

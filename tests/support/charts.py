@@ -13,7 +13,7 @@ import yaml
 from tests.support.paths import ROOT
 
 HELM = ROOT / ".cache/deploy/helm"
-CHART = ROOT / "deploy/helm/penstock"
+CHART = ROOT / "deploy/helm/penstock-llm"
 
 
 @cache

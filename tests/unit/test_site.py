@@ -102,7 +102,7 @@ def test_links_to_files_lead_to_pages_that_show_them(tmp_path: Path) -> None:
     assert "](grafana/README.md)" in page
     assert "](../docs/MANY_GPUS.md)" in page
     assert (ROOT / "deploy/penstock.service").read_text() in (tmp_path / "deploy/penstock.service.md").read_text()
-    chart = (tmp_path / "deploy/helm/penstock/README.md").read_text()
+    chart = (tmp_path / "deploy/helm/penstock-llm/README.md").read_text()
     assert "](templates/tests/ready.yaml.md)" in chart
     assert "helmignore" not in chart
     assert "](penstock.yaml.md)" in (tmp_path / "deploy/kubernetes/README.md").read_text()

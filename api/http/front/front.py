@@ -7,13 +7,13 @@ user types.  Its URLs are relative, as the application may be mounted under a pr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from aiohttp import hdrs, web
 
 from penstock.api.http.api_key import LEAST_LENGTH
 from penstock.api.http.prefix import prefix_of
 from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
+from penstock.pipeline.distribution import own_version
 
 TEXT = """\
 penstock {version} serves the APIs Responses, Chat Completions, Completions and Messages.
@@ -41,7 +41,7 @@ def _page(live: str) -> tuple[str, str]:
     style, script, template = (part_of("penstock.api.http.front", f"front.{kind}") for kind in ("css", "js", "html"))
     style = PALETTE + style
     policy = policy_of(style, script, "connect-src 'self'", "frame-ancestors 'none'")
-    return filled(template, {"style": style, "version": version("penstock"), "live": live, "script": script}), policy
+    return filled(template, {"style": style, "version": own_version(), "live": live, "script": script}), policy
 
 
 PAGE, POLICY = _page(LIVE)
@@ -68,5 +68,5 @@ class Front:
             page = PAGE if self.is_watched else UNWATCHED
             return web.Response(text=page, content_type="text/html", headers=HEADERS)
         needs = "" if self.is_watched else ", if PENSTOCK_OPERATOR_KEY is set"
-        text = TEXT.format(version=version("penstock"), prefix=prefix_of(request), needs=needs)
+        text = TEXT.format(version=own_version(), prefix=prefix_of(request), needs=needs)
         return web.Response(text=text, headers=HEADERS)

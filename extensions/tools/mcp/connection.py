@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from importlib.metadata import version
 
 import mcp_types
 from mcp import Client
@@ -18,9 +17,10 @@ from penstock.extensions.tools.mcp.diagnosis import diagnosed
 from penstock.extensions.tools.mcp.failures import CONNECTION_CLOSED, McpFailure, protocol_failure
 from penstock.extensions.tools.mcp.listings import Listings, Target
 from penstock.extensions.tools.mcp.transports import NO_SUCH_TRANSPORT, Transport, statuses_noted, transports
+from penstock.pipeline.distribution import own_version
 from penstock.services.mcp_config import SecretMask, StdioServer
 
-_WHO = mcp_types.Implementation(name="penstock", version=version("penstock"))
+_WHO = mcp_types.Implementation(name="penstock", version=own_version())
 
 _HTTP = 15.0, 2.0
 """Timeouts in seconds for opening and closing a connection over HTTP."""

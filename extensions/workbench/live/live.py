@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +33,7 @@ from penstock.extensions.workbench.live.saved import Saved, find, frames_of, hea
 from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import AT_ONCE, Watch
 from penstock.pipeline.core import Pipeline
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.errors import InvalidRequest, ResponseNotFound, ServerBusy, UnsupportedParameter
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.common import Body
@@ -130,7 +130,7 @@ class Live:
         has_folder = self.folder is not None
         return as_json(
             LiveServer(
-                version("penstock"),
+                own_version(),
                 models=engine.models,
                 is_alive=engine.is_alive,
                 goes_on=self.goes_on,

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
 
@@ -16,6 +15,7 @@ from penstock.extensions.workbench.wiretap.sources import Sources
 from penstock.extensions.workbench.wiretap.spoken import Generation, generation_at
 from penstock.extensions.workbench.wiretap.tokens import WITH_TOKENS
 from penstock.pipeline import metrics
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.frames import Origin
 from penstock.pipeline.recordings.format import FORMAT, Failure, Header
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
@@ -73,7 +73,7 @@ class Tap:
             return Listener()
         header = Header(
             FORMAT,
-            versions={"penstock": version("penstock")},
+            versions={"penstock": own_version()},
             recorded_at=now.isoformat(timespec="microseconds"),
             upstream=shown_url(self.upstream),
             dialect=generation.dialect,

@@ -35,8 +35,8 @@ class ChatModelsNeedVllm(CannotStart):
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(
-            f"{model} has a chat template, and {why}: install penstock[gpu], or the CPU build as docs/INSTALL.md says, "
-            "even if the engine runs elsewhere."
+            f"{model} has a chat template, and {why}: install penstock-llm[gpu], or the CPU build "
+            "as docs/INSTALL.md says, even if the engine runs elsewhere."
         )
 
 

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.settings import Settings
 from penstock.api.start.assembly import RunningEngine
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -55,7 +55,7 @@ async def test_server_that_takes_none_says_why(
 
 
 async def test_version_is_that_of_the_package(served: ScriptedServer) -> None:
-    assert await served.get("/version") == (200, {"version": version("penstock")})
+    assert await served.get("/version") == (200, {"version": own_version()})
 
 
 async def test_load_is_the_number_of_running_responses(served: ScriptedServer) -> None:

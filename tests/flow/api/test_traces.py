@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +13,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 
 from penstock.api.http.auth import Keys
 from penstock.api.settings import Settings
+from penstock.pipeline.distribution import own_version
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.protocol.items import McpCall, of_type
 from penstock.server import application
@@ -262,6 +262,6 @@ async def test_standard_variables_turn_traces_on(tmp_path: Path, monkeypatch: py
             assert answer.status == 200
     assert receiver.one("response").trace == receiver.one(REQUEST).trace
     (resource,) = receiver.resources
-    of_server = {"service.name": "penstock", "service.version": version("penstock")}
+    of_server = {"service.name": "penstock", "service.version": own_version()}
     assert of_server.items() <= resource.items()
     assert resource["deployment.environment.name"] == "test"

@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gpus": 8,
         "args": ["--tensor-parallel-size", "8"],
         "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"lb": "internal"}},
-        "image": {"repository": "registry.example/penstock", "tag": "0.2.0-gpu@sha256:" + "0" * 64},
+        "image": {"repository": "registry.example/penstock-llm", "tag": "0.3.0-gpu@sha256:" + "0" * 64},
         "maxUnavailable": "50%",
     },
 }
@@ -125,7 +125,7 @@ def test_pod_with_engines_elsewhere_has_no_gpu_and_the_plain_image() -> None:
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
     for case, (image, gpus) in {"engines": ("plain", None), "defaults": ("gpu", "1")}.items():
         (container,) = pod_of(rendered(CASES[case]))["containers"]
-        assert container["image"] == f"penstock:{version}-{image}"
+        assert container["image"] == f"penstock-llm:{version}-{image}"
         for kind in ("requests", "limits"):
             assert container["resources"][kind].get("nvidia.com/gpu") == gpus
 

@@ -63,7 +63,7 @@ def test_package_adds_a_command(penstock: RunCommand, tmp_path: Path, monkeypatc
 
 
 def test_versions_are_named(penstock: RunCommand) -> None:
-    assert penstock("--version").out.decode().startswith(f"penstock {version('penstock')}, ")
+    assert penstock("--version").out.decode().startswith(f"penstock-llm {version('penstock-llm')}, ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,6 +1,6 @@
 {{- define "penstock.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 52 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}{{ end }}
+{{- if contains "penstock" .Release.Name }}{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-penstock" .Release.Name | trunc 52 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
 {{- define "penstock.metadata" -}}
