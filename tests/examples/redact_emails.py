@@ -3,7 +3,7 @@
 `Rewrite` holds back the text at the end of the stream while it may still become an address. It also drops the tokens
 and logprobs of the replaced text, so that the original does not reach later turns. The arguments of calls stay
 unchanged: a tool that sends mail needs the address. `held` matches any text that may still become what `change`
-replaces, to the longest such text: the stage searches for it at the end of what has arrived, so write no `$`.
+replaces; the stage searches for it at the end of what has arrived, so write no `$`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Parameters that a stage sets before `normalize` are validated like those of the client, and the response shows them.
 Here `legal` is an adapter (`--enable-lora --lora-modules legal=FOLDER`), and a request with a lower priority runs first
 (`--scheduling-policy priority`).
+
+To compare two adapters, choose by a hash of `safety_identifier`: a client that changed its model in the middle of a
+conversation would have its prefix read anew.
 """
 
 from __future__ import annotations

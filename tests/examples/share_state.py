@@ -4,8 +4,7 @@ Only a stage after `parse` sees the repairs, turn by turn, and only a stage afte
 The first frame of each junction carries the facts of the request, so both stages can find their common object by the id
 of the response. The dictionary is weak: an entry lives as long as one of the stages holds the object.
 
-With `--frontends`, each process has a dictionary of its own. To count across responses, use the [limits of the
-server](LIMITS.md), which the store counts for all.
+With `--frontends`, each process has a dictionary of its own; the store counts [limits](LIMITS.md) for all.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "RECIPES.md"
 HERE = Path(__file__).parent
 RECIPES = (
     *("redact_emails", "count_tokens", "guard_words", "route_by_content", "add_metadata", "translate_answers"),
-    *("compare_adapters", "cache_answers", "log_to_queue", "share_state", "time_two_places", "summarize_own"),
+    *("cache_answers", "log_to_queue", "share_state", "time_two_places", "summarize_own"),
 )
 NO_STAGES = (
     *("a_tool_of_your_own", "a_tool_through_mcp", "a_store_of_your_own", "a_dialect_of_your_own"),

@@ -1,8 +1,8 @@
 """Put one stage at two places: log when the first frame came there, and the last.
 
 The line of `generate`, one for each turn, has the time of the engine; that of `emit` has the time of all stages.
-The type variable says that the stage passes frames of any kind on, so it fits everywhere. Its settings are the fields
-of the dataclass, and the state of a response is local to a call, so both places and all responses are independent.
+The type variable says that the stage passes frames of any kind on, so it fits everywhere. The state of a response is
+local to a call, so both places and all responses are independent.
 """
 
 from __future__ import annotations

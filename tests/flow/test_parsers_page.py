@@ -44,11 +44,9 @@ reads otherwise, the verdict is `ours` (penstock is wrong), `theirs` (the other 
   function, its reader reads the thoughts and the calls. A reader that fails leaves the rest of the output as text.
   After a reasoning parser of your own, vLLM's tool call parsers are not available.
   [The recipe](RECIPES.md#a-parser-of-your-own) has one of each.
-* **Plug-ins of vLLM.** `--tool-parser-plugin` and `--reasoning-parser-plugin` import what registers parsers with vLLM.
-* **Readers.** Penstock reads all families from a description of each (`stages/models/chat/forms.py`), each token at the
-  same cost, but those marked (vLLM) and all other names that are registered there, as by a plug-in.
-* **Suffixes.** Checkpoints of Hunyuan write their marks as `<think:opensource>` or with another suffix. The vocabulary
-  shows which one is read.
+* **Readers.** Penstock reads all families from a description of each (`stages/models/chat/forms.py`), but those marked
+  (vLLM), and those that `--tool-parser-plugin` and `--reasoning-parser-plugin` register there.
+* **Suffixes.** The vocabulary shows the suffix of Hunyuan's marks, such as `<think:opensource>`.
 * **Without vLLM** (`pip install transformers jinja2`, no PyTorch) a model whose engine runs elsewhere is served if
   penstock reads it. Images are not read, and calls that only vLLM describes are held to a grammar only if they are
   required.
