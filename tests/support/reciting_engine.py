@@ -17,7 +17,7 @@ from penstock.stages.models.harmony.vocabulary import END, load_encoding
 
 if TYPE_CHECKING or not (Path(stages.__path__[0]) / "services" / "__init__.py").exists():
     from penstock.services.engines.scripted import Script, ScriptedEngine
-else:  # their place in 0.1.0
+else:  # their place in 0.2.0
     from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 
 LATENCY = 0.005
