@@ -384,7 +384,8 @@ test-deploy: $(DONE)/test $(DEPLOY_TOOLS)/.installed ## Penstock behind nginx, C
 	@$(SUITE) deploy tests/live/deploy $(ARGS)
 	@$(DEPLOY_LEFT_OUT)
 
-picture: ## The pictures of pages for the README, and for the pages about them
+picture: $(DONE)/test ## The pictures of README and of the pages about recordings; it kills a server, and needs a browser
+	@$(BIN)/python -m tests.support.killed
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"
 
 mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: a quarter of an hour; ARGS: --against FILE, the verdicts of an earlier run, --seed N

@@ -23,14 +23,8 @@ from docs.site.python_api import python_page
 
 HERE = Path(__file__).parent
 ASSETS = ("icon.svg", "iframe-worker.js", "site.css")
-SECTIONS = {
-    "deploy": "Guides",
-    "docs": "Guides",
-    "extensions": "Guides",
-    "fixtures": "Project",
-    "tests": "Project",
-}
-"""The sections of pages that the navigation does not name, by their folder."""
+SECTIONS = {"deploy": "Operate", "docs": "Build"}
+"""The sections of pages that the navigation does not name, by their folder; those of other folders are for authors."""
 
 
 def build(folder: Path) -> list[str]:
@@ -64,7 +58,7 @@ def configured(gathered: Gathered) -> dict[str, Any]:
     if missing := named - set(gathered.pages):
         raise FileNotFoundError(f"the navigation names pages that do not exist: {', '.join(sorted(missing))}")
     for page in sorted(set(gathered.pages) - named):
-        name = SECTIONS.get(page.partition("/")[0], "Project")
+        name = SECTIONS.get(page.partition("/")[0], "Extend")
         sections[name].append({title((gathered.folder / page).read_text()): page})
     return config
 

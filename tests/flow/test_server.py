@@ -51,7 +51,7 @@ from tests.support.sandboxes import available
 from tests.support.server import ENDLESS, HELLO, script
 
 HARMONY = harmony_stages(encoding_on_demand())
-README = (ROOT / "README.md").read_text()
+START = (ROOT / "docs/START.md").read_text()
 
 
 def chosen(**settings: Any) -> Settings:
@@ -392,7 +392,7 @@ async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.Monkey
     async with running_fakes(engine):
         message, _, flow = (await drawn(chosen(engine=[engine.url]))).partition("\n\n")
     assert message == f"tiny speaks Harmony, and runs on vLLM at {engine.url}."
-    assert flow in README
+    assert flow in START
 
 
 @pytest.mark.vllm

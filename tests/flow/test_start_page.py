@@ -16,6 +16,7 @@ from tests.support.processes import PATIENCE, free_port, running_process
 
 PAGE = (ROOT / "docs/START.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+[STAGE] = re.findall(r"^```python\n(# shout\.py\n.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 ADDRESS = "127.0.0.1:8000"
 SERVES = "penstock serve "
 
@@ -24,7 +25,8 @@ SERVES = "penstock serve "
 @pytest.mark.slow
 def test_page_runs_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
-    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "venv").symlink_to(sys.prefix)
+    (tmp_path / "shout.py").write_text(STAGE)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {"PENSTOCK_PORT": str(port), "PENSTOCK_STORE": str(tmp_path / "store"), "COLUMNS": "120"}
@@ -38,12 +40,12 @@ def test_page_runs_as_it_stands(tmp_path: Path) -> None:
                 assert printed == code
             elif code.startswith(SERVES):
                 server.close()
-                command = ["bash", "-c", f"cd {tmp_path} && source .venv/bin/activate && exec {code}"]
+                command = ["bash", "-c", f"cd {tmp_path} && source venv/bin/activate && exec {code}"]
                 server.enter_context(running_process(command, f"{url}/ready", tmp_path / "log", environment))
             else:
                 if code.startswith("ls "):
                     server.close()  # which writes the ends of its recordings
-                printed = typed(f"source .venv/bin/activate\n{text}", tmp_path, environment)
+                printed = typed(f"source venv/bin/activate\n{text}", tmp_path, environment)
     assert (tmp_path / "answer.html").stat().st_size > 10_000
 
 

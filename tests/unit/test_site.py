@@ -126,7 +126,7 @@ def test_pages_that_the_navigation_does_not_name_end_the_section_of_their_folder
     gathered = Gathered(tmp_path, list(named))
     gathered.add("deploy/MOON.md", "# On the `Moon`\n")
     sections = {name: entries for section in configured(gathered)["nav"] for name, entries in section.items()}
-    assert sections["Guides"][-1] == {"On the Moon": "deploy/MOON.md"}
+    assert sections["Operate"][-1] == {"On the Moon": "deploy/MOON.md"}
     gathered.pages.remove("docs/SETTINGS.md")
     with pytest.raises(FileNotFoundError, match=r"docs/SETTINGS\.md"):
         configured(gathered)

@@ -19,8 +19,8 @@ from tests.support.processes import RunCommand
 COMMANDS = all_commands()
 
 
-def test_readme_shows_drawn_pipeline(penstock: RunCommand) -> None:
-    assert penstock("show").out.decode() in (ROOT / "README.md").read_text()
+def test_first_page_shows_drawn_pipeline(penstock: RunCommand) -> None:
+    assert penstock("show").out.decode() in (ROOT / "docs/START.md").read_text()
 
 
 def test_show_draws_the_stages_of_the_operator(penstock: RunCommand, tmp_path: Path) -> None:
