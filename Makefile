@@ -49,7 +49,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
+.PHONY: help lock sbom release pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -145,6 +145,9 @@ lock: $(DONE)/venv ## Write the files of versions in .locks, for changed require
 sbom: $(DONE)/test ## The packages of penstock without vLLM, with versions and licences, as dist/penstock.cdx.json (CycloneDX)
 	@mkdir -p dist
 	@$(BIN)/python .locks/sbom.py dist/penstock.cdx.json
+
+release: $(TINY).built site ## The last commit as wheel, source distribution, SBOM, site and context of images in dist, with SHA256SUMS; the wheel is installed in an empty environment, and tried: five minutes
+	@$(BIN)/python .locks/release.py dist .cache/site/site $(TINY) $(TINY_ENGINE)
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
 $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test

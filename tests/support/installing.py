@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -16,14 +16,17 @@ LOCKED = ("--constraints", ROOT / ".locks" / "test.txt")
 """Options of uv for the versions that tests run with, which are on this machine already."""
 
 
+def script(name: str) -> ModuleType:
+    """Return a program of `.locks`."""
+    folder = str(ROOT / ".locks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
+
+
 def installer() -> ModuleType:
     """Return the program that installs with uv."""
-    spec = importlib.util.spec_from_file_location("install", ROOT / ".locks" / "install.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("install")
 
 
 def output_of(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
