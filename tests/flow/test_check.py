@@ -73,6 +73,37 @@ def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
     assert lines["pipeline"].startswith("ok tiny-gpt-oss is answered from")
 
 
+@pytest.fixture
+def namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The list of files of another distribution named penstock, which is installed for the test."""
+    info = tmp_path / "site" / "penstock-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(info.parent)
+    return info / "RECORD"
+
+
+def test_another_penstock_is_named(capfd: Any, namesake: Path, caplog: pytest.LogCaptureFixture) -> None:
+    namesake.write_text("flow.py,,\n")
+    all_pass, lines = checked(capfd)
+    assert all_pass
+    assert "; penstock 0.1.0, another project's, is installed beside penstock-llm" in lines["distribution"]
+    main(["--engine", SETTINGS["engine"][0], "--print-pipeline"])
+    (warned,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert warned == "penstock 0.1.0, another project's, is installed beside penstock-llm, which does not need it"
+
+
+def test_another_penstock_among_our_files_ends_the_start(capfd: Any, namesake: Path) -> None:
+    namesake.write_text("penstock/__init__.py,,\n")
+    all_pass, lines = checked(capfd)
+    assert not all_pass
+    assert lines["distribution"].startswith(
+        "wrong penstock 0.1.0 is installed beside penstock-llm, and both own penstock/"
+    )
+    with pytest.raises(CannotRun, match="uninstall both, then install penstock-llm"):
+        main(["--engine", SETTINGS["engine"][0]])
+
+
 def mcp_server(**entry: Any) -> str:
     return json.dumps({"mcpServers": {"clock": entry}})
 

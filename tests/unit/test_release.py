@@ -20,7 +20,7 @@ FILE = f"{NAME.replace('-', '_')}-{VERSION}"
 """The beginning of the names of the wheel and the source distribution."""
 
 FORMS = {
-    r"\b(penstock\w*-\d+\.\d+[\w.]*?)(?:-py3-none-any\.whl|\.tar\.gz)": FILE,
+    r"\b(penstock\w*-\d+\.\d+[\w.]*?)(?:-py3-none-any\.whl|(?:-images)?\.tar\.gz)": FILE,
     r"(?<![\w/.-])(penstock[\w-]*:\d[\d.]*)-(?:gpu|plain|cpu)\b": f"{NAME}:{VERSION}",
     r"\b(penstock[\w-]*)\[(?:cpu|gpu|kv-events)\]": NAME,
     r"(?:pip|tool) install (?:[^\n`]*[ '])?(penstock[\w-]*)(?=[ '`=@\[\n])": NAME,
