@@ -49,7 +49,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom release pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet bench load prometheus board clean
+.PHONY: help lock sbom release pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet figures bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -411,6 +411,9 @@ BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))
 
 bench: $(DONE)/test $(TINY).built ## Measure beside vLLM; with BENCH_MODEL over real engines; ARGS go to the benchmark
 	@$(BIN)/python -m tests.bench $(if $(BENCH_MODEL),--model $(BENCH_MODEL) --engine="$(BENCH_ARGS)") $(ARGS)
+
+figures: $(DONE)/test ## Measure what the pages state of sizes and costs, beside what they state
+	@$(BIN)/python -m tests.bench.stated
 
 ifdef URL
 load: $(DONE)/test ## Put load on the server of the Responses API at URL, and report what its clients see; ARGS: --help

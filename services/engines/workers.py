@@ -19,6 +19,12 @@ from multiprocessing.process import BaseProcess
 MARK = "_PENSTOCK_ENGINE"
 """Environment variable that marks the processes that this server starts."""
 
+NO_REPORTS = "VLLM_NO_USAGE_STATS"
+"""Variable of vLLM, which otherwise reports the model, the GPU and the cloud to its makers.
+
+vLLM takes ``1`` alone as a no: with ``true`` or an empty text it reports.  So all but ``0`` become ``1`` here.
+"""
+
 OUTPUTS_AT_ONCE = 4096
 """Outputs of one step that vLLM processes before it lets other tasks of the loop run.
 
@@ -45,7 +51,8 @@ def mark_workers() -> None:
     """
     os.environ[MARK] = "1"
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report the model, GPU and cloud to its makers
+    if os.environ.get(NO_REPORTS) != "0":
+        os.environ[NO_REPORTS] = "1"
 
 
 def take_steps_whole() -> None:

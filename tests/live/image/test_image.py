@@ -19,6 +19,7 @@ import yaml
 from tests.support.containers import Builder, Container, Image, running
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import PATIENCE, free_port
+from tests.support.stated import IMAGE, MB, Stated
 
 DEPLOY = ROOT / "deploy"
 SERVICE: Mapping[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["gpu"]
@@ -89,6 +90,13 @@ def test_image_says_what_it_is(image: Image) -> None:
     assert (labels["title"], labels["licenses"]) == ("penstock", "Apache-2.0")
     (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert labels["version"] == version
+
+
+def test_page_states_the_size_of_the_image(image: Image) -> None:
+    files = [Path(folder, name).lstat() for folder, _, names in os.walk(image.files) for name in names]
+    size = sum({(file.st_dev, file.st_ino): file.st_blocks * 512 for file in files}.values())
+    stated = Stated("deploy/README.md", IMAGE, lambda: float(size), MB)
+    assert stated.holds(stated.measure()), f"{stated.stated / MB} MB are stated, and {size / MB:.0f} MB measured"
 
 
 def sandboxes(start: Start, *security: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.services.engines.workers import MARK, end_with_parent, mark_workers, permit_amx
+from penstock.services.engines.workers import MARK, NO_REPORTS, end_with_parent, mark_workers, permit_amx
 
 CPU = Path("/proc/cpuinfo")
 SPAWN = multiprocessing.get_context("spawn")
@@ -88,10 +88,13 @@ def test_without_amx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     permit_amx()
 
 
-@pytest.mark.parametrize(("given", "used"), [({}, "1"), ({"VLLM_NO_USAGE_STATS": "0"}, "0")])
+@pytest.mark.parametrize(
+    ("given", "used"), [(None, "1"), ("", "1"), ("1", "1"), ("true", "1"), ("False", "1"), ("0", "0")]
+)
 def test_vllm_reports_no_usage_unless_the_operator_wants_it(
-    given: dict[str, str], used: str, monkeypatch: pytest.MonkeyPatch
+    given: str | None, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "environ", given)
+    environment = {} if given is None else {NO_REPORTS: given}
+    monkeypatch.setattr(os, "environ", environment)
     mark_workers()
-    assert given["VLLM_NO_USAGE_STATS"] == used
+    assert environment[NO_REPORTS] == used
