@@ -46,7 +46,6 @@ def test_page_runs_as_it_stands(tmp_path: Path) -> None:
                 if code.startswith("ls "):
                     server.close()  # which writes the ends of its recordings
                 printed = typed(f"source venv/bin/activate\n{text}", tmp_path, environment)
-    assert (tmp_path / "answer.html").stat().st_size > 10_000
 
 
 def typed(lines: str, folder: Path, environment: dict[str, str]) -> str:
