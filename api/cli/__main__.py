@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, distribution, entry_points
 from importlib.util import find_spec
@@ -18,6 +18,17 @@ from penstock.pipeline.logs import nearest
 
 COMMANDS = "penstock.commands"
 """The group of entry points for commands: functions that take the arguments that follow the name."""
+
+
+DOORS = {
+    "Operate: penstock demo, then penstock serve MODEL, or penstock serve --engine URL": (
+        *("demo", "serve", "check", "config", "keys"),
+    ),
+    "Build: penstock launch claude": ("launch", "conformance"),
+    "Extend: penstock show": ("show",),
+    "Find faults: penstock inspect RECORDING": ("inspect", "record", "replay", "diff", "shrink", "compare"),
+}
+"""The commands by what they are for, each group under the first ones to try."""
 
 
 def own_commands() -> dict[str, EntryPoint]:
@@ -36,6 +47,15 @@ def summary(command: EntryPoint) -> str:
     source = Path(module.origin).read_bytes() if module and module.origin else b""
     defined = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
     return next((ast.get_docstring(node) or "" for node in defined if node.name == command.attr), "").partition("\n")[0]
+
+
+def usage(known: Mapping[str, EntryPoint]) -> str:
+    """Return the known commands, by what they are for."""
+    others = sorted(known.keys() - {name for names in DOORS.values() for name in names})
+    doors = {**DOORS, "Of other packages": others}
+    lines = {door: [f"  {name:12s}{summary(known[name])}" for name in doors[door] if name in known] for door in doors}
+    groups = ("\n".join((door, *found)) for door, found in lines.items() if found)
+    return "\n\n".join(("usage: penstock COMMAND ...", *groups, "penstock COMMAND --help says more."))
 
 
 def version() -> str:
@@ -57,14 +77,13 @@ def main() -> None:
     known = own_commands()
     if name not in known:
         known = all_commands()
+    if name in ("", "-h", "--help"):
+        print(usage(known), file=None if name else sys.stderr)
+        sys.exit(0 if name else 2)
     if name not in known:
-        listed = "\n".join(f"  {name:12s}{summary(known[name])}" for name in sorted(known))
-        usage = f"usage: penstock COMMAND ...\n\n{listed}\n\nTry: penstock serve --help, or penstock --version"
-        if name in ("-h", "--help"):
-            print(usage)
-            return
-        unknown = f"\npenstock: there is no command {name}{nearest(name, known)}" if name else ""
-        print(usage + unknown, file=sys.stderr)
+        print(
+            f"penstock: there is no command {name}{nearest(name, known)}; penstock --help lists them", file=sys.stderr
+        )
         sys.exit(2)
     try:
         with _quiet_without_a_reader():

@@ -5,26 +5,31 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, location, misread_model, mistakes
+from penstock.api.cli.mistakes import KEY_PLACES, SECRETS, explained, location, misread_model, misspelt, mistakes
 from penstock.api.settings import Settings
 from penstock.api.settings.from_vllm import API_KEY, VARIABLES
 from penstock.api.settings.options import help_text, options
 from penstock.api.settings.sources import FILE, flags, locations, option_name
+from penstock.api.start.backends import check_options
 from penstock.pipeline.errors import CannotRun
+from penstock.services.engines.vllm import NoVllm, WrongOption
 
 
 def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
     """Read the settings of a command; raise `CannotRun` for wrong ones."""
-    if {"-h", "--help"} & {*arguments}:
-        print(help_text(command), end="")
+    if (word := _word_of_help(arguments)) is not None:
+        print(help_text(command, word), end="")
         sys.exit(0)
     settings = parsed_settings(arguments)
+    refuse_unknown(settings, arguments)
     if API_KEY in os.environ and not settings.has_keys:
         raise CannotRun(f"{API_KEY} is set, but this server would need no key: {VARIABLES[API_KEY]}")
     for warning in _warnings(settings, [_named(argument) for argument in arguments]):
@@ -32,9 +37,23 @@ def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
     return settings
 
 
-def parsed_settings(arguments: Sequence[str]) -> Settings:
-    """Read the settings of a command that does not serve; raise `CannotRun` for wrong ones."""
+def _word_of_help(arguments: Sequence[str]) -> str | None:
+    """Return the word that follows ``--help``: "" if there is none, and None without that option."""
+    for argument, following in pairwise([*arguments, "-"]):
+        name, equals, word = argument.partition("=")
+        if name in ("-h", "--help"):
+            return word if equals or following.startswith("-") else following
+    return None
+
+
+def parsed_settings(arguments: Sequence[str], more: Iterable[str] = ()) -> Settings:
+    """Read the settings of a command that does not serve; raise `CannotRun` for wrong ones.
+
+    ``more`` are the options of the command, if it has some of its own.
+    """
     _refuse_keys([option_name(argument) for argument in arguments])
+    if wrong := misspelt(arguments, more):
+        raise CannotRun("\n".join(wrong))
     used = [_named(argument) for argument in arguments]
     try:
         settings = CliApp.run(Settings, cli_args=used)
@@ -45,6 +64,15 @@ def parsed_settings(arguments: Sequence[str]) -> Settings:
     if misread := misread_model(settings.model, arguments, settings.engine_arguments):
         raise CannotRun(misread)
     return settings
+
+
+def refuse_unknown(settings: Settings, arguments: Sequence[str]) -> None:
+    """Raise `CannotRun` for options that vLLM does not have either."""
+    with suppress(NoVllm):  # its options are not known here
+        try:
+            check_options(settings)
+        except WrongOption as error:
+            raise CannotRun(explained(error, arguments)) from error
 
 
 def _refuse_keys(names: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
+from penstock.api.cli.arguments import Parser
 from penstock.api.cli.command_line import parsed_settings
 from penstock.api.http.api_key import HASHED, ApiKey, key_of
 from penstock.api.http.key_sources import api_keys, text_of, without_comment
@@ -136,13 +137,11 @@ def _refuse_name(key: ApiKey, others: Sequence[ApiKey]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Make, list and revoke API keys."""
-    place = argparse.ArgumentParser(add_help=False)
+    place = Parser(add_help=False)
     places = place.add_mutually_exclusive_group(required=True)
     places.add_argument("--file", type=Path, help="the key file (--api-key-file of the server)")
     places.add_argument("--store", help="the store: a SQLite file, or a PostgreSQL database (postgresql://...)")
-    parser = argparse.ArgumentParser(
-        prog="penstock keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="penstock keys", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     make = commands.add_parser("make", parents=[place], help="make a key, and print it")
     make.add_argument("name", help="a name for the holder of the key")

@@ -12,12 +12,13 @@ from typing import get_args
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
+from penstock.api.settings.from_vllm import instead_of
 from penstock.api.settings.options import options
 from penstock.api.settings.settings import OF_VLLM, Settings
 from penstock.api.settings.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.services.engines.vllm import NoVllm, WrongOption, option_names
+from penstock.services.engines.vllm import WrongOption, option_names
 
 SECRETS = {"api_keys", "seal_keys"} | {
     name for name, field in Settings.model_fields.items() if SecretStr in get_args(field.annotation)
@@ -75,11 +76,6 @@ def explained(error: Exception, arguments: Sequence[str]) -> str:
     """
     if isinstance(error, WrongOption) and error.unknown:
         return "\n".join(_not_taken(name, error.known, arguments) for name in error.unknown)
-    if isinstance(error, NoVllm):  # which would have named the options that it does not know
-        known = list(flags(Settings.model_fields))
-        unknown = [name for argument in arguments if (name := option_name(argument)).startswith("--")]
-        meant = [f"{name}: penstock has no such option{near}" for name in unknown if (near := _meant(name, known))]
-        return "\n".join([*meant, str(error)])
     return placed(str(error), arguments)
 
 
@@ -87,8 +83,20 @@ _VERY_LIKE = 0.8
 """The likeness of a typing mistake; many options of vLLM are less like one of penstock."""
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
-    return "" if name in known or name.replace("--no-", "--") in known else nearest(name, known, _VERY_LIKE)
+def misspelt(arguments: Sequence[str], more: Iterable[str] = ()) -> list[str]:
+    """Return a line for each option that is neither penstock's nor vLLM's, but very like one.
+
+    ``more`` are those of a command that has its own.  Without vLLM its options are not known, and are in no line.
+    """
+    ours = ["--help", *flags(Settings.model_fields), *more]
+    known = {*ours, *option_names()}
+    typed = (name for argument in arguments if (name := option_name(argument)).startswith("--"))
+    unknown = [
+        name
+        for name in dict.fromkeys(typed)
+        if not ({name, name.replace("--no-", "--", 1)} & known or instead_of(name))
+    ]
+    return [f"{name}: there is no such option{near}" for name in unknown if (near := nearest(name, ours, _VERY_LIKE))]
 
 
 def misread_model(model: str | None, arguments: Sequence[str], engine_arguments: Sequence[str]) -> str | None:

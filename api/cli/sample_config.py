@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from penstock.api.cli.arguments import Parser
 from penstock.api.settings.engine_settings import DEFAULT_MODEL
 from penstock.api.settings.options import Option, options
 
@@ -36,7 +36,7 @@ _TAIL = """
 
 def main(arguments: Sequence[str]) -> None:
     """Print a penstock.toml with all settings and their defaults."""
-    argparse.ArgumentParser(prog="penstock config", description=__doc__).parse_args(arguments)
+    Parser(prog="penstock config", description=__doc__).parse_args(arguments)
     print(sample(), end="")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import Any
 
-from penstock.api.cli.arguments import PLUGINS, chosen_stages
+from penstock.api.cli.arguments import PLUGINS, Parser, chosen_stages
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import Install
 from penstock.stages.responses import recorded_responses
@@ -16,7 +15,7 @@ from penstock.stages.responses import recorded_responses
 
 def main(arguments: Sequence[str]) -> None:
     """Show the stages of a pipeline and their frames."""
-    parser = argparse.ArgumentParser(prog="penstock show", description=__doc__, parents=[PLUGINS])
+    parser = Parser(prog="penstock show", description=__doc__, parents=[PLUGINS])
     parser.add_argument(
         "--of",
         type=resolve_name,

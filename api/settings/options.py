@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import CLI_SUPPRESS
 
 from penstock.api.settings import Settings
+from penstock.pipeline.errors import CannotRun
 
 SECTIONS = {
     name: str(vars(part)["SECTION"])
@@ -21,6 +23,15 @@ SECTIONS = {
     if name in Settings.model_fields
 }
 """The section of each setting."""
+
+NEEDED = (
+    *("engine", "host", "port", "api-key-file", "limits"),
+    *("store", "trusted-proxy", "mcp-config", "record", "metrics-port"),
+)
+"""The options that most operators need, by their keys: the help shows them if no word follows ``--help``."""
+
+ALL = "all"
+"""The word after ``--help`` for all options."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +96,53 @@ def options() -> Iterator[Option]:
             yield Option((field.alias or name).replace("_", "-"), SECTIONS[name], field)
 
 
-def help_text(command: str) -> str:
-    """Return the help of ``penstock serve``, or of another command that takes its options."""
+def needed() -> Iterator[Option]:
+    """Yield the options that most operators need."""
+    by_key = {option.key: option for option in options()}
+    yield from (by_key[key] for key in NEEDED)
+
+
+def named(word: str) -> Iterator[Option]:
+    """Yield the options that have ``word`` in their name or section, as ``vllm serve --help=WORD`` does; or all."""
+    part = word.casefold().removeprefix("--").replace("_", "-")
+    yield from (each for each in options() if part == ALL or part in each.key or part in each.section.casefold())
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Keeps the names of options and models on one line."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def help_text(command: str, word: str = "") -> str:
+    """Return the help of ``penstock serve``, or of another command that takes its options.
+
+    It shows the options that most need, or those that ``word`` names; it raises `CannotRun` if that names none.
+    """
+    shown = list(named(word) if word else needed())
+    if not shown:
+        raise CannotRun(f"--help {word}: no option and no group has this in its name; --help {ALL} shows all of them")
+    more = f"penstock {command} --help {ALL} shows all {len(list(options()))} options of penstock by group. "
     parser = argparse.ArgumentParser(
         f"penstock {command}",
         f"penstock {command} [MODEL] [options of penstock] [options of vLLM]",
         Settings.__doc__,
-        "Each option is also a variable (PENSTOCK_STORE_TTL) and a key of penstock.toml (store-ttl), which penstock "
-        "config prints. vllm serve --help=all lists the options of vLLM's engine.",
+        f"{'' if word == ALL else more}Each is also a variable (PENSTOCK_STORE_TTL) and a key of penstock.toml "
+        "(store-ttl), which penstock config prints. vllm serve --help=all lists the options of vLLM's engine, such as "
+        "--max-model-len.",
+        formatter_class=_Formatter,
+        add_help=False,
     )
     parser.add_argument("MODEL", nargs="?", help=Settings.model_fields["model"].description)
-    for section, members in groupby(options(), lambda option: option.section):
+    about = parser.add_argument_group("help")
+    about.add_argument(
+        *("-h", "--help"), nargs="?", metavar="WORD", help=f"the options with WORD in their name or group, or {ALL}"
+    )
+    for section, members in groupby(shown, lambda option: option.section if word else "options that most need"):
         group = parser.add_argument_group(section)
         for option in members:
             default = option.default_text if option.kind or option.field.default is True else ""

@@ -50,7 +50,7 @@ class Settings(  # pydantic begins with the fields of the last class
     ChatSettings,
     EngineSettings,
 ):
-    """Serve MODEL. Options that are not listed here go to vLLM's engine: write MODEL before them."""
+    """Serve MODEL, with vLLM in this process or at --engine. Write MODEL before the options of vLLM."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,

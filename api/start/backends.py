@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +30,7 @@ from penstock.services.engines.vllm import (
     WrongOption,
     check_arguments,
     default_sampling,
+    has_plugins,
     no_vllm,
     option_names,
     plan_vllm,
@@ -200,18 +201,25 @@ async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[Runnin
 def check_options(settings: Settings) -> None:
     """Raise `WrongOption` for an option that vLLM does not have, and `NoVllm` if it is needed and not installed.
 
-    vLLM's parser, whose import takes seconds, is used only for names that are not in its source.
+    vLLM's parser, whose import takes seconds, is used only for what its source cannot tell: short forms, beginnings of
+    names, parts of tables, and options of vLLM's plug-ins.
     """
     if settings.engine:
         return
     if find_spec("vllm") is None:
         raise no_vllm()
     known, names = option_names(), [option_name(part) for part in settings.engine_options if part.startswith("-")]
-    unknown = [name for name in dict.fromkeys(names) if name not in known]
-    if any(map(instead_of, unknown)):
-        raise WrongOption(f"unrecognized arguments: {' '.join(unknown)}", known)
-    if unknown:  # short forms, negations and parts of tables are among these
+    unknown = [name for name in dict.fromkeys(names) if name.replace("--no-", "--", 1) not in known]
+    wrong = [name for name in unknown if instead_of(name) or not (_is_cut(name, known) or has_plugins())]
+    if wrong:
+        raise WrongOption(f"unrecognized arguments: {' '.join(wrong)}", known)
+    if unknown:
         check_arguments(settings.engine_options)
+
+
+def _is_cut(name: str, known: Iterable[str]) -> bool:
+    """Return True if a name may be a short form or a beginning of a known one, or a part of its table."""
+    return not name.startswith("--") or "." in name or any(each.startswith(name) for each in known)
 
 
 def stages_elsewhere(settings: Settings, model: str | None) -> ModelStages:

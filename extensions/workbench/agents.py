@@ -17,6 +17,9 @@ NO_KEY = "none"
 MOST_OUTPUT = 32_000
 """Tokens of an answer, at most; an eighth of a shorter context, as agents compact before that part is used."""
 
+ADVISED = 32_768
+"""Tokens of the least context in which an agent works for more than a few calls before it compacts."""
+
 INSTRUCTIONS = "You are a coding agent. Work in the current folder, and edit files with apply_patch."
 """The prompt for Codex, which has none for models that it does not know."""
 
@@ -38,6 +41,10 @@ class Served:
         """The tokens of an answer."""
         return MOST_OUTPUT if self.window is None else min(MOST_OUTPUT, self.window // 8)
 
+    def holds(self, prompt: int) -> bool:
+        """Return True if the context holds a prompt of so many tokens, and an answer."""
+        return self.window is None or prompt + self.output <= self.window
+
 
 @dataclass(frozen=True)
 class Start:
@@ -55,13 +62,29 @@ class Agent:
 
     program: str
     package: str
+    version: str
+    """The release whose prompt was counted."""
     prompt: int
-    """Tokens of its own prompt and tools."""
+    """Tokens of its own prompt and tools, at most; `tests/live` counts them."""
     start: Callable[[Served], Start]
+
+    def shortage(self, served: Served) -> str:
+        """Return what is wrong with a context, and what to set; empty if sessions fit into it."""
+        if served.window is None or served.window >= ADVISED:
+            return ""
+        problem = "it compacts after a few calls" if served.holds(self.prompt) else "no answer fits beside them"
+        return (
+            f"{self.program} {self.version} takes {self.prompt:,} tokens for its own prompt and tools, and the context "
+            f"of {served.model!r} has {served.window:,}: {problem}. Start the server with --max-model-len {ADVISED} or "
+            "more, or with a model of a longer context"
+        )
 
 
 def claude(served: Served) -> Start:
-    """Start Claude Code: every model that it asks for is the served one, also for its tasks in the background."""
+    """Start Claude Code: every model that it asks for is the served one, also for its tasks in the background.
+
+    It has no web search if the server runs none.
+    """
     tiers = ("OPUS", "SONNET", "HAIKU", "FABLE")
     models = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", *(f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in tiers))
     clouds = ("BEDROCK", "VERTEX", "FOUNDRY")
@@ -76,6 +99,7 @@ def claude(served: Served) -> Start:
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         },
         removed=("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{cloud}" for cloud in clouds)),
+        arguments=() if served.searches else ("--disallowedTools=WebSearch",),
     )
 
 
@@ -166,7 +190,7 @@ def opencode(served: Served) -> Start:
 
 
 AGENTS = {
-    "claude": Agent("claude", "@anthropic-ai/claude-code", 10_200, claude),
-    "codex": Agent("codex", "@openai/codex", 3_700, codex),
-    "opencode": Agent("opencode", "opencode-ai", 6_200, opencode),
+    "claude": Agent("claude", "@anthropic-ai/claude-code", version="2.1.332", prompt=10_300, start=claude),
+    "codex": Agent("codex", "@openai/codex", version="0.169.0", prompt=4_000, start=codex),
+    "opencode": Agent("opencode", "opencode-ai", version="1.18.33", prompt=6_300, start=opencode),
 }

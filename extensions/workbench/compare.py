@@ -15,7 +15,8 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.api.cli.command_line import parsed_settings
+from penstock.api.cli.arguments import Parser
+from penstock.api.cli.command_line import parsed_settings, refuse_unknown
 from penstock.api.cli.mistakes import explained, location
 from penstock.api.metrics.log_settings import LogSettings
 from penstock.api.settings import Settings
@@ -96,19 +97,21 @@ def left_out_before(recordings: Mapping[str, Path]) -> Counter[str]:
 
 def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
     """Return the options of this command, and the settings of a server with the engine; raise `CannotRun`."""
-    chosen, others = _parser().parse_known_args(arguments)
+    parser = _parser()
+    chosen, others = parser.parse_known_args(arguments)
     if chosen.most_calls_changed is not None and not chosen.run_on:
         raise CannotRun("--most-calls-changed needs --run-on")
-    return chosen, _settings(chosen.engine, others)
+    settings = _settings(chosen.engine, others, parser)
+    refuse_unknown(settings, others)
+    return chosen, settings
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="penstock compare",
         description=__doc__,
         epilog="Options that are not listed here are those of penstock serve for its engine: vLLM's own, such as "
         "--max-model-len, and --reasoning-parser and the like. Write RECORDINGS before them.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "recordings", metavar="RECORDINGS", type=Path, nargs="+", help="a recording's folder, or one with such folders"
@@ -175,14 +178,14 @@ def _positive(text: str) -> int:
     return number
 
 
-def _settings(engines: Sequence[str], others: Sequence[str]) -> Settings:
+def _settings(engines: Sequence[str], others: Sequence[str], parser: Parser) -> Settings:
     """Return the settings of a server with this engine."""
     typed = {option_name(argument).replace("--no-", "--", 1) for argument in others}
     if useless := [each.flag for each in options() if each.flag in typed and each.section not in ENGINE_OPTIONS]:
         raise CannotRun(f"{', '.join(useless)}: of penstock serve, and without effect on a comparison")
     is_model = len(engines) == 1 and not NO_MODEL.match(engines[0])
     named = engines if is_model else [f"--engine={engine}" for engine in engines]
-    settings = parsed_settings([*named, *others])
+    settings = parsed_settings([*named, *others], parser.flags)
     if is_model and settings.engine:
         raise CannotRun(f"{location('engine', [])}: it names another engine than --engine {engines[0]}")
     if settings.recordings:

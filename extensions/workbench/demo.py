@@ -16,6 +16,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from penstock.api.cli import serve
+from penstock.api.cli.arguments import Parser
 from penstock.extensions.workbench import inspect, replay
 
 RECORDINGS = Path(__file__).with_name("recorded")
@@ -48,7 +49,7 @@ READY_SECONDS = 60.0
 
 def main(arguments: Sequence[str]) -> None:
     """Show a recorded answer on its way through the stages, and serve it, without a GPU."""
-    parser = argparse.ArgumentParser(prog="penstock demo", description=__doc__)
+    parser = Parser(prog="penstock demo", description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="the port of the server (8000)")
     parser.add_argument(
         "--open", action=argparse.BooleanOptionalAction, default=_has_desktop(), help="open the page of the server"

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from penstock.api.cli.arguments import STAGES, chosen_stages
+from penstock.api.cli.arguments import STAGES, Parser, chosen_stages
 from penstock.api.cli.replayer import NoReplay, Replay, recorded_files, replay_of
 from penstock.api.cli.stage_log import described, stage_log
 from penstock.extensions.workbench.against import check_alone, compared, table
@@ -75,8 +75,8 @@ def main(arguments: Sequence[str]) -> None:
     print(f"the same: {', '.join(_sames(pairs))}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock diff", description=__doc__, parents=[STAGES])
+def _parser() -> Parser:
+    parser = Parser(prog="penstock diff", description=__doc__, parents=[STAGES])
     parser.add_argument("one", metavar="PATH", type=Path, help="a recording's folder, or one of its files")
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another one (default: a replay of PATH)")
     parser.add_argument("--exact", action="store_true", help="compare ids, times and the sizes of chunks, too")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -10,7 +9,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.api.cli.arguments import PLUGINS, chosen_stages
+from penstock.api.cli.arguments import PLUGINS, Parser, chosen_stages
 from penstock.api.cli.stage_log import stage_log
 from penstock.extensions.workbench.page.page import layout_of, page_of
 from penstock.extensions.workbench.staged import staged
@@ -21,7 +20,7 @@ from penstock.pipeline.recordings.response_folder import private_files
 
 def main(arguments: Sequence[str]) -> None:
     """Show a recording as a page, with the tokens that caused each item and event."""
-    parser = argparse.ArgumentParser(prog="penstock inspect", description=__doc__, parents=[PLUGINS])
+    parser = Parser(prog="penstock inspect", description=__doc__, parents=[PLUGINS])
     parser.add_argument("recording", type=Path, help="a recording's folder, or one of its files")
     parser.add_argument(
         "page", type=Path, nargs="?", help="the file to write (NAME.html; with --open, a temporary one)"

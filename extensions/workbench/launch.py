@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
@@ -17,6 +16,7 @@ from urllib.request import build_opener
 
 import msgspec
 
+from penstock.api.cli.arguments import Parser
 from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench.agents import AGENTS, Agent, Served, Start
 from penstock.pipeline.errors import CannotRun
@@ -24,6 +24,9 @@ from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.services.model_names import in_words, served_instead
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+ANYWAY = "--anyway"
+"""The option that starts an agent in a context that is too short for it."""
 
 ANSWER_WAIT = 10.0
 """Seconds to wait for the server's answer."""
@@ -69,8 +72,10 @@ def main(arguments: Sequence[str]) -> None:
     key = options.api_key or os.environ.get(CLIENT_KEY, "")
     served = _served(_base(options.url), key, options.model)
     start = agent.start(served)
-    if served.window is not None and served.window < agent.prompt:
-        print(f"penstock: {too_short(agent, served.window)}", file=sys.stderr)
+    if shortage := agent.shortage(served):
+        if not (served.holds(agent.prompt) or options.anyway or options.print):
+            raise CannotRun(f"{shortage}; {ANYWAY} starts {agent.program} all the same")
+        print(f"penstock: {shortage}", file=sys.stderr)
     if not options.print and shutil.which(agent.program) is None:
         raise CannotRun(f"{agent.program} is not installed: npm install -g {agent.package}")
     for path, text in start.files.items():
@@ -85,25 +90,17 @@ def main(arguments: Sequence[str]) -> None:
     os.execvpe(agent.program, command, environment | dict(start.environment))  # noqa: S606 - so the terminal is its own
 
 
-def too_short(agent: Agent, window: int) -> str:
-    """Return the warning that a context does not hold what an agent sends first."""
-    return (
-        f"the prompt and the tools of {agent.program} take about {agent.prompt:,} tokens, and this model's context has "
-        f"{window:,}: the server needs a larger --max-model-len"
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="penstock launch",
         description="Start a coding agent on a penstock that runs, with its model, context and key set.",
         usage="penstock launch {claude,codex,opencode} [options] [-- ARGUMENTS OF THE AGENT]",
-        allow_abbrev=False,
     )
     parser.add_argument("agent", choices=AGENTS, help="the agent to start")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     parser.add_argument("--api-key", metavar="KEY", help=f"a key of the server; by default, the variable {CLIENT_KEY}")
     parser.add_argument("--model", metavar="NAME", help="a model of the server; by default, its first")
+    parser.add_argument(ANYWAY, action="store_true", help="start it even if the model's context is too short for it")
     parser.add_argument("--print", action="store_true", help="print the start as lines for a shell, without the key")
     return parser
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import uvloop
 
+from penstock.api.cli.arguments import Parser
 from penstock.api.dialects.named import OPTION, spoken
 from penstock.api.start.serving import stop_signals
 from penstock.extensions.workbench.wiretap.proxy import Proxy, checked, proxying
@@ -36,8 +37,8 @@ def main(arguments: Sequence[str]) -> None:
         raise CannotRun(str(error)) from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock record", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(prog="penstock record", description=__doc__)
     parser.add_argument(
         "folder", metavar="FOLDER", type=Path, nargs="?", default=Path("recordings"), help="gets a folder per answer"
     )

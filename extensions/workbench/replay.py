@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.api.cli.arguments import STAGES, chosen_stages
+from penstock.api.cli.arguments import STAGES, Parser, chosen_stages
 from penstock.api.cli.replayer import NoReplay
 from penstock.api.cli.stage_log import LEVELS, StageErrors, stage_log
 from penstock.api.dialects.named import named
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock replay", description=__doc__, parents=[STAGES])
+def _parser() -> Parser:
+    parser = Parser(prog="penstock replay", description=__doc__, parents=[STAGES])
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a recording's folder, or one of its files")
     parser.add_argument(
         "--speed", type=_speed, help="1x: in the recorded time; 2x: twice as fast; max: without waiting"

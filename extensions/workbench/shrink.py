@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.cli.arguments import PLUGINS, chosen_stages
+from penstock.api.cli.arguments import PLUGINS, Parser, chosen_stages
 from penstock.api.cli.recorded_model import RecordedModel, model_of
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import CannotRun, StageFault
@@ -62,7 +62,7 @@ The shell exits with 126 or 127 if it cannot run the command.
 
 def main(arguments: Sequence[str]) -> None:
     """Cut a failing recording to the smallest one that fails."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="penstock shrink",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

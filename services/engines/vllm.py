@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from math import inf
 from operator import itemgetter
@@ -529,6 +530,12 @@ def option_names() -> frozenset[str]:
         return frozenset()
     source = Path(spec.origin).parent / "engine" / "arg_utils.py"
     return frozenset({"--lora-modules", *re.findall(r'"(--[a-z][a-z0-9-]+)"', source.read_text("utf-8"))})
+
+
+def has_plugins() -> bool:
+    """Return True if a package is installed that may give vLLM more options than its source has."""
+    points = (*entry_points(group="vllm.general_plugins"), *entry_points(group="vllm.platform_plugins"))
+    return not all(point.value.startswith(("penstock.", "vllm.")) for point in points)
 
 
 def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, process: int = 0) -> VllmPlan:

@@ -266,7 +266,7 @@ def test_wrong_option_ends_the_start_at_once(option: str, message: str, caplog: 
 
 def test_option_is_wrong_also_without_vllm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "find_spec", lambda _: None)
-    with pytest.raises(CannotRun, match=r"^--prot: penstock has no such option \(did you mean --port\?\)\nvLLM is not"):
+    with pytest.raises(CannotRun, match=r"^--prot: there is no such option \(did you mean --port\?\)$"):
         main(["--prot", "8451", "--store", "store.sqlite3"])
     assert not (folder / "store.sqlite3").exists()
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.extensions.workbench.agents import ADVISED, AGENTS, Served
 from tests.support.paths import HARMONY
 from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.server_process import EndedCommand, run_penstock
@@ -119,7 +122,7 @@ def test_codex_finds_the_catalog_in_the_users_cache(locked: str, home: Path) -> 
 
 LISTED = {
     "id": "tiny",
-    "max_model_len": 8192,
+    "max_model_len": 131_072,
     "input_modalities": ["text", "image"],
     "tools": ["code_interpreter", "web_search"],
 }
@@ -161,21 +164,13 @@ def test_agents_get_what_the_model_reads_and_the_server_runs(
     url = describing(tools=tools, input_modalities=modalities)
     arguments = report(launch(home, "codex", "--url", url))["arguments"]
     assert f'web_search="{"live" if tools else "disabled"}"' in arguments
+    of_claude = report(launch(home, "claude", "--url", url))["arguments"]
+    assert of_claude == ([] if tools else ["--disallowedTools=WebSearch"])
     [model] = json.loads((home / ".cache/penstock/codex-tiny.json").read_text())["models"]
     assert model["input_modalities"] == modalities
     config = json.loads(report(launch(home, "opencode", "--url", url))["environment"]["OPENCODE_CONFIG_CONTENT"])
     shown = config["provider"]["penstock"]["models"]["tiny"]
     assert (shown["attachment"], shown["modalities"]["input"]) == ("image" in modalities, modalities)
-
-
-def test_context_that_does_not_hold_the_agents_prompt_is_named(describing: Callable[..., str], home: Path) -> None:
-    ended = launch(home, "claude", "--url", describing())
-    assert ended.err == (
-        "penstock: the prompt and the tools of claude take about 10,200 tokens, and this model's context has 8,192: "
-        "the server needs a larger --max-model-len\n"
-    )
-    assert report(ended)["environment"]["ANTHROPIC_MODEL"] == "tiny"
-    assert launch(home, "claude", "--url", describing(max_model_len=32_768)).err == ""
 
 
 def refusal(home: Path, *arguments: str, **more: str) -> str:
@@ -200,3 +195,40 @@ def test_each_mistake_is_one_sentence(locked: str, home: Path) -> None:
     assert silent.startswith(f"penstock: no server answers at {nowhere} (")
     assert silent.endswith("): start one with penstock serve, or name another with --url\n")
     assert refusal(home, "claude", "--url", "gpubox").startswith("penstock: --url gpubox must begin with http")
+
+
+def held(agent: str) -> int:
+    """Return the tokens of the smallest context that holds an agent's prompt and an answer."""
+    prompt = AGENTS[agent].prompt
+    return next(window for window in count(prompt) if Served("", "tiny", window).holds(prompt))
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_agent_that_cannot_answer_is_not_started(describing: Callable[..., str], home: Path, agent: str) -> None:
+    """The message says what it takes, what there is, and what to set."""
+    window = held(agent) - 1
+    url = describing(max_model_len=window)
+    refused = refusal(home, agent, "--url", url)
+    assert re.fullmatch(
+        rf"penstock: {agent} [\d.]+ takes {AGENTS[agent].prompt:,} tokens .* has {window:,}: no answer fits .*"
+        rf"--max-model-len {ADVISED} .*; --anyway starts {agent} all the same\n",
+        refused,
+    )
+    assert not (home / ".cache").exists()
+    started = launch(home, agent, "--url", url, "--anyway")
+    assert report(started)["environment"]
+    assert refused.startswith(started.err.rstrip())
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_context_that_is_soon_full_is_named(describing: Callable[..., str], home: Path, agent: str) -> None:
+    for window in (held(agent), ADVISED - 1):
+        started = launch(home, agent, "--url", describing(max_model_len=window))
+        assert report(started)["environment"]
+        assert re.fullmatch(rf".* has {window:,}: it compacts .*--max-model-len {ADVISED} .*\n", started.err)
+    assert launch(home, agent, "--url", describing(max_model_len=ADVISED)).err == ""
+
+
+def test_start_is_printed_for_any_context(describing: Callable[..., str], home: Path) -> None:
+    printed = launch(home, "claude", "--url", describing(max_model_len=1024), "--print")
+    assert (printed.status, "ANTHROPIC_BASE_URL" in printed.out, "no answer fits" in printed.err) == (0, True, True)

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pytest
@@ -17,16 +18,20 @@ from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.sample_config import sample
 from penstock.api.settings import Settings
 from penstock.api.settings.from_vllm import INSTEAD, OPTIONS, VARIABLES
-from penstock.api.settings.options import SECTIONS, Option, options
+from penstock.api.settings.options import ALL, NEEDED, SECTIONS, Option, options
+from penstock.pipeline.errors import CannotRun
 from tests.support.paths import PRODUCT, ROOT
 
 PAGE = ROOT / "docs" / "SETTINGS.md"
 FROM_VLLM = ROOT / "docs" / "FROM_VLLM.md"
+KEYS = [option.key for option in options()]
 HEAD = """# Settings
 
 ```sh
 penstock serve [MODEL] [options of penstock] [options of vLLM]
 ```
+
+NEEDED
 
 Write MODEL first, or vLLM's options as `--name=value`. Each option of penstock is also an environment variable
 (`PENSTOCK_KEEP_ALIVE`) and a key of `penstock.toml` in the working directory (`keep-alive = "15s"`, or `keep_alive`).
@@ -76,6 +81,16 @@ Secrets are no options, as every process of the machine can read a command line.
 """
 
 
+def of_help() -> str:
+    most = ", ".join(f"`--{key}`" for key in NEEDED)
+    return fill(
+        f"`penstock serve --help` shows what most operators need: MODEL, {most}. `--help all` shows all options, and "
+        "`--help store` those with `store` in their name or group.",
+        115,
+        break_on_hyphens=False,
+    )
+
+
 def options_list(section: str, members: Iterable[Option]) -> str:
     lines = (f"* {', '.join(f'`{flag}`' for flag in each.flags)}{shown(each)}: {each.description}" for each in members)
     return "\n".join((f"\n## {section}\n", *lines, ""))
@@ -89,7 +104,11 @@ def shown(option: Option) -> str:
 def test_page_has_every_setting(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     sections = groupby(options(), lambda option: option.section)
-    page = HEAD + "".join(options_list(section, members) for section, members in sections) + TAIL
+    page = (
+        HEAD.replace("NEEDED", of_help())
+        + "".join(options_list(section, members) for section, members in sections)
+        + TAIL
+    )
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page
@@ -143,10 +162,46 @@ def test_examples_of_the_sample_file_are_valid(tmp_path: Path, monkeypatch: pyte
 
 def test_help_has_types_and_defaults_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        read_settings(["-h"])
+        read_settings(["-h", ALL])
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "--store-ttl TIME time for which responses are stored (default: 30d)" in shown
     assert not re.search(r"\[str|null|lambda|2592000|\bNone\b", shown)
+
+
+def flags_of(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> list[str]:
+    """The options that the help of a command shows."""
+    with pytest.raises(SystemExit) as ended:
+        read_settings(words, command)
+    assert ended.value.code == 0
+    return re.findall(r"^  (?:-\w(?: \S+)?, )?--([a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_help_shows_what_most_need_and_all_if_asked(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert len(NEEDED) == 10
+    for words in (["--help"], ["tiny", "-h"], ["--help", "--port", "1"]):
+        assert flags_of(capsys, command, *words) == ["help", *NEEDED]
+    every = ["help", *KEYS]
+    for words in (["--help", ALL], [f"--help={ALL}"], ["tiny", "-h", ALL]):
+        assert flags_of(capsys, command, *words) == every
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("prefix", {"share-caches", "salt-caches"}),
+        ("--METRICS_port", {"metrics-port"}),
+        ("webhook", {"webhook"}),
+        ("record-", {"record-after", "record-if", "record-texts"}),
+    ],
+)
+def test_help_finds_options_by_name_or_group(capsys: pytest.CaptureFixture[str], word: str, found: set[str]) -> None:
+    assert flags_of(capsys, "serve", f"--help={word}") == ["help", *(key for key in KEYS if key in found)]
+
+
+def test_help_without_an_option_says_so() -> None:
+    with pytest.raises(CannotRun, match=r"^--help teapot: no option and no group has this in its name; --help all "):
+        read_settings(["--help", "teapot"])
 
 
 def with_table(page: str, heading: str, table: str) -> str:

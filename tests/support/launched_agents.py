@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -148,6 +149,15 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], pr
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return Ended(process.returncode, out, err)
+
+
+def is_need(title: str, name: str, tokens: int) -> bool:
+    """Return True if the page of clients says as much of the prompt of an agent as was counted, up to a fifth more."""
+    package = json.loads((ROOT / "tests/live" / name / "node/package.json").read_text())
+    [version] = package["dependencies"].values()
+    [said] = re.findall(rf" ([\d,]+)(?: tokens)? in {title} {version}\b", (ROOT / "docs/CLIENTS.md").read_text())
+    most = int(said.replace(",", ""))
+    return 0.8 * most <= tokens <= most
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rich.console import Console
 
+from penstock.api.cli.arguments import Parser
 from penstock.api.settings.sources import CLIENT_KEY
 from penstock.extensions.workbench.conformance.badge import as_badge
 from penstock.extensions.workbench.conformance.check import Speech
@@ -55,8 +56,8 @@ def main(arguments: Sequence[str]) -> None:
     sys.exit(1 if counts(found)["fail"] else 2 if any(each.is_limited for each in found) else 0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="penstock conformance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("url", nargs="?", help="the server, such as http://127.0.0.1:8000/v1")

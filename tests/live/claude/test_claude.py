@@ -11,7 +11,7 @@ import httpx
 
 from tests.support.claude_session import captured, capturing, keep, next_body
 from tests.support.client_server import Server
-from tests.support.launched_agents import DONE, KEY, AgentServer, Launched, agent_server, call, common
+from tests.support.launched_agents import DONE, KEY, AgentServer, Launched, agent_server, call, common, is_need
 
 Json = dict[str, Any]
 
@@ -38,6 +38,7 @@ def test_claude_code_gets_a_text(claude: Launched) -> None:
     assert (result["result"], result["num_turns"]) == ("Hello from the model.", 1)
     [usage] = result["modelUsage"].values()
     assert (usage["contextWindow"], usage["thinkingTokens"] > 0) == (131_072, True)
+    assert is_need("Claude Code", "claude", prompt_tokens(result)), prompt_tokens(result)
 
 
 def test_claude_code_streams_thoughts_and_texts(claude: Launched) -> None:
@@ -77,6 +78,13 @@ def test_search_of_claude_code_is_that_of_the_server(claude: Launched, neighbour
     [found, text] = results[-1]["results"]
     assert ([page["url"] for page in found["content"]], text) == ([f"{neighbours}/vllm"], DONE)
     assert lines[-1]["result"] == "Found."
+
+
+def test_claude_code_has_no_search_without_one_of_the_server(penstock: str, claude: Launched, tmp_path: Path) -> None:
+    orders = (call("ToolSearch", query="select:WebSearch,CronList"), "say {result}")
+    with agent_server(penstock, tmp_path) as server:
+        result = asked(replace(claude, url=server.url), "\n".join(orders))
+    assert result["result"] == "The tool CronList is available from now on."
 
 
 def test_alias_answers_as_the_model_of_its_name(claude: Launched) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.client_server import CODEX_EXEC, Codex, Server
-from tests.support.launched_agents import Launched
+from tests.support.launched_agents import AgentServer, Launched, is_need
 
 Json = dict[str, Any]
 
@@ -123,6 +124,13 @@ def test_launched_codex_needs_no_settings(launched: Launched) -> None:
     assert answers(ended.lines) == ["I added greeting.txt."]
     assert (launched.project / "greeting.txt").read_text() == "hello\n"
     assert not (launched.folder / "home" / ".codex" / "config.toml").exists()
+
+
+def test_prompt_is_as_long_as_the_page_says(agent: Launched, agents: AgentServer) -> None:
+    events = replace(agent, url=agents.url).run(*CODEX_EXEC, "say Hello.").lines
+    assert answers(events) == ["Hello."]
+    prompt = events[-1]["usage"]["input_tokens"]
+    assert is_need("Codex", "codex", prompt), prompt
 
 
 @pytest.mark.long

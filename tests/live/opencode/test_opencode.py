@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.launched_agents import DONE, AgentServer, Launched, call
+from tests.support.launched_agents import DONE, AgentServer, Launched, call, is_need
 
 Json = dict[str, Any]
 
@@ -22,7 +22,10 @@ def test_opencode_gets_a_text_and_thoughts(opencode: Launched, agents: AgentServ
     before = agents.log.read_text().count("POST /v1/chat/completions: 200")
     parts = asked(opencode, "say Hello from the model.")
     assert texts(parts) == ["Hello from the model."]
-    assert parts[-1]["tokens"]["reasoning"] > 0
+    counted = parts[-1]["tokens"]
+    assert counted["reasoning"] > 0
+    prompt = counted["input"] + counted["cache"]["read"]
+    assert is_need("opencode", "opencode", prompt), prompt
     assert agents.log.read_text().count("POST /v1/chat/completions: 200") > before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.cli.__main__ import all_commands
+from penstock.api.cli.__main__ import DOORS, all_commands, own_commands
 from penstock.pipeline.errors import CannotRun, CannotStart
 from tests.support.paths import ROOT
 from tests.support.processes import RunCommand
@@ -34,11 +35,55 @@ def test_show_draws_the_stages_of_the_operator(penstock: RunCommand, tmp_path: P
     assert stages[stages.index("parse") :] == ["parse", "second", "first", "emit", "persist"]
 
 
-def test_unknown_command_lists_the_known_ones(penstock: RunCommand) -> None:
+def test_unknown_command_is_one_line(penstock: RunCommand) -> None:
     ended = penstock("reply")
-    assert ended.status == 2
-    assert all(f"\n  {command} " in ended.err for command in COMMANDS)
-    assert ended.err.endswith("\npenstock: there is no command reply (did you mean replay?)\n")
+    message = "penstock: there is no command reply (did you mean replay?); penstock --help lists them\n"
+    assert (ended.status, ended.out, ended.err) == (2, b"", message)
+
+
+def test_command_alone_says_what_one_can_do(penstock: RunCommand) -> None:
+    alone, asked = penstock(), penstock("--help")
+    assert (alone.status, alone.out, asked.status, asked.err) == (2, b"", 0, "")
+    assert alone.err == asked.out.decode()
+    assert re.findall(r"^\w.*", alone.err, re.MULTILINE)[1:-1] == [*DOORS]
+
+
+def test_each_command_stands_at_one_door(penstock: RunCommand) -> None:
+    at_doors = [name for names in DOORS.values() for name in names]
+    assert sorted(at_doors) == sorted(own_commands())
+    for door in DOORS:
+        for words in re.findall(r"penstock (\w+)", door):
+            assert words in DOORS[door]
+
+
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("check", "serve"), ("--engine", "http://a")),
+    **dict.fromkeys(("diff", "inspect", "replay", "shrink"), ("folder",)),
+    "compare": ("folder", "--engine", "http://a"),
+    "conformance": ("http://a",),
+    "keys": ("make", "alice", "--store", "none"),
+    "launch": ("claude",),
+    "record": ("--upstream", "http://a"),
+}
+"""What a command needs besides its options."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_misspelt_option_of_each_command_is_one_line(
+    command: str, penstock: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It ends the command before anything is opened."""
+    monkeypatch.chdir(tmp_path)
+    words = (command, *ARGUMENTS.get(command, ()))
+    shown = penstock(*words[: 2 if command == "keys" else 1], "--help", "all").out.decode()
+    options = re.findall(r"^  (?:-\w(?: \S+)?, )?(--[a-z][\w-]*)", shown, re.MULTILINE)
+    assert "--help" in options
+    for option in options:
+        wrong = f"{option[:-1]}q{option[-1]}"
+        ended = penstock(*words, wrong)
+        assert (ended.status, ended.out) == (2, b"")
+        assert re.fullmatch(rf"penstock: {wrong}: there is no such option \(did you mean --[\w-]+\?\)\n", ended.err)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_each_command_has_its_summary(penstock: RunCommand) -> None:

@@ -16,7 +16,7 @@ from penstock.services.engines.vllm import WrongOption
 
 ELSEWHERE = ("--engine", "http://a:8001")
 ELSE = "; options of vLLM's engine belong to the engine's own server, as --engine names another one"
-TYPO = "--keep-alvie: there is no such option (did you mean --keep-alive?)" + ELSE
+TYPO = "--keep-alvie: there is no such option (did you mean --keep-alive?)"
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def mistake(*arguments: str) -> str:
         (("--port",), "--port: expected one argument"),
         (("--engine", "http://key@a"), "--engine: http://...@a must begin with http:// or https://, and name a host, "
                                        "or be file.py:function"),
-        ((*ELSEWHERE, "--no-sandbx"), f"--no-sandbx: there is no such option (did you mean --no-sandbox?){ELSE}"),
+        ((*ELSEWHERE, "--no-sandbx"), "--no-sandbx: there is no such option (did you mean --no-sandbox?)"),
         ((*ELSEWHERE, "tiny", "more"), "more: it is neither an option nor the value of one, and MODEL is there already"
                                        f"{ELSE}"),
         (("--default-chat-template-kwargs", "[1]"), "--default-chat-template-kwargs: Input should be a valid "
@@ -66,8 +66,8 @@ def mistake(*arguments: str) -> str:
         (("--model", "tiny"), "give MODEL as the first argument, or as model before the tables of penstock.toml"),
         ((*ELSEWHERE, "--keep-alvie", "3"), TYPO),
         pytest.param(
-            (*ELSEWHERE, "--max_model_len=5", "--keep-alvie", "3", "--no-enable-lora"),
-            f"--max-model-len: {ELSE[2:]}\n{TYPO}\n--no-enable-lora: {ELSE[2:]}",
+            (*ELSEWHERE, "--max_model_len=5", "--no-enable-lora"),
+            f"--max-model-len: {ELSE[2:]}\n--no-enable-lora: {ELSE[2:]}",
             marks=pytest.mark.vllm,
         ),
         ((*ELSEWHERE, "--keep-alvie=3"), TYPO),

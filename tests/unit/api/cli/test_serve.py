@@ -20,7 +20,7 @@ from penstock.api.settings.from_vllm import INSTEAD, VARIABLES
 from penstock.api.settings.sources import flags, unknown_option
 from penstock.pipeline.errors import CannotRun
 from penstock.services.engines import vllm
-from penstock.services.engines.vllm import NoVllm, WrongOption, check_memory, option_names, plan_vllm
+from penstock.services.engines.vllm import WrongOption, check_memory, option_names, plan_vllm
 from tests.support.paths import TINY_QWEN
 from tests.support.vllm_source import SOURCES, VllmSource
 
@@ -160,16 +160,46 @@ def test_wrong_option_of_vllm_is_one_line(arguments: list[str], message: str) ->
     assert "\n" not in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "lines"),
-    [
-        (["--prot", "3"], ["--prot: penstock has no such option (did you mean --port?)"]),
-        (["tiny", "--max-model-len", "3", "--no-sandbox", "--enforce-eager"], []),
-    ],
-)
-def test_mistake_is_named_also_without_vllm(arguments: list[str], lines: list[str]) -> None:
-    missing = NoVllm("vLLM is not installed here.")
-    assert explained(missing, arguments).splitlines() == [*lines, "vLLM is not installed here."]
+@pytest.mark.parametrize("is_installed", [pytest.param(True, marks=pytest.mark.vllm), False])
+def test_unknown_option_ends_the_start_before_anything_is_opened(
+    monkeypatch: pytest.MonkeyPatch, *, is_installed: bool
+) -> None:
+    """Its cost is that of reading the command line: nothing of vLLM is imported."""
+    if not is_installed:
+        for module in ("command_line", "mistakes"):
+            monkeypatch.setattr(f"penstock.api.cli.{module}.option_names", frozenset, raising=False)
+        monkeypatch.setattr("penstock.api.start.backends.find_spec", lambda _: None)
+    monkeypatch.setattr("penstock.api.start.backends.check_arguments", None)
+    for arguments in (
+        ["--prot", "3"],
+        ["tiny", "--max-model-len", "3", "--prot=3"],
+        ["--engine", "http://a", "--prot"],
+    ):
+        with pytest.raises(CannotRun, match=r"^--prot: there is no such option \(did you mean --port\?\)$"):
+            read_settings(arguments)
+    assert read_settings(["tiny", "--max-model-len", "3", "--no-sandbox", "--enforce-eager"]).model == "tiny"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("written", ["-tp=2", "--no-enable-lora", "--max-num-se=3", "--compilation-config.mode=3"])
+def test_option_of_vllm_is_known_however_it_is_written(written: str) -> None:
+    assert read_settings(["tiny", written]).engine_options == [written]
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.platform_plugins"])
+def test_option_may_be_that_of_a_plugin_of_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, group: str) -> None:
+    asked = list[list[str]]()
+    monkeypatch.setattr("penstock.api.start.backends.check_arguments", lambda options: asked.append([*options]))
+    with pytest.raises(CannotRun, match="--of-plugin: there is no such option"):
+        read_settings(["tiny", "--of-plugin"])
+    package = tmp_path / "vllm_more-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-more\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[{group}]\nmore = more:register\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    read_settings(["tiny", "--of-plugin"])
+    assert asked == [["--of-plugin"]]
 
 
 @pytest.mark.vllm

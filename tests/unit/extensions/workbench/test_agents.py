@@ -26,6 +26,12 @@ LOCKED = Served("https://gpu.example/llm", "tiny", 8192, "k" * 20)
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 
 
+def installed(name: str) -> dict[str, str]:
+    """The package of an agent that is tested, and its version."""
+    file = ROOT / "tests" / "live" / name / "node" / "package.json"
+    return dict(json.loads(file.read_text())["dependencies"])
+
+
 def codex_settings(start: Start) -> dict[str, Any]:
     flags, values = start.arguments[::2], start.arguments[1::2]
     assert set(flags) == {"-c"}
@@ -46,6 +52,14 @@ def test_claude_code_gets_one_model_for_all_its_tasks() -> None:
 @pytest.mark.parametrize(("window", "output"), [(8192, 1024), (131_072, 16_384), (262_144, 32_000), (None, 32_000)])
 def test_output_leaves_most_of_the_context_to_the_prompt(window: int | None, output: int) -> None:
     assert Served("http://gpu", "tiny", window).output == output
+
+
+@pytest.mark.parametrize(("name", "title"), [("claude", "Claude Code"), ("codex", "Codex"), ("opencode", "opencode")])
+def test_page_says_what_the_tested_release_needs(name: str, title: str) -> None:
+    """`tests/live` counts the tokens, and compares them with the page."""
+    agent, [(_, version)] = AGENTS[name], installed(name).items()
+    assert agent.version == version
+    assert re.search(rf" {agent.prompt:,}( tokens)? in {title} {version}\W", PAGE)
 
 
 def test_page_has_the_variables_of_claude_code() -> None:
