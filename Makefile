@@ -146,7 +146,7 @@ sbom: $(DONE)/test ## The packages of penstock without vLLM, with versions and l
 	@mkdir -p dist
 	@$(BIN)/python .locks/sbom.py dist/penstock.cdx.json
 
-release: $(TINY).built site ## The last commit as wheel, source distribution, SBOM, site and context of images in dist, with SHA256SUMS; the wheel is installed in an empty environment, and tried: five minutes
+release: $(TINY).built site ## The last commit as wheel, source distribution, SBOM, site and context of images in dist, with SHA256SUMS; the wheel is installed in an empty environment, and tried: some minutes
 	@$(BIN)/python .locks/release.py dist .cache/site/site $(TINY) $(TINY_ENGINE)
 
 # Where npm finds no registry, all else is tested the same; the last lines of `test` say what was left out.
