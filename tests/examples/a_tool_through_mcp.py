@@ -7,15 +7,9 @@ has the package `mcp` from version 2 on. `tools.json` is
 {"mcpServers": {"warehouse": {"command": "venv/bin/python", "args": ["a_tool_through_mcp.py"]}}}
 ```
 
-A request asks for the tools by the label, and penstock calls them between two turns of the model:
-
-```json
-{"model": "openai/gpt-oss-20b", "input": "How many lamps are left?",
- "tools": [{"type": "mcp", "server_label": "warehouse", "require_approval": "never"}]}
-```
-
-The model reads the docstring and the annotations, and the message of a `ToolError`, from which it can go on. The first
-request starts the process, and all later ones share it. `penstock check --mcp-config tools.json` lists its tools.
+A request asks for the tools by the label, as for [a tool of your own](#a-tool-of-your-own). The model reads the
+docstring and the annotations, and the message of a `ToolError`, from which it can go on. The first request starts the
+process, and all later ones share it. `penstock check --mcp-config tools.json` lists its tools.
 """
 
 from mcp.server.mcpserver import MCPServer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.services.mcp_config import read_servers
-from tests.examples import a_tool_through_mcp
+from tests.examples import a_tool_of_your_own, a_tool_through_mcp
 from tests.support.tool_servers import answer_markup, call_markup, respond, tool_server
 
 pytestmark = pytest.mark.io
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.io
 async def test_model_calls_the_tool_of_the_page(
     tmp_path: Path, arguments: Any, output: str | None, error: str | None
 ) -> None:
-    config, request = re.findall(r"```json\n(.*?)```", a_tool_through_mcp.__doc__ or "", re.DOTALL)
+    [config] = re.findall(r"```json\n(.*?)```", a_tool_through_mcp.__doc__ or "", re.DOTALL)
+    [request] = re.findall(r"```json\n(.*?)```", a_tool_of_your_own.__doc__ or "", re.DOTALL)
     body = json.loads(request) | {"model": "tiny"}
     [label] = [tool["server_label"] for tool in body["tools"]]
     turns = [call_markup(f"{label}.pieces_left", arguments), answer_markup("There.")]

@@ -34,7 +34,7 @@ def lines() -> Iterator[str]:
     for title, found in groups.items():
         yield from (f"### {title}", "")
         for area, rules in groupby(found, lambda each: each[3]):
-            yield from (f"Area `{area}`:", "")
+            yield from (f"`{area}`:", "")
             yield from (f"* {f'**`{name}`**' if is_core else f'`{name}`'} {rule}" for name, rule, is_core, _ in rules)
             yield ""
 

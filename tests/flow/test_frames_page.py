@@ -124,7 +124,9 @@ def event_lines() -> Iterator[str]:
     by_fields: dict[str, list[str]] = {}
     for kind in get_args(events.ResponseEvent):
         fields = ", ".join(name for name in kind.__struct_fields__ if name != "sequence_number")
-        by_fields.setdefault(fields, []).append(f"`{kind.__struct_config__.tag}` (`{kind.__name__}`)")
+        words = str(kind.__struct_config__.tag).removeprefix("response.").replace(".", "_").split("_")
+        assert kind.__name__.removeprefix("Response") == "".join(map(str.capitalize, words))  # as the page says
+        by_fields.setdefault(fields, []).append(f"`{kind.__struct_config__.tag}`")
     yield from (f"* {fields}: {', '.join(names)}" for fields, names in by_fields.items())
 
 
