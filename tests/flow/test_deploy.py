@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,20 @@ def test_proxies_close_idle_connections_before_the_server() -> None:
     (idle,) = re.findall(r"idle_timeout: (\d+)s\}", (DEPLOY / "proxies/envoy.yaml").read_text())
     assert int(idle) < IDLE_SECONDS
     assert "keepalive_timeout" not in (DEPLOY / "proxies/nginx.conf").read_text()  # 60 seconds by default
+
+
+def test_first_supported_version_is_this_one_and_the_last_one_has_three_months() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    latest, previous = re.findall(r"^\| (\d+\.\d+)\.x \|", page, re.MULTILINE)
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    days = dict(re.findall(r"^## \[(\d+\.\d+)\.0\] - (\S+)$", changes, re.MULTILINE))
+    assert list(days)[:2] == [latest, previous]
+    assert own_version().startswith(f"{latest}.")
+    [until] = re.findall(r"until (\S+) \|", page)
+    assert 89 <= (date.fromisoformat(until) - date.fromisoformat(days[latest])).days <= 93
+
+
+def test_no_file_turns_the_usage_reports_of_vllm_on() -> None:
+    files = [ROOT / "Makefile", *(path for path in DEPLOY.rglob("*") if path.suffix != ".png" and path.is_file())]
+    assert len(files) > 20
+    assert [path for path in files if re.search("USAGE_STATS|DO_NOT_TRACK", path.read_text())] == []
