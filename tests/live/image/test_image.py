@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import tarfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 import yaml
 
+from penstock.pipeline.distribution import DISTRIBUTION, own_version
 from tests.support.containers import TOOLS, Builder, Container, Image, running
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import PATIENCE, free_port
@@ -88,9 +88,7 @@ def test_server_answers_and_ends_in_a_read_only_container(image: Image, start: S
 
 def test_image_says_what_it_is(image: Image) -> None:
     labels = {name.removeprefix("org.opencontainers.image."): text for name, text in image.config["Labels"].items()}
-    assert (labels["title"], labels["licenses"]) == ("penstock", "Apache-2.0")
-    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert labels["version"] == version
+    assert (labels["title"], labels["version"], labels["licenses"]) == (DISTRIBUTION, own_version(), "Apache-2.0")
 
 
 def test_page_states_what_the_image_adds_to_debian(image: Image) -> None:
