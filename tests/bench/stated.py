@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from penstock.services.engines.cached_blocks import BlockStored, CachedBlocks
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.paths import HARMONY, PRODUCT, ROOT
 from tests.support.processes import free_port, running_process
-from tests.support.server import completed_response, running_server, script
+from tests.support.server import PacedEngine, completed_response, running_server, script
 from tests.support.stated import GB, KB, MB, Stated
 
 DISK_BLOCK = 4096
@@ -121,6 +122,34 @@ def memory_of_a_server() -> float:
             return float(psutil.Process(process.pid).memory_info().rss)
 
 
+async def memory_of_a_waiting_response(words: int) -> float:
+    """Return the memory of a background response that waits with its pipeline open, for a prompt of so many words."""
+    engine, text = PacedEngine(script()), "word " * words
+    engine.hold()
+    with TemporaryDirectory() as folder:
+        async with running_server(engine, Path(folder), limit=1, max_body_bytes=10 * words + 10_000) as server:
+
+            async def add(count: int) -> None:
+                for _ in range(count):
+                    _, answer = await server.post({"input": text, "background": True})
+                    assert answer["status"] in ("queued", "in_progress")
+                gc.collect()
+
+            await add(5)
+            tracemalloc.start()
+            try:
+                await add(20)
+                return tracemalloc.get_traced_memory()[0] / 20
+            finally:
+                tracemalloc.stop()
+
+
+def memory_of_waiting_tokens() -> float:
+    """Return the memory of 1,000 tokens in the prompt of such a response."""
+    short, long = (asyncio.run(memory_of_a_waiting_response(words)) for words in (2, 10_002))
+    return (long - short) / 10
+
+
 def bytes_in(folder: Path) -> int:
     """Return the bytes of the files of a folder."""
     return sum(path.stat().st_size for path in folder.iterdir())
@@ -190,6 +219,12 @@ MEASURED_HERE = {
     "a server with 200 streams": Stated(DEPLOY, r"\| ([\d]+) MB, without those of the engine", lambda: sized(200), MB),
     "a million short responses": Stated(
         DEPLOY, r"responses: ([\d.]+) GB", lambda: 10**6 * asyncio.run(disk_of_a_short_response()), GB
+    ),
+    "a waiting response": Stated(
+        "docs/LIMITS.md", r"about ([\d]+) KiB each, and", lambda: asyncio.run(memory_of_a_waiting_response(2)), 2**10
+    ),
+    "1,000 tokens of its prompt": Stated(
+        "docs/LIMITS.md", r"([\d]+) KiB for each 1,000 tokens", memory_of_waiting_tokens, 2**10
     ),
     "a short response": Stated(
         DEPLOY, r"disk \| ([\d.]+) KB for a short", lambda: asyncio.run(disk_of_a_short_response()), KB
