@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from datetime import date, timedelta
 from itertools import chain
+from typing import get_args
 
 import pytest
 from packaging.version import Version
 
+from penstock.extensions.workbench.conformance.check import Speech
+from penstock.extensions.workbench.conformance.checks import ALL
 from tests.oracles.sources import LLAMA_CPP, MLX, OGX, SGLANG
 from tests.support.paths import ROOT
 
@@ -70,6 +73,18 @@ def test_evidence_names_a_version_of_each_server() -> None:
     without = {server for server in servers if not re.search(rf"\b{re.escape(server)} \d", evidence)}
     assert without == {"llama.cpp", "Ollama"}, "only they are documented without versions"
     assert [server for server in without if server not in evidence] == []
+
+
+def test_table_of_conformance_has_all_checks() -> None:
+    [head] = re.findall(r"^\| server \| Responses, (\d+) checks (.+) \|$", PAGE, re.MULTILINE)
+    named = [int(number) for number in re.findall(r"\d+", " ".join(head))]
+    assert named == [len([check for check in ALL if check.speech == speech]) for speech in get_args(Speech)]
+    rows = re.findall(r"^\|[^|]+((?:\| (?:[\d/]+|none) ){4})\|$", PAGE, re.MULTILINE)
+    assert len(rows) >= 5
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("| ").split("|")]
+        sums = [sum(map(int, cell.split("/"))) for cell in cells if cell != "none"]
+        assert sums == [number for number, cell in zip(named, cells, strict=True) if cell != "none"]
 
 
 def test_what_no_lock_names_was_read_for_the_release() -> None:

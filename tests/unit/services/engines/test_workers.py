@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from penstock.services.engines.workers import MARK, NO_REPORTS, end_with_parent, mark_workers, permit_amx
+from tests.support.paths import PRODUCT, ROOT
 
 CPU = Path("/proc/cpuinfo")
 SPAWN = multiprocessing.get_context("spawn")
@@ -98,3 +100,29 @@ def test_vllm_reports_no_usage_unless_the_operator_wants_it(
     monkeypatch.setattr(os, "environ", environment)
     mark_workers()
     assert environment[NO_REPORTS] == used
+
+
+STARTS = {"LLM", "AsyncLLM", "LLMEngine", "from_vllm_config", "from_engine_args", "launch_core_engines"}
+"""What starts engines of vLLM."""
+
+
+def calls_of(function: ast.AST) -> dict[str, int]:
+    """Return the first line of each name that a function calls."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    named = [(getattr(call.func, "attr", getattr(call.func, "id", "")), call.lineno) for call in calls]
+    return dict(sorted(named, key=lambda each: -each[1]))
+
+
+def test_what_starts_vllm_marks_its_workers_before() -> None:
+    starting = []
+    for path in (path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")):
+        if not any(name in (source := path.read_text()) for name in STARTS):
+            continue
+        for function in ast.walk(ast.parse(source)):
+            if (
+                isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+                and (found := calls_of(function)).keys() & STARTS
+            ):
+                starting.append(function.name)
+                assert found["mark_workers"] < min(found[name] for name in found.keys() & STARTS), (path, function.name)
+    assert sorted(starting) == ["launched", "start"]
