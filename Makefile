@@ -59,14 +59,12 @@ help: ## List the targets
 
 ifdef OWN
 serve: $(INSTALLED) ## Serve MODEL with vLLM; a tiny gpt-oss on the CPU without MODEL, with fixtures/tiny_qwen a tiny Qwen
-	@exec $(BIN)/penstock serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+	@exec $(BIN)/penstock serve $(MODEL) --live --host $(HOST) --port $(PORT) $(ARGS)
 else
 serve: $(INSTALLED) $(if $(MODEL),,$(TINY).built)
 	@echo "Starting vLLM on the CPU: about a minute."
-	@key=$$PENSTOCK_OPERATOR_KEY; if [ -z "$$key" ]; then key=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(16))'); \
-	echo "The live page, with a key for this run: http://$(HOST):$(PORT)/live#key=$$key"; fi; \
-	exec env -u VLLM_CPU_KVCACHE_SPACE PENSTOCK_OPERATOR_KEY="$$key" HF_HUB_OFFLINE=1 TORCH_COMPILE_DISABLE=1 \
-	    $(BIN)/penstock serve $(or $(MODEL),$(TINY)) \
+	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 TORCH_COMPILE_DISABLE=1 \
+	    $(BIN)/penstock serve $(or $(MODEL),$(TINY)) --live --record .cache/recordings \
 	    --host $(HOST) --port $(PORT) --served-model-name $(subst _,-,$(notdir $(or $(MODEL),$(TINY)))) $(TINY_ENGINE) $(FOR_CODE) $(ARGS)
 endif
 

@@ -93,6 +93,9 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
     if opened_by := settings.opened_by:
         needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
         yield f"{location(opened_by, arguments)}: other machines can use this server without a key; {needed}"
+    if settings.live and settings.operator_key is None:
+        live = location("live", arguments)
+        yield f"{live} has no effect, as other machines reach this server: set PENSTOCK_OPERATOR_KEY"
     files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & locations(FILE).keys() else None]
     for file in filter(None, files):
         if _is_open(file):

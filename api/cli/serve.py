@@ -116,7 +116,8 @@ def greeting(settings: Settings, port: int, models: Sequence[str], example: tupl
     url = f"{page}/v1"
     key = ' -H "Authorization: Bearer $API_KEY"' if settings.has_keys else ""
     command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d {body}"
-    return f"Serving {models[0]} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n"
+    live = f"Its live page: {opened}\n" if (opened := settings.live_page(port)) else ""
+    return f"Serving {models[0]} at {url}. Try:\n\n  {command}\n\nor open {page} in a browser.\n{live}"
 
 
 def _check(settings: Settings, arguments: Sequence[str]) -> None:

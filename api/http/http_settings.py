@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,9 +23,17 @@ def frontend_count(value: Any) -> Any:
     return max(1, min(8, len(os.sched_getaffinity(0)) // 2)) if value == "auto" else value
 
 
+def is_loopback(host: str) -> bool:
+    """True if a server that listens on ``host`` is reached from its own machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def is_here(host: str) -> bool:
     """True if other machines cannot reach this one under ``host``."""
-    return host in ANY or host in ("localhost", "::1") or host.startswith("127.")
+    return host in ANY or is_loopback(host)
 
 
 class HttpSettings(BaseSettings):
@@ -122,6 +130,10 @@ class ClientSettings(BaseSettings):
     )
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(default=None, repr=False)
     operator_key: CliSuppress[SecretStr | None] = Field(default=None, min_length=LEAST_LENGTH, repr=False)
+    live: bool = Field(
+        default=False,
+        description="print the address of the live page, on a loopback address with a key that is made for this run",
+    )
     store_keys: bool = Field(default=False, description="read API keys from the store, too; penstock keys makes them")
     limits: Path | None = Field(
         default=None,

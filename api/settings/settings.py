@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from secrets import token_urlsafe
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import PrivateAttr, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from penstock.api.http.http_settings import ANY, ClientSettings, HttpSettings, is_here
+from penstock.api.http.http_settings import ANY, ClientSettings, HttpSettings, is_here, is_loopback
 from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
 from penstock.api.settings.engine_settings import ChatSettings, EngineSettings
@@ -65,6 +66,9 @@ class Settings(  # pydantic begins with the fields of the last class
         hide_input_in_errors=True,
     )
 
+    _key_of_run: str = PrivateAttr(default="")
+    """The key of the operator that this run has made, for the terminal that started it."""
+
     def __new__(cls, /, **given: Any) -> Self:
         """Raise `TypeError` for a keyword that is no setting.  Only a program gives keywords."""
         check_keywords(given, cls.model_fields)
@@ -95,6 +99,13 @@ class Settings(  # pydantic begins with the fields of the last class
             raise ValueError("--max-background must be at least --frontends, because it is divided among the frontends")
         return self
 
+    @model_validator(mode="after")
+    def _makes_key(self) -> Self:
+        if self.live and self.operator_key is None and is_loopback(self.host):
+            self._key_of_run = token_urlsafe(16)
+            self.operator_key = SecretStr(self._key_of_run)
+        return self
+
     @property
     def plugins(self) -> list[str]:
         """The plug-ins in their order: those of ``--with``, and then those that have options of their own."""
@@ -113,6 +124,11 @@ class Settings(  # pydantic begins with the fields of the last class
         if self.host in ANY or not is_here(self.host):
             return "host"
         return "trusted_proxy" if self.trusted_proxy else "allow_host" if self.allow_host else None
+
+    def live_page(self, port: int) -> str | None:
+        """Return the address of the live page that ``--live`` prints, with the key if this run has made it."""
+        key = f"#key={self._key_of_run}" if self._key_of_run else ""
+        return f"{self.url(port)}/live{key}" if self.live and self.operator_key else None
 
     def reached_at(self, port: int) -> str:
         """Return the URL at which the other servers of the store reach this one, which listens on ``port``."""

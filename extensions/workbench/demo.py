@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import tempfile
 import threading
 import time
@@ -32,10 +31,7 @@ that it took: the tokens become items, and the items events of the Responses API
 AS_A_PAGE = "\nThe same answer as a page, with the tokens that caused each item and event:\n"
 
 NEXT = """
-A server now starts that answers with such recordings. Ctrl-C ends it. Its live page shows what passes the stages:
-
-  http://127.0.0.1:{port}/live#key={key}
-
+A server now starts that answers with such recordings, and whose live page shows what passes the stages. Ctrl-C ends it.
 Then:
 
   penstock serve --engine http://HOST:8000    serve a gpt-oss of a vLLM server elsewhere
@@ -60,13 +56,13 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         print(AS_A_PAGE, flush=True)
         inspect.main([str(SHOWN), str(Path(folder, "cities.html"))])
-        key = os.environ.setdefault("PENSTOCK_OPERATOR_KEY", secrets.token_urlsafe(16))
-        print(NEXT.format(port=chosen.port, key=key), flush=True)
+        print(NEXT, flush=True)
         if chosen.open:
             threading.Thread(target=_open_when_ready, args=(f"http://127.0.0.1:{chosen.port}",), daemon=True).start()
         options = {"--engine": f"replay:{RECORDINGS}", "--replay-speed": "1x", "--log-level": "WARNING"}
         options |= {"--port": str(chosen.port), "--store": str(Path(folder, "store.sqlite3"))}
-        serve.main([word for option in options.items() for word in option])
+        options |= {"--record": str(Path(folder, "recordings"))}
+        serve.main(["--live", *(word for option in options.items() for word in option)])
 
 
 def _has_desktop() -> bool:

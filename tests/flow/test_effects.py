@@ -29,6 +29,7 @@ BY_PROGRAM = frozenset(
     {
         *("host", "port", "frontends", "max_body_bytes", "drain_timeout", "peer_url", "metrics_port", "print_pipeline"),
         "exit_with_engine",
+        "live",
         *("verbose", "log_level", "log_format", "engine_arguments", "api_key_file", "stale_after", "unserved_after"),
     }
 )

@@ -1,9 +1,4 @@
-"use strict";
-const $ = id => document.getElementById(id);
-const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-const followSystem = () => (document.documentElement.dataset.theme = prefersDark.matches ? "dark" : "light");
-prefersDark.addEventListener("change", followSystem);
-followSystem();
+/* The page: one request, its stream, and the same request elsewhere. */
 
 const base = new URL("v1", document.baseURI).href;
 const headers = () => {
@@ -27,6 +22,7 @@ async function loadModels() {
   try {
     const answer = await fetch(`${base}/models`, { headers: headers() });
     $("keyed").hidden &&= answer.status !== 401;
+    showAgain();
     if (!answer.ok) {
       const needsKey = answer.status === 401 && !$("key").value;
       $("models").textContent = needsKey ? "It needs an API key." : await refusal(answer);
@@ -34,26 +30,23 @@ async function loadModels() {
     }
     const names = (await answer.json()).data.map(model => model.id);
     $("models").textContent = `It serves ${names.slice(0, 5).join(", ")}${names.length > 5 ? `, and ${names.length - 5} more` : ""}.`;
-    $("names").replaceChildren(...names.map(name => Object.assign(document.createElement("option"), { value: name })));
+    $("names").replaceChildren(...names.map(value => h("option", { value })));
     $("model").value ||= names[0];
+    showAgain();
   } catch (error) {
     $("models").textContent = `The server cannot be reached: ${error.message}`;
   }
 }
 
 /* Output items: each has a block, to which its deltas are added.  The finished item has the last word. */
-const KINDS = { message: "message", reasoning: "reasoning" };
+const CHANNELS = { message: "final", reasoning: "analysis" };
 const blocks = new Map();
 
 function blockOf(index, item) {
   if (blocks.has(index)) return blocks.get(index);
-  const block = document.createElement("article");
-  const title = document.createElement("h2");
-  const text = document.createElement("pre");
-  block.className = `item ${KINDS[item.type] ?? "call"}`;
-  title.textContent = [item.type.replaceAll("_", " "), item.name].filter(Boolean).join(": ");
-  block.append(title, text);
-  $("items").append(block);
+  const title = h("h3", { textContent: [item.type.replaceAll("_", " "), item.name].filter(Boolean).join(": ") });
+  const text = h("pre", { dir: "auto" });
+  $("items").append(h("article", { className: `item ${CHANNELS[item.type] ?? "call"}` }, title, text));
   blocks.set(index, text);
   return text;
 }
@@ -84,7 +77,9 @@ function show(event, started) {
     conclude(event.message, true);
     return true;
   } else if (["response.completed", "response.incomplete", "response.failed"].includes(event.type)) {
-    const { status, usage, error, incomplete_details: details } = event.response;
+    const { id, status, usage, error, incomplete_details: details } = event.response;
+    if ($("to-stages")) $("to-stages").href = `live#response=${encodeURIComponent(id)}`;
+    $("stages").hidden = false;
     const tokens = usage ? `, ${usage.input_tokens} tokens in, ${usage.output_tokens} out` : "";
     const why = error ? `: ${error.message.replace(/\.$/, "")}` : details ? `: ${details.reason}` : "";
     conclude(`${status}${why}${tokens}, ${((performance.now() - started) / 1000).toFixed(1)} s`, Boolean(error));
@@ -109,7 +104,7 @@ async function* eventsOf(answer) {
   }
 }
 
-/* What was sent, as a command and as a program; the key stays in a variable. */
+/* The request, as a command and as a program; the key stays in a variable. */
 const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
 const literal = value =>
   value === null ? "None"
@@ -119,30 +114,51 @@ const literal = value =>
   : typeof value === "object" ? `{${Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each)}`).join(", ")}}`
   : JSON.stringify(value);
 
-function showAgain({ stream, ...body }, more) {
-  const needsKey = $("key").value.trim() !== "";
-  const key = needsKey ? ` -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
-  $("as-curl").textContent = `curl -N ${quoted(`${base}/responses`)}${key} -H 'Content-Type: application/json' \\\n    -d ${quoted(JSON.stringify({ ...body, stream }))}`;
+/* The body of the request, and those of its parameters that were given as JSON. */
+function asked() {
+  const more = JSON.parse($("more").value.trim() || "{}");
+  return { more, body: { model: $("model").value.trim() || undefined, input: $("input").value, store: false, ...more, stream: true } };
+}
+
+/* Shows the request as it would be sent now; JSON that is being typed leaves what is shown. */
+function showAgain() {
+  let request;
+  try {
+    request = asked();
+  } catch {
+    return;
+  }
+  const { more, body: { stream, ...body } } = request;
+  const needsKey = !$("keyed").hidden;
+  const key = needsKey ? ` \\\n    -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
+  $("as-curl").textContent = `curl -N ${quoted(`${base}/responses`)}${key} \\\n    -H 'Content-Type: application/json' \\\n    -d ${quoted(JSON.stringify({ ...body, stream }))}`;
   const { model = "", input, store } = body;
   const given = [["model", model], ["input", input], ["store", store], ...(Object.keys(more).length ? [["extra_body", more]] : [])];
-  const client = `OpenAI(base_url=${literal(base)}${needsKey ? "" : ', api_key="none"'})`;
-  $("as-python").textContent = `from openai import OpenAI\n\nclient = ${client}\nresponse = client.responses.create(${given.map(([name, value]) => `${name}=${literal(value)}`).join(", ")})\nprint(response.output_text)`;
-  $("again").hidden = false;
+  const client = needsKey ? `OpenAI(base_url=${literal(base)})` : `OpenAI(\n    base_url=${literal(base)},\n    api_key="none",\n)`;
+  $("as-python").textContent = `from openai import OpenAI\n\nclient = ${client}\nresponse = client.responses.create(\n${given.map(([name, value]) => `    ${name}=${literal(value)},\n`).join("")})\nprint(response.output_text)`;
+}
+
+/* Copies the text of an element; a page over plain HTTP of another machine has no clipboard of its own. */
+async function copy(button) {
+  const source = $(button.dataset.copies);
+  getSelection().selectAllChildren(source);
+  if (navigator.clipboard) await navigator.clipboard.writeText(source.textContent);
+  else document.execCommand("copy");
+  button.firstChild.data = "Copied";
+  setTimeout(() => (button.firstChild.data = "Copy"), 1500);
 }
 
 let aborting = null;
 
 async function send() {
   const started = performance.now();
-  let more = {};
+  let body;
   try {
-    more = JSON.parse($("more").value.trim() || "{}");
+    ({ body } = asked());
   } catch (error) {
     conclude(`The additional parameters are not JSON: ${error.message}`, true);
     return;
   }
-  const body = { model: $("model").value.trim() || undefined, input: $("input").value, store: false, ...more, stream: true };
-  showAgain(body, more);
   aborting = new AbortController();
   const options = { method: "POST", headers: { ...headers(), "Content-Type": "application/json" }, body: JSON.stringify(body), signal: aborting.signal };
   const answer = await fetch(`${base}/responses`, options);
@@ -158,6 +174,7 @@ async function send() {
 async function run() {
   blocks.clear();
   $("items").replaceChildren();
+  $("stages").hidden = true;
   conclude("…", false);
   $("send").disabled = !($("stop").disabled = false);
   try {
@@ -171,6 +188,13 @@ async function run() {
 }
 
 $("base").textContent = base;
+const { model, input } = document.querySelector("main").dataset;
+if (input !== undefined) {
+  $("model").value = model;
+  $("input").value = input;
+}
+$("form").addEventListener("input", showAgain);
+for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", () => copy(button));
 $("form").addEventListener("submit", event => {
   event.preventDefault();
   run();
@@ -180,4 +204,5 @@ $("input").addEventListener("keydown", event => {
 });
 $("stop").addEventListener("click", () => aborting?.abort());
 $("key").addEventListener("change", loadModels);
+showAgain();
 loadModels();

@@ -7,12 +7,14 @@ user types.  Its URLs are relative, as the application may be mounted under a pr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 
 from aiohttp import hdrs, web
 
 from penstock.api.http.api_key import LEAST_LENGTH
 from penstock.api.http.prefix import prefix_of
-from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import WebPage
 from penstock.pipeline.distribution import own_version
 
 TEXT = """\
@@ -26,47 +28,62 @@ penstock {version} serves the APIs Responses, Chat Completions, Completions and 
 In a browser, this URL is a page that sends a request and shows its stream.
 """
 
+_PACKAGE = "penstock.api.http.front"
 
-LIVE = '<a href="live">live</a> shows its operator what passes the stages.'
+PAGE = WebPage(
+    body=(_PACKAGE, "front.html"),
+    styles=((_PACKAGE, "front.css"),),
+    scripts=((_PACKAGE, "front.js"),),
+    directives=("connect-src 'self'", "frame-ancestors 'none'"),
+)
 
-NOT_LIVE = (
-    "Its operator can see what passes the stages: started with a key of at least"
-    f" {LEAST_LENGTH} characters in <code>PENSTOCK_OPERATOR_KEY</code>, it shows them at <code>live</code>."
+LIVE = '<a href="live">live</a>\n    '
+"""The link in the bar, of a server whose operator has a key."""
+
+RECORDED = '<a id="to-stages" class="second" href="live">See what passed the stages</a>'
+
+NOT_RECORDED = (
+    "Started with <code>--record FOLDER</code>, this server also shows on its <a href='live'>live page</a> what each"
+    " answer passed through the stages."
+)
+
+NOT_WATCHED = (
+    "Its operator can see how the tokens of an answer pass the stages: with <code>--record FOLDER</code>, and with"
+    f" <code>--live</code> on this machine, or a key of at least {LEAST_LENGTH} characters in"
+    " <code>PENSTOCK_OPERATOR_KEY</code>."
 )
 """The sentence of a server whose operator has no key."""
 
 
-def _page(live: str) -> tuple[str, str]:
-    """Return the HTML of the page with its sentence about the live page, and its policy."""
-    style, script, template = (part_of("penstock.api.http.front", f"front.{kind}") for kind in ("css", "js", "html"))
-    style = PALETTE + style
-    policy = policy_of(style, script, "connect-src 'self'", "frame-ancestors 'none'")
-    return filled(template, {"style": style, "version": own_version(), "live": live, "script": script}), policy
-
-
-PAGE, POLICY = _page(LIVE)
-UNWATCHED, _ = _page(NOT_LIVE)
-
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    hdrs.VARY: hdrs.ACCEPT,
-    hdrs.CACHE_CONTROL: "no-cache",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
-
 @dataclass(frozen=True)
 class Front:
-    """The answer to ``GET /``; ``is_watched`` is True if the operator has a key for the live page."""
+    """The answer to ``GET /``.
+
+    ``is_watched`` is True if the operator has a key for the live page, and ``records`` if answers are recorded.
+    ``example`` is a model and an input to begin with.
+    """
 
     is_watched: bool
+    records: bool = False
+    example: tuple[str, str] | None = None
+
+    @cached_property
+    def page(self) -> str:
+        """The HTML of the page."""
+        model, text = map(escape, self.example or ("", ""))
+        return PAGE.html(
+            "penstock",
+            version=own_version(),
+            live=LIVE if self.is_watched else "",
+            example=f' data-model="{model}" data-input="{text}"' if self.example else "",
+            stages=(RECORDED if self.records else NOT_RECORDED) if self.is_watched else NOT_WATCHED,
+        )
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer a browser with the page, and other clients with text."""
+        headers = {**PAGE.headers, hdrs.VARY: hdrs.ACCEPT}
         if "text/html" in request.headers.get(hdrs.ACCEPT, ""):
-            page = PAGE if self.is_watched else UNWATCHED
-            return web.Response(text=page, content_type="text/html", headers=HEADERS)
+            return web.Response(text=self.page, content_type="text/html", headers=headers)
         needs = "" if self.is_watched else ", if PENSTOCK_OPERATOR_KEY is set"
         text = TEXT.format(version=own_version(), prefix=prefix_of(request), needs=needs)
-        return web.Response(text=text, headers=HEADERS)
+        return web.Response(text=text, headers=headers)

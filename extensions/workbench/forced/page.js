@@ -1,5 +1,3 @@
-// Recorded data is only ever inserted as text, never as markup: this file does not use innerHTML.
-
 const { figures, answers } = layout;
 const LEVELS = [[0.1, ""], [0.7, "some"], [2.3, "more"], [5, "much"], [Infinity, "most"]];
 const OPEN_AT_FIRST = 10;
@@ -28,9 +26,9 @@ function drawHead() {
   ];
   $("facts").append(...facts.filter(([, value]) => value !== null).map(([name, value]) => h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value }))));
   const notes = [
-    ...Object.entries(figures.left_out).map(([reason, number]) => `Left out: ${count(number, "token")} ${reason}.`),
-    ...Object.entries(figures.skipped).map(([reason, number]) => `Skipped: ${count(number, "recording")}: ${reason}.`),
-    ...Object.entries(figures.vocabulary_not_checked).map(([reason, number]) => `Vocabulary not checked: ${count(number, "answer")}: ${reason}.`),
+    ...Object.entries(figures.left_out).map(([reason, number]) => `Left out: ${plural(number, "token")} ${reason}.`),
+    ...Object.entries(figures.skipped).map(([reason, number]) => `Skipped: ${plural(number, "recording")}: ${reason}.`),
+    ...Object.entries(figures.vocabulary_not_checked).map(([reason, number]) => `Vocabulary not checked: ${plural(number, "answer")}: ${reason}.`),
   ];
   $("notes").append(...notes.map((note) => h("p", { className: "note", textContent: note })));
   const names = ["below 0.1", "0.1 to 0.7", "0.7 to 2.3", "2.3 to 5", "5 and more"];
@@ -48,7 +46,7 @@ function drawAnswer(answer, at) {
     {},
     h("b", { textContent: answer.name }),
     h("span", { className: changed ? "changed" : "", textContent: `${changed} changed` }),
-    h("span", { textContent: `${compared} of ${count(tokens, "token")}` }),
+    h("span", { textContent: `${compared} of ${plural(tokens, "token")}` }),
     h("span", { textContent: worst === null ? "not chosen" : `worst ${nats(worst)}` }),
     answer.run_on ? h("span", { className: "verdict", textContent: `${answer.run_on.verdict}${answer.run_on.difference ? `: ${answer.run_on.difference}` : ""}` }) : null,
   );
@@ -71,7 +69,7 @@ function drawRunOn(run) {
 }
 
 function drawTurn(turn, number, answer) {
-  const end = h("details", { className: "end" }, h("summary", { textContent: `The end of its prompt of ${count(turn.prompt, "token")}` }), h("p", { className: "tokens", textContent: turn.end.map((text) => layout.texts[text][1] ?? "").join("") }));
+  const end = h("details", { className: "end" }, h("summary", { textContent: `The end of its prompt of ${plural(turn.prompt, "token")}` }), h("p", { className: "tokens", textContent: turn.end.map((text) => layout.texts[text][1] ?? "").join("") }));
   const label = answer.turns.length > 1 ? `Turn ${turn.number}` : "Tokens";
   const tokens = h("div", { className: "tokens", role: "listbox", "aria-label": `${answer.name}, ${label}` }, ...turn.tokens.map((token, at) => drawToken(turn, token, at, number)));
   if (tokens.firstElementChild) tokens.firstElementChild.tabIndex = 0;
@@ -128,7 +126,7 @@ function show(element) {
     ["Id", String(layout.texts[own][0])],
   ].filter(([, value]) => value !== null);
   const says = { 0: "The new engine makes the same choice.", 1: "The new engine chooses otherwise.", null: turn.left_out ? `Left out: ${turn.left_out}.` : "The recorded choice is not known." }[changed];
-  const left = h("div", {}, h("h2", {}, `Token ${at + 1}: `, h("code", { textContent: visible(own) })), h("p", { textContent: says }), h("dl", {}, ...facts.map(([name, value]) => h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value })))));
+  const left = h("div", {}, h("h2", {}, `Token ${at + 1}: `, h("code", { textContent: visible(own) })), h("p", { textContent: says }), h("dl", { className: "facts" }, ...facts.map(([name, value]) => h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value })))));
   const likely = top.map(([text, value]) => {
     const bar = h("span", { className: "likelihood" });
     bar.style.width = `${100 * Math.exp(value)}%`;
@@ -165,8 +163,6 @@ function onlyChanged() {
 
 // Starting the page
 
-followSystem();
-prefersDark.addEventListener("change", followSystem);
 drawHead();
 $("answers").append(...answers.map(drawAnswer));
 [...$("answers").querySelectorAll(".has-changes")].slice(0, OPEN_AT_FIRST).forEach((details) => {
@@ -180,12 +176,11 @@ $("answers").addEventListener("focusin", (event) => tokenAt(event) && tokenAt(ev
 $("only").addEventListener("change", onlyChanged);
 $("before").addEventListener("click", () => jump(-1));
 $("after").addEventListener("click", () => jump(1));
-$("theme").addEventListener("click", toggleTheme);
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "n") jump(1);
   else if (event.key === "p") jump(-1);
-  else if (event.key === "d") toggleTheme();
+  else if (event.key === "d") theme.toggle();
   else if (event.key === "Escape") $("chosen").hidden = true;
   else if (selected && document.activeElement === selected && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
     event.preventDefault();

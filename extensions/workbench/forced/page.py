@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
-import msgspec
-
-from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import WebPage
 from penstock.extensions.workbench.forced.as_json import figures_of, run_on_of
 from penstock.extensions.workbench.forced.comparison import Compared, Figures, SkippedAnswer
 from penstock.extensions.workbench.forced.scores import ForcedToken, ForcedTurn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
+from penstock.extensions.workbench.page.page import DATA, SELECTION
 from penstock.extensions.workbench.page.tokens import Texts
 
 Json = dict[str, Any]
@@ -67,20 +65,15 @@ def _token(token: ForcedToken, vocabulary: Vocabulary, texts: Texts) -> list[Any
     return [round(token.logprob, DIGITS), token.rank, recorded, changed, top]
 
 
-SCRIPTS = (("penstock.extensions.workbench.page", "elements.js"), ("penstock.extensions.workbench.forced", "page.js"))
-STYLES = (("penstock.extensions.workbench.page", "base.css"), ("penstock.extensions.workbench.forced", "page.css"))
+_PACKAGE = "penstock.extensions.workbench.forced"
+
+PAGE = WebPage(
+    body=(_PACKAGE, "page.html"),
+    styles=(SELECTION, (_PACKAGE, "page.css")),
+    scripts=(DATA, (_PACKAGE, "page.js")),
+)
 
 
 def page_of(layout: Json) -> str:
     """Return the HTML of the page."""
-    style = PALETTE + "\n".join(part_of(*part) for part in STYLES)
-    script = "\n".join(part_of(*part) for part in SCRIPTS)
-    contents = {
-        "policy": escape(policy_of(style, script)),
-        "title": escape(str(layout["name"])),
-        "style": style,
-        # recorded text must not close the script element that the JSON is in
-        "layout": msgspec.json.encode(layout).decode().replace("<", "\\u003c"),
-        "script": script,
-    }
-    return filled(part_of("penstock.extensions.workbench.forced", "page.html"), contents)
+    return PAGE.html_of(layout, layout["name"])

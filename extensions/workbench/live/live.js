@@ -28,7 +28,8 @@ function schedule() {
 function draw(isMoved) {
   slider.update(shown);
   $("empty").hidden = Boolean(shown);
-  $("facts").hidden = $("flow").hidden = $("transport").hidden = !shown;
+  $("facts").hidden = !shown;
+  $("flow").hidden = $("transport").hidden = !shown || (shown.isOver && !shown.rows.length);
   for (const take of takes) thread.update(take);
   if (!shown) return;
   flow.show(shown);
@@ -94,6 +95,7 @@ function tabs() {
   const known = [...$("takes").children];
   if (list.length !== known.length || list.some((tab, at) => tab !== known[at])) $("takes").replaceChildren(...list);
   $("takes").hidden = takes.length < 2;
+  $("takes").scrollLeft = shown.tab.offsetLeft - ($("takes").clientWidth - shown.tab.offsetWidth) / 2;
 }
 
 function choose(take, count = Infinity) {
@@ -171,7 +173,7 @@ const stop = () => running?.abort.abort();
 
 // The server
 
-const OFF = "This server shows its stages to nobody: its operator has not set PENSTOCK_OPERATOR_KEY. Start it with a key of at least 16 characters in that variable.";
+const OFF = "Its operator has not set PENSTOCK_OPERATOR_KEY. Start it with --live, which makes a key for the run and prints the address of this page with it, or with a key of at least 16 characters in that variable.";
 
 async function loadServer() {
   try {
@@ -188,6 +190,8 @@ async function loadServer() {
 
 function lock(problem, isOff = false) {
   $("ask").hidden = isOff;
+  $("lock-title").textContent = isOff ? "This server shows its stages to nobody" : "The operator's key";
+  $("lock-problem").classList.toggle("quiet", isOff);
   $("lock").hidden = false;
   $("talk").hidden = $("watch").hidden = true;
   $("lock-problem").textContent = problem;
@@ -208,12 +212,19 @@ function unlock(recordings) {
   $("recorded").replaceChildren(
     ...recordings.map(({ id, model, recorded_at: at }) => {
       const button = h("button", { type: "button" }, h("b", { textContent: model || id }), h("span", { className: "quiet", textContent: at ? new Date(at).toLocaleString() : id }));
-      button.addEventListener("click", () => run(new Take(`${model} · ${id.slice(-6)}`, null), (signal) => recording(id, signal)));
+      button.addEventListener("click", () => showRecording(id, `${model} · ${id.slice(-6)}`));
       return h("li", {}, button);
     }),
   );
   draw(false);
+  if (wanted) {
+    const id = wanted;
+    wanted = null;
+    showRecording(id, `Response · ${id.slice(-6)}`);
+  }
 }
+
+const showRecording = (id, title) => run(new Take(title, null), (signal) => recording(id, signal));
 
 // Input
 
@@ -234,7 +245,6 @@ $("input").addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", stop);
 $("go-on").addEventListener("click", goOn);
 $("anew").addEventListener("click", () => thread.clear());
-$("theme").addEventListener("click", () => theme.toggle());
 $("help").addEventListener("click", () => $("keys").showModal());
 $("recordings").addEventListener("toggle", () => $("recordings").open && loadServer());
 $("rows").addEventListener("click", ({ target }) => {
@@ -271,9 +281,17 @@ function turn(tab, by) {
   takes[at].tab.focus();
 }
 
-const given = /^#key=(.+)$/.exec(location.hash);
-if (given) {
-  key.value = decodeURIComponent(given[1]);
+/* The recorded response that the address names, until it is shown. */
+let wanted = null;
+
+/* Takes what the address brings after its "#": the key of the operator, or a response to show. */
+function enter() {
+  const given = Object.fromEntries(location.hash.slice(1).split("&").map((each) => each.split(/=(.*)/s, 2).map(decodeURIComponent)));
+  if (given.key) key.value = given.key;
+  wanted = given.response ?? null;
   history.replaceState(null, "", location.pathname);
+  loadServer();
 }
-loadServer();
+
+addEventListener("hashchange", enter);
+enter();

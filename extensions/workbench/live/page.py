@@ -6,35 +6,25 @@ operator types.  Its URLs are relative, as the application may be mounted under 
 
 from __future__ import annotations
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
-from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import WebPage
 
-SCRIPTS = ("dom.js", "wire.js", "take.js", "flow.js", "slider.js", "beside.js", "talk.js", "live.js")
+_PACKAGE = "penstock.extensions.workbench.live"
+
+SCRIPTS = ("text.js", "wire.js", "take.js", "flow.js", "slider.js", "beside.js", "talk.js", "live.js")
 """The parts of the script, in order: first the data, then drawing, then interaction."""
 
+PAGE = WebPage(
+    body=(_PACKAGE, "live.html"),
+    styles=((_PACKAGE, "live.css"),),
+    scripts=[(_PACKAGE, script) for script in SCRIPTS],
+    directives=("connect-src 'self'", "frame-ancestors 'none'"),
+)
 
-def _page() -> tuple[str, str]:
-    """Return the HTML of the page, and its policy."""
-    style, script = PALETTE + _part("live.css"), "\n".join(map(_part, SCRIPTS))
-    policy = policy_of(style, script, "connect-src 'self'", "frame-ancestors 'none'")
-    return filled(_part("live.html"), {"style": style, "script": script}), policy
-
-
-def _part(name: str) -> str:
-    return part_of("penstock.extensions.workbench.live", name)
-
-
-PAGE, POLICY = _page()
-
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    hdrs.CACHE_CONTROL: "no-cache",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+HTML = PAGE.html("live · penstock")
 
 
 async def live_page(request: web.Request) -> web.Response:
     """Answer with the page."""
-    return web.Response(text=PAGE, content_type="text/html", headers=HEADERS)
+    return web.Response(text=HTML, content_type="text/html", headers=PAGE.headers)

@@ -80,13 +80,13 @@ function chain(set) {
     links.push(button);
   };
   const written = set.token.slice(0, 8).map((token) => shown(textOf(token))).join("");
-  link("token", set.token, set.token.length === 1 ? `token ${set.token[0]}` : count(set.token.length, "token"), clipped(written, set.token.length > 8));
+  link("token", set.token, set.token.length === 1 ? `token ${set.token[0]}` : plural(set.token.length, "token"), clipped(written, set.token.length > 8));
   const items = set.row.filter((row) => rows[row].kind === "item");
-  link("row", items, items.length === 1 ? "item" : count(items.length, "item"), items.length ? rows[items[0]].title : "");
+  link("row", items, items.length === 1 ? "item" : plural(items.length, "item"), items.length ? rows[items[0]].title : "");
   const kinds = [...new Set(set.frame.map((frame) => frames[frame][0]))];
-  if (chosen.kind !== "row") link("frame", set.frame, count(set.frame.length, "frame"), kinds.join(", "));
+  if (chosen.kind !== "row") link("frame", set.frame, plural(set.frame.length, "frame"), kinds.join(", "));
   const types = [...new Set(set.event.map((event) => shortened(events[event].common.type)))];
-  link("event", set.event, set.event.length === 1 ? `event ${events[set.event[0]].number}` : count(set.event.length, "event"), clipped(types.join(", "), false));
+  link("event", set.event, set.event.length === 1 ? `event ${events[set.event[0]].number}` : plural(set.event.length, "event"), clipped(types.join(", "), false));
   return links;
 }
 
@@ -103,7 +103,7 @@ function details() {
   const parts = [h("p", { className: "quiet", textContent: tooltip(textOf(number), number) })];
   const mates = tokensOfChunk.get(tokens.chunks[number]).length - 1;
   const causes = (framesOfChunk.get(tokens.chunks[number]) ?? []).length;
-  if (mates) parts.push(h("p", { className: "quiet", textContent: `It came in one chunk with ${count(mates, "other token")}: what the chunk caused, all of them did.` }));
+  if (mates) parts.push(h("p", { className: "quiet", textContent: `It came in one chunk with ${plural(mates, "other token")}: what the chunk caused, all of them did.` }));
   if (!isLinked) parts.push(h("p", { className: "quiet", textContent: "What it caused is not known." }));
   else if (!causes) parts.push(h("p", { className: "quiet", textContent: "By itself it caused nothing: it takes more tokens to tell what it is part of." }));
   const logprob = tokens.logprobs[number];

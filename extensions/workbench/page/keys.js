@@ -57,7 +57,7 @@ const KEYS = [
   [["3", "e"], "3", "to its events", () => go("events")],
   [["/"], "/", "search; Enter goes on to the next", () => $("search").focus()],
   [["w"], "w", "show whitespace", () => toggleWhitespace()],
-  [["d"], "d", "light or dark", () => toggleTheme()],
+  [["d"], "d", "light or dark", () => theme.toggle()],
   [["Escape"], "Esc", "clear the selection", () => choose(null)],
   [["?"], "?", "these keys", () => $("keys").showModal()],
 ];
@@ -118,7 +118,7 @@ function toggleWhitespace() {
 
 function drawKeys() {
   const list = h("dl", {}, ...KEYS.map(([, keys, text]) => h("div", {}, h("dt", {}, ...keys.split(" ").map((key) => h("kbd", { textContent: key }))), h("dd", { textContent: text }))));
-  const close = h("button", { type: "button", textContent: "Close" });
+  const close = h("button", { type: "button", className: "plain", textContent: "Close" });
   close.addEventListener("click", () => $("keys").close());
   $("keys").append(h("h2", { id: "keys-title", textContent: "Keys" }), list, close);
 }

@@ -1,7 +1,5 @@
 // Starting the page
 
-followSystem();
-prefersDark.addEventListener("change", followSystem);
 drawHead();
 drawTimeline();
 drawLegend();
@@ -22,6 +20,5 @@ $("search").addEventListener("keydown", (event) => {
   if (event.key === "Escape") $("search").blur();
 });
 $("whitespace").addEventListener("click", toggleWhitespace);
-$("theme").addEventListener("click", toggleTheme);
 $("help").addEventListener("click", () => $("keys").showModal());
 addEventListener("beforeprint", () => document.querySelectorAll("details.prompt").forEach((details) => ((details.open = true), details.drawn())));

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
-from penstock.api.http.web_page import PALETTE, filled, part_of, policy_of
+from penstock.api.http.web_page import WebPage
 from penstock.extensions.workbench.page.tokens import Texts, prompts_of, tokens_of
 from penstock.extensions.workbench.timeline.facts import DETAILS, facts_of, request_of, title_of
 from penstock.extensions.workbench.timeline.rows import Row, rows_of
@@ -36,7 +35,7 @@ def layout_of(timeline: Timeline, name: str) -> Json:
     texts, facts = Texts(), facts_of(timeline)
     return {
         "name": title_of(timeline, name),
-        "facts": [fact for fact in facts if fact[0] not in DETAILS],
+        "facts": [(name, without_folders(value)) for name, value in facts if name not in DETAILS],
         "details": [(name, without_folders(value)) for name, value in facts if name in DETAILS],
         "request": request_of(timeline),
         "notes": [_sentence(note) for note in (*timeline.notes, timeline.difference) if note],
@@ -114,23 +113,24 @@ def _plain(frame: Any) -> Json:
     return plain
 
 
-SCRIPTS = ("elements.js", "layout.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
-"""The parts of the script, in order: first what pages share, then the data, drawing and interaction."""
+_PACKAGE = "penstock.extensions.workbench.page"
+
+DATA = (_PACKAGE, "layout.js")
+"""The part of a script that reads the data of a page that is a file."""
+
+SELECTION = (_PACKAGE, "selected.css")
+"""The part of a style that has the selected token at the end of the page."""
+
+SCRIPTS = ("causes.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
+"""The parts of the script, in order: first the data, then drawing and interaction."""
+
+PAGE = WebPage(
+    body=(_PACKAGE, "page.html"),
+    styles=(SELECTION, (_PACKAGE, "page.css")),
+    scripts=[DATA, *((_PACKAGE, script) for script in SCRIPTS)],
+)
 
 
 def page_of(layout: Mapping[str, Any]) -> str:
     """Return the HTML of the page."""
-    style, script = PALETTE + _part("base.css") + _part("page.css"), "\n".join(map(_part, SCRIPTS))
-    contents = {
-        "policy": escape(policy_of(style, script)),
-        "title": escape(str(layout["name"])),
-        "style": style,
-        # recorded text must not close the script element that the JSON is in
-        "layout": msgspec.json.encode(layout).decode().replace("<", "\\u003c"),
-        "script": script,
-    }
-    return filled(_part("page.html"), contents)
-
-
-def _part(name: str) -> str:
-    return part_of("penstock.extensions.workbench.page", name)
+    return PAGE.html_of(layout, str(layout["name"]))

@@ -76,8 +76,8 @@ function inLines(list) {
 
 function drawPrompt(prompt) {
   const details = h("details", { className: "prompt" });
-  const messages = count(prompt.messages.length, "message");
-  details.append(h("summary", {}, h("b", { textContent: "Prompt" }), ` ${count(prompt.count, "token")} in ${messages}`,
+  const messages = plural(prompt.messages.length, "message");
+  details.append(h("summary", {}, h("b", { textContent: "Prompt" }), ` ${plural(prompt.count, "token")} in ${messages}`,
     prompt.known ? h("span", { className: "quiet", textContent: `, ${prompt.known} of them as before` }) : null));
   const draw = () => {
     if (details.childElementCount > 1) return;
@@ -97,7 +97,7 @@ function drawMessage(message, known) {
   const body = h("p", { className: "tokens" });
   for (const text of texts) body.append(h("span", { className: text[3] ? "token markup mark" : "token", title: tooltip(text), textContent: spelled(text) }));
   const marked = texts.some((text) => text[3]);
-  return h("details", { className: "message", open: !known }, h("summary", {}, h("b", { textContent: marked ? role : "prompt" }), ` ${count(message.length, "token")}`), body);
+  return h("details", { className: "message", open: !known }, h("summary", {}, h("b", { textContent: marked ? role : "prompt" }), ` ${plural(message.length, "token")}`), body);
 }
 
 // Drawing: items
@@ -223,12 +223,12 @@ function drawTurn(row, cell, element) {
   cell.append(turn);
   const prompt = layout.prompts[row.turn - 1];
   if (prompt) cell.append(drawPrompt(prompt));
-  else if (row.prompt_tokens) cell.append(h("p", { className: "quiet", textContent: `Prompt of ${count(row.prompt_tokens, "token")}, which was not recorded` }));
+  else if (row.prompt_tokens) cell.append(h("p", { className: "quiet", textContent: `Prompt of ${plural(row.prompt_tokens, "token")}, which was not recorded` }));
 }
 
 function drawEnd(row, cell) {
   const { reason, output_tokens: output, reasoning_tokens: thought } = row.ended;
-  const text = h("p", { className: "quiet" }, h("b", { textContent: reason.replaceAll("_", " ") }), ` after ${count(output, "token")}${thought ? `, ${thought.toLocaleString("en")} of thought` : ""}`);
+  const text = h("p", { className: "quiet" }, h("b", { textContent: reason.replaceAll("_", " ") }), ` after ${plural(output, "token")}${thought ? `, ${thought.toLocaleString("en")} of thought` : ""}`);
   elements.frame[row.frames[0]] = text;
   cell.append(text);
 }

@@ -31,8 +31,22 @@ function places() {
 const at = places();
 const ticks = (kind, numbers, top = 3, bottom = 19) => numbers.map((number) => `M${(at[kind][number] * 1000).toFixed(2)} ${LANES[kind] * LANE + top}V${LANES[kind] * LANE + bottom}`).join("");
 
+/** Round times of an axis that ends at `end`, each with its place: about five steps of 1, 2 or 5 times a power of ten. */
+function roundTimes(end) {
+  const power = 10 ** Math.floor(Math.log10(end / 6));
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => end / each <= 6);
+  const digits = Math.max(0, -Math.floor(Math.log10(step)));
+  return Array.from({ length: Math.floor(end / step) + 1 }, (_, number) => [(number * step) / end, (number * step).toFixed(digits)]);
+}
+
+function drawLabel([place, textContent]) {
+  const label = h("span", { className: place === 0 ? "from" : place > 0.96 ? "to" : "", textContent });
+  label.style.left = `${place * 100}%`;
+  return label;
+}
+
 function drawTimeline() {
-  const picture = svg("svg", { viewBox: `0 0 1000 ${3 * LANE - 4}`, preserveAspectRatio: "none", role: "img", "aria-label": `${count(tokens.texts.length, "token")}, ${count(rows.filter((row) => row.kind === "item").length, "item")} and ${count(events.length, "event")}` });
+  const picture = svg("svg", { viewBox: `0 0 1000 ${3 * LANE - 4}`, preserveAspectRatio: "none", role: "img", "aria-label": `${plural(tokens.texts.length, "token")}, ${plural(rows.filter((row) => row.kind === "item").length, "item")} and ${plural(events.length, "event")}` });
   for (const lane of [0, 1, 2]) picture.append(svg("path", { class: "lane", d: `M0 ${lane * LANE + 11}H1000` }));
   CHANNELS.forEach((channel, index) => picture.append(svg("path", { class: `tick ${channel}`, d: ticks("token", [...tokens.channels].flatMap((each, token) => (each === String(index) ? [token] : []))) })));
   for (const row of rows) {
@@ -44,11 +58,12 @@ function drawTimeline() {
   const deltas = events.map((event, number) => number).filter((number) => events[number].delta !== null);
   const others = events.map((event, number) => number).filter((number) => events[number].delta === null);
   picture.append(svg("path", { class: "tick delta", d: ticks("event", deltas, 7, 15) }), svg("path", { class: "tick event", d: ticks("event", others) }));
+  if (atFault >= 0) picture.append(svg("path", { class: "tick fault", d: ticks("token", [atFault], 0, 22) }));
   picture.append(svg("path", { class: "tick lit", id: "lit" }));
   const names = h("div", { className: "lanes", "aria-hidden": "true" }, ...["tokens", "items", "events"].map((name) => h("span", { textContent: name })));
   const axis = h("div", { className: "axis", "aria-hidden": "true" });
-  const [unit, perSecond, digits] = at.end < 1 ? ["Milliseconds", 1000, 0] : ["Seconds", 1, at.end < 100 ? 2 : 0];
-  for (const part of [0, 0.25, 0.5, 0.75, 1]) axis.append(h("span", { textContent: at.byTime ? (part * at.end * perSecond).toFixed(digits) : part === 0 ? "first" : part === 1 ? "last" : "" }));
+  const [unit, perSecond] = at.end < 1 ? ["Milliseconds", 1000] : ["Seconds", 1];
+  axis.append(...(at.byTime ? roundTimes(at.end * perSecond) : [[0, "first"], [1, "last"]]).map(drawLabel));
   $("timeline").append(names, h("div", {}, picture, axis));
   $("axis-is").textContent = at.byTime ? `${unit} since the request` : "No times were recorded: the axis is the order.";
   picture.addEventListener("click", (click) => {

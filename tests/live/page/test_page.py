@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -224,6 +225,7 @@ def test_token_at_which_a_stage_raised_is_marked(show_file: ShowPage, tmp_path: 
     page = show_file(path)
     expect(page.locator(".token.fault")).to_have_text(" call")
     expect(page.locator(".repair.fault")).to_have_text("ends here")
+    expect(page.locator(".tick.fault")).to_have_count(1)
     failure = page.locator(".note.failure").text_content() or ""
     assert "tests/live/page/test_page.py:" in failure
     assert str(Path.cwd()) not in page.content()
@@ -238,7 +240,23 @@ def test_recorded_times_are_the_axis(show: ShowPage, tmp_path: Path) -> None:
     assert "First token" in texts(page, "dt")
     page = show(timed(FIXTURES / "function_call", tmp_path / "slow", 0.5))
     expect(page.locator("#axis-is")).to_have_text("Seconds since the request")
-    assert texts(page, ".axis span")[0] == "0.00"
+
+
+@pytest.mark.parametrize("pause", [0.000_01, 0.000_7, 0.011, 0.02, 0.03, 0.5, 3.7, 60.0])
+def test_times_on_the_axis_are_round(pause: float, show: ShowPage, tmp_path: Path) -> None:
+    """They are steps of 1, 2 or 5 times a power of ten, each at its place, and none covers the next."""
+    page = show(timed(FIXTURES / "function_call", tmp_path / "timed", pause), viewport={"width": 390, "height": 844})
+    labels = texts(page, ".axis span")
+    assert 3 <= len(labels) <= 7
+    assert labels == [
+        f"{number * float(labels[1]):.{len(labels[1].partition('.')[2])}f}" for number in range(len(labels))
+    ]
+    assert labels[1].strip("0.") in ("1", "2", "5")
+    boxes = [label.bounding_box() for label in page.locator(".axis span").all()]
+    for box, following in pairwise(boxes):
+        assert box is not None
+        assert following is not None
+        assert box["x"] + box["width"] < following["x"]
 
 
 def timed(folder: Path, copy: Path, pause: float = 0.011) -> Path:

@@ -20,7 +20,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.paths import BROWSER, FIXTURES
-from tests.support.processes import PATIENCE, free_port
+from tests.support.processes import PATIENCE, free_port, wait_for
 
 RECORDING = FIXTURES / "harmony" / "weather"
 REQUEST = json.loads((RECORDING / "request.json").read_bytes())
@@ -124,6 +124,7 @@ def test_page_of_the_server_sends_a_request_and_shows_its_stream(
         page.goto(url)
         expect(page.locator("#models")).to_have_text("It needs an API key.")
         page.fill("#key", KEY)
+        expect(page.locator("#as-curl")).to_contain_text('-H "Authorization: Bearer $OPENAI_API_KEY"')
         page.fill("#input", "Who are you?")
         expect(page.locator("#models")).to_contain_text("It serves tiny-gpt-oss")
         page.click("#send")
@@ -131,14 +132,14 @@ def test_page_of_the_server_sends_a_request_and_shows_its_stream(
         page.fill("#model", "weather")
         page.click("#send")
         expect(page.locator("#outcome")).to_contain_text("completed, ")
-        titles = page.locator("article h2").all_text_contents()
+        titles = page.locator("article h3").all_text_contents()
         assert titles == ["reasoning", "message", "function call: get_weather"]
         assert page.locator("article pre").last.text_content() == '{"city":"Madrid"}'
-        page.click("#again summary")
         for shown in (page.locator("#as-curl"), page.locator("#as-python")):
             expect(shown).to_be_visible()
+            expect(shown).to_contain_text("Who are you?")
             assert KEY not in (shown.text_content() or "")
-        expect(page.locator("header")).to_contain_text("PENSTOCK_OPERATOR_KEY")
+        expect(page.locator("#stages")).to_contain_text("PENSTOCK_OPERATOR_KEY")
         expect(page.locator("a[href='live']")).to_have_count(0)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.evaluate(AXE.read_text("utf-8"))
@@ -155,12 +156,11 @@ def test_page_shows_what_was_sent_as_a_command_and_a_program(page: Page, tmp_pat
         expect(page.locator("#models")).to_contain_text("It serves")
         page.fill("#model", "weather")
         page.fill("#input", asked)
-        page.click(".wide summary")
+        page.click("form summary")
         page.fill("#more", json.dumps({"parallel_tool_calls": True, "metadata": {"it's": "a"}, "reasoning": None}))
         page.click("#send")
         expect(page.locator("#outcome")).to_contain_text("completed, ")
-        page.click("#again summary")
-        command, program = (page.locator(each).text_content() or "" for each in ("#as-curl", "#as-python"))
+        command, program = (copied(page, each) for each in ("as-curl", "as-python"))
         listed = command.replace("curl -N", "printf '%s\\n'", 1)
         body = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True).stdout
         assert json.loads(body[body.index("{") :]) == {
@@ -176,11 +176,50 @@ def test_page_shows_what_was_sent_as_a_command_and_a_program(page: Page, tmp_pat
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_page_links_to_the_live_page_if_the_operator_has_a_key(
+def copied(page: Page, name: str) -> str:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click(f"[data-copies={name}]")
+    expect(page.locator(f"[data-copies={name}]")).to_contain_text("Copied")
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    assert text == page.locator(f"#{name}").text_content()
+    return text
+
+
+def test_page_begins_with_a_request_that_recordings_answer(page: Page, tmp_path: Path) -> None:
+    with served(tmp_path) as (url, _):
+        page.goto(url)
+        expect(page.locator("#model")).to_have_value("weather")
+        page.click("#send")
+        expect(page.locator("#outcome")).to_contain_text("completed, ")
+
+
+def test_page_leads_to_the_stages_of_its_answer(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the key is given only there."""
+    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", KEY)
+    recordings = tmp_path / "recordings"
+    with served(tmp_path, "--record", str(recordings)) as (url, _):
+        for has_key in (False, True):
+            page.goto(url)
+            page.click("#send")
+            expect(page.locator("#outcome")).to_contain_text("completed, ")
+            wait_for(lambda: len([*recordings.glob("*/response.json")]) == 1 + has_key)  # noqa: B023 - it is called now
+            page.click("#to-stages")
+            if not has_key:
+                page.fill("#key", KEY)
+                page.keyboard.press("Enter")
+            expect(page.locator("#state")).to_have_text("completed")
+            expect(page.locator(".row.call .text")).to_have_text('{"city":"Madrid"}')
+            page.click(".brand a")
+            expect(page.locator("#as-curl")).to_be_visible()
+
+
+def test_page_says_what_a_server_lacks_to_show_the_stages(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", KEY)
     with served(tmp_path) as (url, _):
         page.goto(url)
-        page.click("a[href='live']")
+        page.click("#send")
+        expect(page.locator("#stages")).to_contain_text("--record FOLDER")
+        page.click("nav a[href='live']")
         expect(page.locator("#key")).to_be_visible()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shlex
 import signal
@@ -15,9 +16,11 @@ import pytest
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.mistakes import explained
 from penstock.api.cli.serve import greeting, main
+from penstock.api.limits.admission import Admission
 from penstock.api.settings import Settings
 from penstock.api.settings.from_vllm import INSTEAD, VARIABLES
 from penstock.api.settings.sources import flags, unknown_option
+from penstock.api.start.assembly import keys_of
 from penstock.pipeline.errors import CannotRun
 from penstock.services.engines import vllm
 from penstock.services.engines.vllm import WrongOption, check_memory, option_names, plan_vllm
@@ -253,6 +256,32 @@ def test_greeting_names_a_url_that_this_machine_reaches(host: str, url: str) -> 
     assert message.startswith(f"Serving tiny at http://{url}:4711/v1.")
     assert f"curl -N http://{url}:4711/v1/responses" in message
     assert f"or open http://{url}:4711 in a browser" in message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_live_page_is_printed_with_a_key_of_this_run(host: str) -> None:
+    """Each run has its own, which frontends get with the settings."""
+    runs = [read_settings(["--live", "--host", host]) for _ in range(2)]
+    keys = [run.operator_key.get_secret_value() for run in runs if run.operator_key]
+    assert len({*keys}) == 2
+    for run, key in zip(runs, keys, strict=True):
+        message = greeting(pickle.loads(pickle.dumps(run)), 8000, ("tiny",))
+        assert message.endswith(f"{run.url(8000)}/live#key={key}\n")
+        assert keys_of(run, Admission()).have_operator
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "gpubox", "192.168.1.7", "127.0.0.1.evil.example"])
+def test_no_key_is_made_where_other_machines_reach_the_server(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = read_settings(["--live", "--host", host])
+    assert settings.operator_key is None
+    assert "/live" not in greeting(settings, 8000, ("tiny",))
+    assert "--live has no effect" in capsys.readouterr().err
+
+
+def test_key_that_the_operator_has_set_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", "a-key-of-sixteen-or-more")
+    assert greeting(read_settings(["--live"]), 8000, ("tiny",)).endswith(":8000/live\n")
+    assert "/live" not in greeting(read_settings([]), 8000, ("tiny",))
 
 
 @pytest.mark.io

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import openai
 import pytest
@@ -28,6 +30,10 @@ def test_answer_passes_the_stages_and_a_server_gives_it_again(tmp_path: Path) ->
         begun = client.responses.create(model="tiny-gpt-oss", input="Say hello.", background=True)
         assert client.responses.retrieve(begun.id).id == begun.id
         shown = log.read_text()
+        (key,) = re.findall(rf"^Its live page: {url}/live#key=(\S+)$", shown, re.MULTILINE)
+        asking = Request(f"{url}/live/recordings", headers={"Authorization": f"Bearer {key}"})
+        with urlopen(asking) as answer:
+            assert {"hello", "tiny-gpt-oss"} >= {each["model"] for each in json.load(answer)["data"]} > set()
         (page,) = map(Path, re.findall(r"^/\S+\.html$", shown, re.MULTILINE))
         assert "get_weather" in page.read_text()
         demo.send_signal(signal.SIGINT)
