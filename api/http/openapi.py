@@ -241,16 +241,12 @@ def _described(
             }
             for status in operation.statuses
         }
-    refusals: tuple[type[StageError], ...] = (*operation.refusals, ForeignOrigin, UnsupportedMediaType, StageError)
-    if operation.body:
-        refusals = (*request_body.REFUSALS, LimitReached, *refusals)
     if path not in OPEN:
         operation_object["security"] = [
             {},
             *({_key_name(name): []} for name in conventions.key_headers),
         ]  # the empty entry: a server without keys needs none
-        refusals = (Unauthorized, *refusals)
-    for status, reasons in sorted(_meanings(refusals).items()):
+    for status, reasons in sorted(_meanings(refusals_of(path, operation)).items()):
         operation_object["responses"][str(status)] = {
             "description": reasons,
             "content": {JSON: {"schema": schemas.answers[conventions.error_body]}},
@@ -258,11 +254,24 @@ def _described(
     return operation_object
 
 
+def refusals_of(path: str, operation: Operation) -> tuple[type[StageError], ...]:
+    """Return the errors that an operation at a path may answer with."""
+    refusals: tuple[type[StageError], ...] = (*operation.refusals, ForeignOrigin, UnsupportedMediaType, StageError)
+    if operation.body:
+        refusals = (*request_body.REFUSALS, LimitReached, *refusals)
+    return refusals if path in OPEN else (Unauthorized, *refusals)
+
+
 def _parameters(path: str, operation: Operation) -> Iterator[Schema]:
     for name in re.findall(r"{(\w+)}", path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
     for parameter in operation.query:
-        yield {"name": parameter.name, "in": "query", "schema": parameter.schema}
+        yield {
+            "name": parameter.name,
+            "in": "query",
+            "description": parameter.meaning,
+            "schema": parameter.schema,
+        }
 
 
 def _meanings(refusals: Iterable[type[StageError]]) -> dict[int, str]:

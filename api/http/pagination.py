@@ -15,10 +15,10 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.normalize.parameters import INCLUDABLE
 
-INCLUDE = Several("include", INCLUDABLE)
-LIMIT = Number("limit", default=20, least=1, most=100)
-ORDER = Choice("order", ("desc", "asc"))
-AFTER = AnyText("after")
+INCLUDE = Several("include", INCLUDABLE, meaning="What items are to have besides; all that is kept is always there.")
+LIMIT = Number("limit", default=20, least=1, most=100, meaning="The most entries of a page.")
+ORDER = Choice("order", ("desc", "asc"), meaning="`desc` begins with the newest entry, `asc` with the oldest.")
+AFTER = AnyText("after", meaning="The id of the entry after which the page begins.")
 
 PAGE = (LIMIT, ORDER, AFTER, INCLUDE)
 """The query parameters of a page of items."""

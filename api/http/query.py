@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -21,9 +21,13 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Parameter(ABC):
-    """A query parameter called ``name``; reading it raises `InvalidRequest` for a value that is not allowed."""
+    """A query parameter called ``name``; reading it raises `InvalidRequest` for a value that is not allowed.
+
+    ``meaning`` says in one sentence what the parameter does.
+    """
 
     name: str
+    meaning: str = field(kw_only=True)
 
     @property
     @abstractmethod

@@ -17,7 +17,7 @@ from penstock.api.resources.resources import BASE, ServerParts
 from penstock.pipeline.errors import PromptNotFound
 from penstock.services.prompts import Prompts, Template
 
-VERSION = AnyText("version")
+VERSION = AnyText("version", meaning="The version; the latest one by default.")
 
 
 class Prompt(msgspec.Struct, frozen=True):

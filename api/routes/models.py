@@ -22,10 +22,12 @@ from penstock.services.engines.engine import Backend, known_length
 from penstock.services.model_names import is_name, resolved_name
 from penstock.stages.normalize.tool_types import types_of
 
-LIMIT = Number("limit", default=0, least=1, most=1_000)
-AFTER = AnyText("after_id")
-BEFORE = AnyText("before_id")
-LIFECYCLE = Several("lifecycle", ("active", "deprecated", "retired"))
+LIMIT = Number("limit", default=0, least=1, most=1_000, meaning="The most models of a page; all by default.")
+AFTER = AnyText("after_id", meaning="The name of the model after which the page begins.")
+BEFORE = AnyText("before_id", meaning="The name of the model before which the page ends.")
+LIFECYCLE = Several(
+    "lifecycle", ("active", "deprecated", "retired"), meaning="The states of the models to list: all here are `active`."
+)
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,13 @@ class TokenizeBody(Body):
     required = "prompt"
 
     prompt: str
+    """The text. A chat has ``messages`` in its place, and the parameters of a chat."""
     model: str | None = None
+    """A name that is served; the first one by default."""
     add_special_tokens: bool | None = None
+    """Put the tokens before and after the text that the vocabulary adds; true by default."""
     return_token_strs: bool | None = None
+    """Return the text of each token, too."""
 
 
 class DetokenizeBody(Body):
@@ -52,7 +56,9 @@ class DetokenizeBody(Body):
     required = "tokens"
 
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+    """The ids of the tokens."""
     model: str | None = None
+    """A name that is served; the first one by default."""
 
 
 class Tokens(msgspec.Struct, frozen=True):

@@ -16,10 +16,11 @@ import yaml
 from docs.site.clients import clients_page
 from docs.site.errors import errors_page
 from docs.site.gather import Gathered, title
-from docs.site.http_api import OBJECTS, ROUTES, document, objects_page, routes_page
+from docs.site.http_api import described, pages
 from docs.site.links import mistakes
 from docs.site.llms import named_pages, write_llms
 from docs.site.python_api import python_page
+from penstock.pipeline.distribution import own_version
 
 HERE = Path(__file__).parent
 ASSETS = ("icon.svg", "iframe-worker.js", "site.css")
@@ -32,15 +33,14 @@ def build(folder: Path) -> list[str]:
     shutil.rmtree(folder, ignore_errors=True)
     gathered = Gathered(folder / "pages")
     gathered.gather()
-    described = asyncio.run(document(folder / "store.sqlite3"))
-    gathered.add(f"docs/{ROUTES}", routes_page(described))
-    gathered.add(f"docs/{OBJECTS}", objects_page(described))
+    for name, text in pages(asyncio.run(described(folder / "server"))):
+        gathered.add(f"docs/{name}", text)
     gathered.add("docs/CLIENT_MATRIX.md", clients_page())
     gathered.add("docs/ERRORS.md", errors_page())
     gathered.add("docs/PYTHON_API.md", python_page())
     for name in ASSETS:
         gathered.write(f"docs/site/{name}", (HERE / name).read_text())
-    config = configured(gathered)
+    config = configured(gathered) | {"copyright": release()}
     (folder / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     _run_zensical(folder)
     site = folder / "site"
@@ -61,6 +61,16 @@ def configured(gathered: Gathered) -> dict[str, Any]:
         name = SECTIONS.get(page.partition("/")[0], "Extend")
         sections[name].append({title((gathered.folder / page).read_text()): page})
     return config
+
+
+def release() -> str:
+    """Return what the pages describe: the release, and the commit with its date if git knows it."""
+    command = ["git", "-C", str(HERE), "log", "-1", "--format=%cs, commit %h"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # such as in an archive of the sources
+        commit = ""
+    return ", ".join(filter(None, [f"penstock {own_version()}", commit]))
 
 
 def _run_zensical(folder: Path) -> None:

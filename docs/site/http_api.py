@@ -1,18 +1,30 @@
-"""The pages of the HTTP API, from the ``/openapi.json`` of a server that runs for it."""
+"""The pages of the HTTP API: its routes, with requests that a server has answered while the pages were made.
+
+Routes, parameters, types and statuses come from the handlers and from ``/openapi.json``, meanings of fields from
+`docs.site.meanings`, requests from `docs.site.http_examples`, and answers from `docs.site.http_run`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from http import HTTPStatus
+from inspect import getdoc
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from aiohttp import ClientSession, web
+from aiohttp import hdrs, web
+from pydantic import BaseModel
 
-from docs.site.gather import ROOT, anchor
-from penstock.api.cli.command_line import read_settings
-from penstock.server import application
+from docs.site.gather import anchor
+from docs.site.http_examples import GROUPS, Group
+from docs.site.http_run import LONGEST, Ran, example_server, indented, run_examples
+from docs.site.meanings import is_refused, is_unused, meanings, own_first
+from penstock.api.http.openapi import Operation, refusals_of
+from penstock.pipeline.errors import StageError
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -22,119 +34,336 @@ MIRRORED = "/openresponses"
 """The base of routes that are those of the Responses API once more."""
 
 _EVENTS = "text/event-stream"
+MOST_LINES = 60
+"""Lines of an answer on a page."""
+MOST_KINDS = 3
+"""Objects that the type of a field names."""
+FIRST, LAST = 3, 2
+"""Events of a stream on a page, from its beginning and from its end."""
+MOST_CHARACTERS = 1_200
+"""Characters of a line on a page."""
 
-_GROUPS = {
-    "responses": "Responses",
-    "conversations": "Conversations",
-    "chat": "Chat Completions",
-    "completions": "Completions",
-    "messages": "Messages",
-    "models": "Models",
-    "embeddings": "Embeddings and rankings",
-    "rerank": "Embeddings and rankings",
-    "score": "Embeddings and rankings",
-    "tokenize": "Tokens",
-    "detokenize": "Tokens",
-}
-"""The headings of routes by the first part of their path after the version; any other has that part as its heading."""
-
-_HOUSE = ("health", "ready", "ping", "version", "load", "openapi.json", "metrics")
+NAMED = {"model": "The name of the model.", "name": "The name of the recording."}
+"""The meanings of parameters of paths that are no ids."""
 
 
-async def document(store: Path) -> Schema:
-    """Start a server that answers from a recording, with a new ``store``, and return its ``/openapi.json``."""
-    recording = ROOT / "fixtures/harmony/greeting"
-    options = [f"--engine=replay:{recording}", f"--store={store}", "--embeddings=http://127.0.0.1:9"]
-    settings = read_settings([*options, "--log-level=WARNING"])
-    runner = web.AppRunner(await application(settings))
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0]
-        async with ClientSession() as client, client.get(f"http://{host}:{port}/openapi.json") as answer:
-            described: Schema = await answer.json()
-            return described
-    finally:
-        await runner.cleanup()
+@dataclass(frozen=True)
+class Api:
+    """What the pages say: the handlers of routes, ``/openapi.json``, and the examples that have run."""
+
+    handlers: Mapping[str, Any]
+    """The handlers by routes, such as ``GET /v1/files``."""
+    document: Schema
+    ran: Sequence[Ran]
+    tables: dict[type[BaseModel], str] = field(default_factory=dict)
+    """Where a page has the table of a body."""
+
+    def operation(self, route: str) -> Operation | None:
+        """Return the description of a route, if it has one."""
+        described: Operation | None = getattr(self.handlers[route], "operation", None)
+        return described
+
+    def schema(self, route: str) -> Schema:
+        """Return what ``/openapi.json`` says of a route; nothing if it leaves it out."""
+        method, _, path = route.partition(" ")
+        found: Schema = self.document["paths"].get(path, {}).get(method.lower(), {})
+        return found
+
+    @cached_property
+    def echoed(self) -> Schema:
+        """The parameters that a response has if its request leaves them out."""
+        first = next(ran for ran in self.ran if ran.example.route == "POST /v1/responses")
+        answer = json.loads(first.answer)
+        return {name: value for name, value in answer.items() if name not in first.example.body and value is not None}
 
 
-def routes_page(described: Schema) -> str:
-    """Return the page of routes."""
-    operations = [
-        (path, method.upper(), operation)
-        for path, methods in described["paths"].items()
-        for method, operation in methods.items()
-    ]
-    own = sorted((each for each in operations if not each[0].startswith(MIRRORED)), key=lambda each: _order(each[0]))
-    sections = "".join(
-        f"## {name}\n\n{''.join(_operation(*each) for each in group)}"
-        for name, group in groupby(own, key=lambda each: _group(each[0]))
+async def described(folder: Path) -> Api:
+    """Run the examples on a server that keeps its files in a folder, and return what the pages say."""
+    async with example_server(folder) as server:
+        examples = [example for group in GROUPS for example in group.examples]
+        ran = [each async for each in run_examples(server, examples)]
+        return Api(handlers_of(server.app), await server.document(), ran)
+
+
+def handlers_of(app: web.Application) -> dict[str, Any]:
+    """Return the handlers of an application by their routes, without those that are there twice."""
+    found = (
+        (f"{each.method} {each.resource.canonical}", each.handler) for each in app.router.routes() if each.resource
     )
-    streams = {_group(path): stream for path, _, operation in own if (stream := _stream(operation))}
-    events = "".join(f"## Events of {name}\n\n{_listed(stream)}\n" for name, stream in streams.items())
-    mirrored = sorted({path.removeprefix(MIRRORED) for path, _, _ in operations} & {each[0] for each in own})
-    names = ", ".join(f"`{path}`" for path in mirrored if f"{MIRRORED}{path}" in described["paths"])
+    return {
+        route: handler
+        for route, handler in found
+        if not route.startswith(f"{hdrs.METH_HEAD} ") and f" {MIRRORED}/" not in route
+    }
+
+
+def pages(api: Api) -> Iterator[tuple[str, str]]:
+    """Yield the pages by their names."""
+    api = replace(api, tables={})
+    yield ROUTES, _overview(api)
+    for group in GROUPS:
+        yield group.file, _page(group, api)
+    yield OBJECTS, objects_page(api.document)
+
+
+# The overview
+
+
+def _overview(api: Api) -> str:
+    rows = "".join(f"| [{group.title}]({group.file}) | {_links(group, api)} |\n" for group in GROUPS)
+    mirrored = {path.removeprefix(MIRRORED) for path in api.document["paths"] if path.startswith(MIRRORED)}
+    names = ", ".join(f"`{path}`" for path in sorted(mirrored))
+    every = Operation(None, body=BaseModel)
     return f"""# HTTP API
 
-Generated from `/openapi.json`, by which each server describes itself for generators of clients; here penstock
-{described["info"]["version"]}. Objects are on [a page of their own]({OBJECTS}).
+Each route of penstock {api.document["info"]["version"]} has its parameters, a request to copy with the answer of a
+server, and its statuses. Generated from the code and from `/openapi.json`, by which each server describes itself for
+generators of clients. Ids and times are made short. [Objects]({OBJECTS}) have a page of their own.
 
-With API keys, each route marked *key* wants `Authorization: Bearer KEY`.
+| page | routes |
+|---|---|
+{rows}
+## Keys
 
-{sections}{events}## Open Responses
+The requests have a key where a server with keys wants one. A server without keys ignores it. `PENSTOCK_API_KEY` is the
+key of a client; `PENSTOCK_OPERATOR_KEY` and `PENSTOCK_METRICS_KEY` are [the operator's](KEYS.md).
 
-Below `{MIRRORED}` the same routes exist once more, with the events of the Open Responses specification: {names}.
+## Statuses of every route
+
+{_statuses_table(_rows(refusals_of("", every)))}
+The first is for routes that want a key, and 408, 413, 429 and 503 are for those with a body.
+[Errors](ERRORS.md) has their texts, causes and cures.
+
+## Open Responses
+
+Below `{MIRRORED}` these paths exist once more, with the events of the Open Responses specification: {names}.
 """
 
 
-def _group(path: str) -> str:
-    first = re.sub(r"^/v\d+", "", path).split("/")[1]
-    return "The server" if first in _HOUSE else _GROUPS.get(first, first.replace("_", " ").capitalize())
+def _links(group: Group, api: Api) -> str:
+    return "<br>".join(f"[`{route}`]({group.file}#{anchor(route)})" for route in _routes(group, api))
 
 
-def _order(path: str) -> tuple[int, str]:
-    names = [*dict.fromkeys(_GROUPS.values())]
-    group = _group(path)
-    return (names.index(group) if group in names else len(names) + (group == "The server"), group)
+def _routes(group: Group, api: Api) -> list[str]:
+    """Return the routes of a group in the order of their examples; one that another group has stays there."""
+    before = {each.route for other in GROUPS[: GROUPS.index(group)] for each in other.examples}
+    return [route for route in dict.fromkeys(each.route for each in group.examples) if route not in before]
 
 
-def _operation(path: str, method: str, operation: Schema) -> str:
-    key = " · *key*" if operation.get("security") else ""
-    answers = [f"| {status} | {_answer(answer, path)} |\n" for status, answer in operation["responses"].items()]
-    table = f"| status | answer |\n|---|---|\n{''.join(answers)}\n"
-    return f"### {method} {path}\n\n{_prose(operation['summary'])}{key}\n\n{_given(operation)}{table}"
+# A page
 
 
-def _stream(operation: Schema) -> Schema | None:
-    """Return the schema of the events that an operation streams."""
-    contents = (answer.get("content", {}) for answer in operation["responses"].values())
-    return next((content[_EVENTS]["schema"] for content in contents if _EVENTS in content), None)
+def _page(group: Group, api: Api) -> str:
+    routes = _routes(group, api)
+    streams = [stream for route in routes if (stream := _stream(api.schema(route)))]
+    events = f"## Events\n\n{''.join(f'* {kind}{chr(10)}' for kind in _kinds(streams[0]))}" if streams else ""
+    return f"""# HTTP API: {group.title}
+
+[The guide]({group.guide}) says what to know. [All routes]({ROUTES}) · [objects]({OBJECTS}) · [errors](ERRORS.md)
+
+{"".join(_section(route, group, api) for route in routes)}{events}"""
 
 
-def _listed(schema: Schema) -> str:
-    return "".join(f"* {kind}\n" for kind in _kinds(schema))
+def _section(route: str, group: Group, api: Api) -> str:
+    handler, operation, schema = api.handlers[route], api.operation(route), api.schema(route)
+    summary = _prose((getdoc(handler) or "").partition("\n")[0])
+    examples = [_example(ran) for ran in _examples(group, api)[route]]
+    parts = [f"## {_breakable(route)}\n\n{summary}\n\n", *examples, _parameters(route, schema)]
+    if operation:
+        parts += [_body(kind, model, route, group, api) for kind, model in operation.bodies.items()]
+        parts += [_statuses(route, operation, schema)]
+    return "".join(parts)
 
 
-def _given(operation: Schema) -> str:
-    rows = [
-        f"| `{each['name']}` | {each['in']} | {_kind(each['schema'])} | {_prose(each.get('description', ''))} |\n"
-        for each in operation.get("parameters", ())
+def _breakable(route: str) -> str:
+    """Return a route as a heading whose lines end after a slash, and in no word."""
+    return re.sub(r"(?<=\w)/(?=[\w{])|(?<=})/", "/<wbr>", route)
+
+
+def _examples(group: Group, api: Api) -> dict[str, list[Ran]]:
+    """Return the examples of a group by the route under which they stand: their own, or the one that needs them."""
+    own, found, waiting = set(_routes(group, api)), dict[str, list[Ran]](), list[Ran]()
+    for ran in api.ran:
+        if not any(ran.example is each for each in group.examples):
+            continue
+        waiting.append(ran)
+        if ran.example.route in own:
+            found.setdefault(ran.example.route, []).extend(waiting)
+            waiting = []
+    return found
+
+
+def _parameters(route: str, schema: Schema) -> str:
+    path = [f"| `{name}` | path | string | | {_meaning_in_path(name)} |\n" for name in re.findall(r"{(\w+)}", route)]
+    query = [
+        f"| `{each['name']}` | query | {_kind(each['schema'])} | {_default(each['schema'])} "
+        f"| {_prose(each['description'])} |\n"
+        for each in schema.get("parameters", ())
+        if each["in"] == "query"
     ]
-    table = f"| parameter | in | type | |\n|---|---|---|---|\n{''.join(rows)}\n" if rows else ""
-    body = operation.get("requestBody", {}).get("content", {})
-    bodies = [f"`{form}`: {_kind(each.get('schema', {}))}" for form, each in body.items()]
-    return table + (f"**Body.** {'; '.join(bodies)}\n\n" if bodies else "")
+    rows = "".join([*path, *query])
+    return f"| parameter | in | type | default | |\n|---|---|---|---|---|\n{rows}\n" if rows else ""
 
 
-def _answer(answer: Schema, path: str) -> str:
-    events = f"Events of {_group(path)}"
-    stream = f"a stream of [{events.lower()}](#{anchor(events)})"
+def _meaning_in_path(name: str) -> str:
+    return NAMED.get(name) or f"The id of the {name.removesuffix('_id').replace('_', ' ')}."
+
+
+def _default(schema: Schema) -> str:
+    value = schema.get("default")
+    return _value(value) if value is not None else ""
+
+
+def _body(kind: str, model: type[BaseModel], route: str, group: Group, api: Api) -> str:
+    """Return the table of a body; what another table has is not said again."""
+    known = next((base for base in model.__mro__ if base in api.tables), None)
+    fields = own_first(model)
+    if known:
+        fields = {name: each for name, each in fields.items() if name not in known.model_fields}
+    head = f"**Body** (`{kind}`)"
+    if known:
+        head += f": that of {api.tables[known]}" + (", and:" if fields else ".")
+    elif not fields:
+        return f"{head}: {_prose(getdoc(model) or '')}\n\n"
+    if model not in api.tables:
+        api.tables[model] = f"[{route}]({group.file}#{anchor(route)})"
+    content = api.schema(route).get("requestBody", {}).get("content", {}).get(kind, {})
+    properties = _resolved(content.get("schema", {}), api.document).get("properties", {})
+    said = meanings(model)
+    rows = "".join(
+        f"| `{name}`{' *required*' if each.is_required() else ''} | {_kind(properties.get(name, {}), MOST_KINDS)} "
+        f"| {_default_of(name, each.default, group, api)} | {_prose(said[name])} |\n"
+        for name, each in fields.items()
+        if not is_refused(each) and not is_unused(each)
+    )
+    table = f"| field | type | default | |\n|---|---|---|---|\n{rows}\n" if rows else ""
+    refused = _named("Refused unless null", fields, is_refused)
+    unused = _named("Accepted without an effect", fields, is_unused)
+    return f"{head}\n\n{table}{refused}{unused}"
+
+
+def _resolved(schema: Schema, described: Schema) -> Schema:
+    name = schema.get("$ref", "").rpartition("/")[2]
+    found: Schema = described["components"]["schemas"][name] if name else schema
+    return found
+
+
+def _default_of(name: str, declared: Any, group: Group, api: Api) -> str:
+    """Return the default of a field: that of its declaration, or what a response has without it."""
+    if declared is not None and isinstance(declared, bool | int | float | str):
+        return _value(declared)
+    echoed = api.echoed.get(name) if group is GROUPS[0] else None
+    return "" if echoed is None else f"`{json.dumps(echoed)}`"
+
+
+def _named(what: str, fields: Mapping[str, Any], holds: Any) -> str:
+    names = [f"`{name}`" for name, each in fields.items() if holds(each)]
+    return f"{what}: {', '.join(names)}.\n\n" if names else ""
+
+
+def _example(ran: Ran) -> str:
+    title = f"*{ran.example.title}*\n\n" if ran.example.title else ""
+    status = f"{ran.status} {HTTPStatus(ran.status).phrase}"
+    kind = f", `{ran.kind}`" if ran.kind else ""
+    language, text = shown(ran)
+    return f"{title}```sh\n{ran.request.command}\n```\n\n{status}{kind}:\n\n````{language}\n{text}\n````\n\n"
+
+
+def shown(ran: Ran) -> tuple[str, str]:
+    """Return an answer as a page has it, after the name of its language: long ones lack their middle."""
+    if ran.kind == "application/json":
+        return "json", _shortened(json.loads(ran.answer))
+    if ran.kind == _EVENTS or ran.status == HTTPStatus.SWITCHING_PROTOCOLS:
+        between = "\n\n" if ran.kind else "\n"
+        events = ran.answer.strip().split(between)
+        cut = len(events) - FIRST - LAST
+        if cut > 0:
+            events[FIRST:-LAST] = [f"... {cut} more events"]
+        return "text", "\n".join(_cut(line) for line in between.join(events).splitlines())
+    lines = [line for line in ran.answer.strip().splitlines() if ran.example.shows in line]
+    most = MOST_LINES if ran.kind == "text/plain" and not ran.example.shows else 5
+    return "html" if ran.kind == "text/html" else "text", "\n".join(
+        [*map(_cut, lines[:most]), *["..."] * (len(lines) > most)]
+    )
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
+
+
+def _shortened(value: Any) -> str:
+    """Return JSON; if it has too many lines, its innermost values are left out."""
+    texts = (indented(_as_deep(value, depth)) for depth in range(12, 0, -1))
+    return next((text for text in texts if text.count("\n") < MOST_LINES), indented(_as_deep(value, 1)))
+
+
+def _as_deep(value: Any, depth: int) -> Any:
+    if not isinstance(value, dict | list) or not value:
+        return value
+    if depth == 0 and len(json.dumps(value)) > LONGEST:
+        return {"...": "..."} if isinstance(value, dict) else ["..."]
+    if isinstance(value, list):
+        inner = [_as_deep(each, depth - 1) for each in value]
+        return inner if len(inner) <= 3 else [*inner[:2], "..."]
+    kept = list(value.items())
+    most = 100 if depth > 1 else 8
+    return {name: _as_deep(each, depth - 1) for name, each in kept[:most]} | ({"...": "..."} if kept[most:] else {})
+
+
+# Statuses
+
+
+def _statuses(route: str, operation: Operation, schema: Schema) -> str:
+    answers = {
+        HTTPStatus(status): _answer(schema["responses"].get(str(status), {}), operation)
+        for status in operation.statuses
+    }
+    own = _rows(operation.refusals)
+    every = {error.status for error in {*refusals_of(route.partition(" ")[2], operation)} - {*operation.refusals}}
+    also = ", ".join(str(int(status)) for status in sorted(every))
+    link = f"[those of every route]({ROUTES}#{anchor('Statuses of every route')})"
+    return f"{_statuses_table(answers | own)}\nAlso {link}: {also}.\n\n"
+
+
+def _statuses_table(rows: Mapping[int, str]) -> str:
+    lines = "".join(f"| {int(status)} | {cause} |\n" for status, cause in sorted(rows.items()))
+    return f"| status | |\n|---|---|\n{lines}"
+
+
+def _rows(refusals: Iterable[type[StageError]]) -> dict[int, str]:
+    """Return what causes each status: the errors that have it."""
+    causes: dict[int, list[str]] = {}
+    for error in dict.fromkeys(refusals):
+        name = (
+            f"`{error.__name__}`"
+            if error is StageError
+            else f"[`{error.__name__}`](ERRORS.md#{anchor(error.__name__)})"
+        )
+        cause = _prose((getdoc(error) or "").partition("\n")[0])
+        causes.setdefault(error.status, []).append(f"{cause} {name}")
+    return {status: "<br>".join(each) for status, each in causes.items()}
+
+
+def _answer(answer: Schema, operation: Operation) -> str:
     forms = [
-        (stream if each["schema"] else "a stream") if form == _EVENTS else _kind(each.get("schema", {}))
+        "the events of the stream"
+        if form == _EVENTS
+        else _kind(each.get("schema", {}))
+        if form == "application/json"
+        else f"`{form}`"
         for form, each in answer.get("content", {}).items()
     ]
-    description = answer.get("description", "")
-    return " ".join(filter(None, [_prose(description) if description != "OK" else "", "; ".join(forms)]))
+    return "; ".join(forms)
+
+
+def _stream(schema: Schema) -> Schema | None:
+    """Return the schema of the events that an operation streams, if they have types."""
+    contents = (answer.get("content", {}) for answer in schema.get("responses", {}).values())
+    streams = (content.get(_EVENTS, {}).get("schema", {}) for content in contents)
+    return next((stream for stream in streams if stream and "type" not in stream), None)
+
+
+# Objects
 
 
 def objects_page(described: Schema) -> str:
@@ -175,27 +404,33 @@ def _short(name: str) -> str:
     return name if len(parts) == 1 else f"{parts[-1]} of {parts[-3]}"
 
 
-def _kind(schema: Schema) -> str:
-    """Return the type of a schema as a cell of a table."""
-    return " or ".join(dict.fromkeys(_kinds(schema)))
+def _kind(schema: Schema, most: int = 0) -> str:
+    """Return the type of a schema as a cell of a table; with ``most``, without null and with that many objects."""
+    kinds = list(dict.fromkeys(_kinds(schema, most)))
+    if not most:
+        return " or ".join(kinds)
+    objects = [kind for kind in kinds if kind.startswith("[")]
+    others = objects[most:] if len(objects) > most + 1 else []
+    shown = [kind for kind in kinds if kind not in others and kind != "null"]
+    return " or ".join([*shown, *([f"{len(others)} others"] if others else [])])
 
 
-def _kinds(schema: Schema) -> Iterator[str]:
+def _kinds(schema: Schema, most: int = 0) -> Iterator[str]:
     match schema:
         case {"$ref": ref}:
             name = _short(ref.rpartition("/")[2])
             yield f"[{name}]({OBJECTS}#{anchor(name)})"
         case {"anyOf": kinds} | {"oneOf": kinds} | {"allOf": kinds}:
             for kind in kinds:
-                yield from _kinds(kind)
+                yield from _kinds(kind, most)
         case {"const": value}:
             yield _value(value)
         case {"enum": values}:
             yield from map(_value, values)
         case {"type": "array", "items": dict(items)}:
-            yield f"list of {_kind(items)}"
+            yield f"list of {_kind(items, most)}"
         case {"type": "object", "additionalProperties": dict(values)} if values:
-            yield f"object of {_kind(values)}"
+            yield f"object of {_kind(values, most)}"
         case {"type": list(names)}:
             yield from map(str, names)
         case {"type": name}:

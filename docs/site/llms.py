@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ def write_llms(config: dict[str, Any], pages: Path, site: Path) -> None:
         for name, entries in section.items():
             listed.append(f"\n## {name}\n\n")
             for title, page in named_pages(entries):
-                text = (pages / page).read_text()
+                text = (pages / page).read_text().replace("<wbr>", "")
                 listed.append(f"- [{title}]({page}){_summary(text)}\n")
                 full.append(f"<!-- {page} -->\n\n{text}\n")
                 (site / page).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(pages / page, site / page)
+                (site / page).write_text(text)
     (site / "llms.txt").write_text("".join(listed))
     (site / "llms-full.txt").write_text("".join(full))
 

@@ -67,12 +67,12 @@ def _entry(module: ModuleType, name: str, value: Any) -> str:
         if isinstance(node, _Function):
             return f"### {name}\n\n{_python(_signature(node))}{_prose(ast.get_docstring(node))}\n\n"
     kind = type(value).__name__ if type(value).__module__ != "typing" else "type alias"
-    return f"### {name}\n\n{_prose(_noted(ast.parse(inspect.getsource(module)).body).get(name) or f'A {kind}.')}\n\n"
+    return f"### {name}\n\n{_prose(noted(ast.parse(inspect.getsource(module)).body).get(name) or f'A {kind}.')}\n\n"
 
 
 def _class(node: ast.ClassDef) -> str:
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
-    noted = _noted(node.body)
+    said = noted(node.body)
     fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and _is_public(ast.unparse(each.target))]
     methods = [each for each in node.body if isinstance(each, _Function) and _is_public(each.name)]
     lines = [f"class {node.name}{bases}:", *(f"    {ast.unparse(each)}" for each in fields)]
@@ -80,7 +80,7 @@ def _class(node: ast.ClassDef) -> str:
     about = [
         f"* `{name}`: {' '.join(_prose(text).split())}\n"
         for each in fields
-        if (text := noted.get(name := ast.unparse(each.target)))
+        if (text := said.get(name := ast.unparse(each.target)))
     ]
     told = "".join(_method(each) for each in methods)
     listed = f"{''.join(about)}\n" if about else ""
@@ -96,17 +96,17 @@ def _is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
-def _noted(body: list[ast.stmt]) -> dict[str, str]:
+def noted(body: list[ast.stmt]) -> dict[str, str]:
     """Return the docstrings of assigned names, each a string after the assignment."""
-    noted = dict[str, str]()
+    said = dict[str, str]()
     for statement, after in pairwise(body):
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             match statement:
                 case ast.AnnAssign(target=target) | ast.Assign(targets=[target]):
-                    noted[ast.unparse(target)] = str(after.value.value)
+                    said[ast.unparse(target)] = str(after.value.value)
                 case _:
                     pass
-    return noted
+    return said
 
 
 def _signature(node: _Function) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from docs.site.__main__ import configured
+from docs.site.__main__ import configured, release
 from docs.site.errors import OPERATORS, cause_and_cure, errors_page, kinds, texts
 from docs.site.gather import ROOT, Gathered
-from docs.site.http_api import objects_page, routes_page
+from docs.site.http_api import objects_page
 from docs.site.links import mistakes
 from docs.site.llms import named_pages, write_llms
 from docs.site.python_api import documented, python_page
+from penstock.pipeline.distribution import own_version
 
 GOOD = "<html><body><h1 id='top'>x</h1><a href='#top'>x</a><a href='other.html#there'>y</a></body></html>"
 
@@ -47,49 +49,21 @@ def test_python_api_has_what_the_pages_import() -> None:
     assert "### source_of" in page
 
 
-def test_page_of_routes_has_bodies_answers_and_streams() -> None:
+def test_page_of_objects_has_fields_and_types() -> None:
     message = {"$ref": "#/components/schemas/Message"}
-    events = {"anyOf": [{"$ref": "#/components/schemas/Started"}, {"$ref": "#/components/schemas/Ended"}]}
-    operation = {
-        "summary": "Say something.",
-        "security": [{"key": []}],
-        "parameters": [{"name": "stream", "in": "query", "schema": {"type": "boolean"}}],
-        "requestBody": {"content": {"application/json": {"schema": message}}},
-        "responses": {
-            "200": {
-                "description": "OK",
-                "content": {"application/json": {"schema": message}, "text/event-stream": {"schema": events}},
-            },
-            "404": {"description": "No such thing."},
-        },
+    fields = {
+        "role": {"const": "user"},
+        "parts": {"type": "array", "items": {"anyOf": [message, {"type": "null"}]}},
     }
-    described = {
-        "info": {"version": "1"},
-        "paths": {"/v1/responses": {"post": operation}, "/openresponses/v1/responses": {"post": operation}},
-        "components": {
-            "schemas": {
-                "Message": {
-                    "description": "Words.",
-                    "required": ["role"],
-                    "properties": {
-                        "role": {"const": "user"},
-                        "parts": {"type": "array", "items": {"anyOf": [message, {"type": "null"}]}},
-                    },
-                }
-            }
-        },
-    }
-    page = routes_page(described)
-    assert "### POST /v1/responses\n\nSay something. · *key*\n" in page
-    assert "| `stream` | query | boolean |  |" in page
-    assert "**Body.** `application/json`: [Message](OBJECTS.md#message)" in page
-    assert "| 200 | [Message](OBJECTS.md#message); a stream of [events of responses](#events-of-responses) |" in page
-    assert "| 404 | No such thing. |" in page
-    assert "## Events of Responses\n\n* [Started](OBJECTS.md#started)\n* [Ended](OBJECTS.md#ended)\n" in page
-    assert page.rstrip().endswith("specification: `/v1/responses`.")
-    objects = objects_page(described)
+    schema = {"description": "Words.", "required": ["role"], "properties": fields}
+    objects = objects_page({"components": {"schemas": {"Message": schema}}})
     assert '| `role` | `"user"` |  |' in objects
     assert "| `parts` ? | list of [Message](OBJECTS.md#message) or null |  |" in objects
+
+
+@pytest.mark.io
+def test_pages_carry_the_release_and_its_commit() -> None:
+    assert re.fullmatch(rf"penstock {re.escape(own_version())}(, \d{{4}}-\d\d-\d\d, commit [0-9a-f]+)?", release())
 
 
 def test_links_to_files_lead_to_pages_that_show_them(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class ResponseBody(CreateResponse):
     """The body of a request for a response, with OpenAI's floor for the length of its output."""
 
     max_output_tokens: Annotated[int, Field(ge=16)] | None = None
+    """The most tokens of the answer, its reasoning included: 16 and up."""
 
     @property
     def create_request(self) -> CreateResponse:

@@ -51,9 +51,13 @@ logger = logging.getLogger(__name__)
 RETRY = 0.5
 """Seconds between two attempts to reach another server."""
 
-STREAM = Flag("stream")
-STARTING_AFTER = Number("starting_after", default=-1, least=0)
-INCLUDE_OBFUSCATION = Flag("include_obfuscation")
+STREAM = Flag("stream", meaning="Return the events of the response, those to come too, in place of the response.")
+STARTING_AFTER = Number(
+    "starting_after", default=-1, least=0, meaning="Begin the stream after the event with this `sequence_number`."
+)
+INCLUDE_OBFUSCATION = Flag(
+    "include_obfuscation", meaning="Add random characters to each delta, which hide its length in network packets."
+)
 
 _CREATE_REFUSALS = (*REFUSALS, errors.ConversationLocked, errors.StorageFull)
 _COMPACT_REFUSALS = (*REFUSALS, errors.CompactionFailed)

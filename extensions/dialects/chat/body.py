@@ -142,26 +142,41 @@ class ChatBody(OlderBody):
     required = "messages"
 
     messages: ChatMessages
+    """The conversation, the oldest message first."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The most tokens of the answer, its reasoning included."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The same by its former name; ``max_completion_tokens`` counts if both are given."""
     tools: Annotated[list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], FAIL_FAST] | None = None
+    """Functions and custom tools, which the client runs."""
     tool_choice: Choice | None = None
+    """``auto``, ``none``, ``required``, one tool, or ``allowed_tools``."""
     response_format: ResponseFormat | None = None
+    """The form of the answer: text, any JSON object, or JSON of a schema."""
     reasoning_effort: Effort | None = None
+    """The amount of thought, from ``none`` to ``max``."""
     verbosity: Literal["low", "medium", "high"] | None = None
+    """Ask for short (``low``) or detailed (``high``) answers."""
     logprobs: bool | None = None
+    """Return the log probability of each token of the answer."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """The number of likeliest tokens at each place; it needs ``logprobs``."""
     web_search_options: WebSearchOptions | None = None
+    """Give the model this server's web search, if it has one."""
     modalities: Annotated[list[str], AfterValidator(_as_text)] | None = None
+    """Only ``["text"]``: models write text here."""
     prediction: Unused = None
 
     audio: Refused = None
     functions: Annotated[Any, refuse("send tools"), REFUSED] = None
     function_call: Annotated[Any, only("none", "auto", cure="send tools and tool_choice")] = None
+    """Only ``none`` or ``auto``: send ``tools`` and ``tool_choice``."""
 
     # vLLM's extensions
     add_generation_prompt: bool | None = None
+    """Begin a new answer, unless the last message is continued; true by default."""
     continue_final_message: bool | None = None
+    """Continue the last message, which is the assistant's."""
 
     # vLLM's extensions that this server does not have
     add_special_tokens: Refused = None

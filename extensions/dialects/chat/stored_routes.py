@@ -39,10 +39,10 @@ from penstock.services.store.store import Store
 MOST_PAIRS = 16
 """The most pairs of metadata that a query may name: no completion has more."""
 
-LIMIT = Number("limit", default=20, least=1, most=100)
-ORDER = Choice("order", ("asc", "desc"))
-AFTER = AnyText("after")
-MODEL = AnyText("model")
+LIMIT = Number("limit", default=20, least=1, most=100, meaning="The most entries of a page.")
+ORDER = Choice("order", ("asc", "desc"), meaning="`asc` begins with the oldest entry, `desc` with the newest.")
+AFTER = AnyText("after", meaning="The id of the entry after which the page begins.")
+MODEL = AnyText("model", meaning="The name of the model whose completions are listed.")
 
 _REFUSALS = (InvalidRequest, ResponseNotFound, StoreFailed)
 
@@ -68,13 +68,16 @@ class Pairs(Parameter):
         return pairs
 
 
-METADATA = Pairs("metadata")
+METADATA = Pairs(
+    "metadata", meaning="Texts that the metadata of listed completions have, each as `metadata[key]=value`."
+)
 
 
 class UpdateCompletion(Body):
     """New metadata for a completion; null removes it."""
 
     metadata: Metadata | None
+    """New texts by name, in place of the old ones; null for none."""
 
 
 class CompletionList(Page[StoredCompletion], frozen=True):

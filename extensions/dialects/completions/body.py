@@ -87,11 +87,17 @@ class CompletionBody(OlderBody):
     required = "prompt"
 
     prompt: Prompts
+    """One prompt or several, each a text or a list of token ids."""
     best_of: int | None = None
+    """Only 1 or ``n``: every answer is returned."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """The most tokens of each answer; 16 by default."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    """The number of likeliest tokens at each place whose log probabilities are returned."""
     echo: bool | None = None
+    """Put the prompt before the text."""
     add_special_tokens: bool | None = None
+    """Put the tokens before and after a text that the vocabulary adds; true by default."""
     suffix: Refused = None
 
     # of conversations
@@ -104,6 +110,7 @@ class CompletionBody(OlderBody):
     # vLLM's extensions that this server does not have
     prompt_embeds: Refused = None
     thinking_token_budget: Annotated[Any, only(-1)] = None
+    """Only -1: a completion has no thoughts."""
 
     @property
     def create_requests(self) -> Sequence[CreateResponse]:

@@ -61,14 +61,21 @@ class DecisionBody(Body):
     required: ClassVar[str] = "questions"
 
     model: str | None = None
+    """A name that is served; the first one by default."""
     input: DecisionInput
+    """The subject of the questions: a text, or items."""
     questions: Annotated[Questions, at_most(MOST_QUESTIONS, "questions"), Field(min_length=1)]
+    """The questions: ``predicate``, ``choice`` or ``score``, each with its options."""
     prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Salts the prefix cache, if the operator has it so."""
     prompt_cache_options: DecisionCacheOptions | None = None
+    """Accepted: the engine caches prefixes by itself."""
     safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """The client's stable name for its user."""
 
     # vLLM's extensions
     cache_salt: CacheSalt | None = None
+    """A text that keeps the cached prefixes of this request apart from those of others."""
     joint: Refused = None
 
     def asked(self, labels: Sequence[Label]) -> Iterator[Asked]:

@@ -136,20 +136,28 @@ class CountTokens(Body):
     required: ClassVar[str] = "messages"
 
     model: str
+    """A name that is served."""
     messages: Turns
+    """The conversation, the oldest message first."""
     system: TextOr[str, TextBlocks] | None = None
+    """Instructions for the model, as a text or as blocks of text."""
     tools: Annotated[list[MessageTool], FAIL_FAST] | None = None
+    """Functions, which the client runs, and tools of the server."""
     tool_choice: MessageToolChoice | None = None
+    """``auto``, ``any``, ``tool`` with a name, or ``none``."""
     thinking: Thinking | None = None
+    """The wish for thoughts: the tokens that they may have, and whether they are shown."""
     output_config: OutputConfig | None = None
+    """The ``effort`` of thoughts, and the ``format`` of the answer."""
     output_format: JsonFormat | None = None
     """The former name of the format of ``output_config``."""
 
     billing_policy: Unused = None
     cache_control: Unused = None
     compaction: Summarizing | None = None
-    """Anthropic counts the conversation as it is, too."""
+    """Answer with a summary of the conversation; Anthropic counts the conversation as it is, too."""
     context_management: ContextManagement | None = None
+    """Edits of the conversation: ``clear_thinking_20251015`` leaves out earlier thoughts."""
     mcp_servers: Extra = None
     speed: Unused = None
     thread: Extra = None
@@ -266,26 +274,36 @@ class CreateMessage(CountTokens):
     """A request for a message."""
 
     max_tokens: Annotated[int, Field(ge=0)]
-    """With 0, the prompt is read into the cache of the engine, and nothing is generated."""
+    """The most tokens of the answer. With 0, the prompt is only read into the cache of the engine."""
     stream: bool | None = None
+    """Send the answer as events while the model writes it."""
     stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_STOP_SEQUENCES)] | None = None
+    """Texts, each of which ends the answer and is cut off."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """The randomness of the choice of each token: with 0, the likeliest one."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Choose among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Choose among this many of the likeliest tokens."""
 
     # vLLM's extensions
     cache_salt: CacheSalt | None = None
+    """A text that keeps the cached prefixes of this request apart from those of others."""
     vllm_xargs: ExtraArguments | None = None
+    """Arguments for extensions of the engine."""
     watermarking: bool | None = None
+    """Mark the output, if the engine can."""
 
     container: Extra = None
     diagnostics: Unused = None
     fallback_credit_token: Unused = None
     fallbacks: Unused = None
     inference_geo: Annotated[Any, only("global")] = None
+    """Only ``global``."""
     metadata: Unused = None
     service_tier: Unused = None
     thread: Thread | None = None
+    """A thread to begin or to continue: the server holds its messages."""
     user_profile_id: Unused = None
 
     @property

@@ -52,7 +52,7 @@ from penstock.stages.normalize.recall import draw_suffix
 MOST_LISTED = 1_000
 """Containers of a list, those that have ended among them."""
 
-NAME = AnyText("name")
+NAME = AnyText("name", meaning="The name of the containers to list.")
 
 _REFUSALS = (errors.InvalidRequest, errors.ContainerNotFound, errors.ServerUnreachable, errors.StoreFailed)
 _FILE_REFUSALS = (*_REFUSALS, errors.ContainerFileNotFound)

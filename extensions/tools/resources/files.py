@@ -50,15 +50,21 @@ MOST_AT_ONCE = 32
 ANTHROPIC = "messages"
 """The dialect whose clients get Anthropic's form."""
 
-LIMIT = Number("limit", default=10_000, least=1, most=10_000)
-ORDER = Choice("order", ("desc", "asc"))
-AFTER = AnyText("after")
-PURPOSE = AnyText("purpose")
+LIMIT = Number("limit", default=10_000, least=1, most=10_000, meaning="The most files of a page.")
+ORDER = Choice("order", ("desc", "asc"), meaning="`desc` begins with the newest file, `asc` with the oldest.")
+AFTER = AnyText("after", meaning="The id of the file after which the page begins.")
+PURPOSE = AnyText("purpose", meaning="The purpose of the files to list.")
 
-_PAGE_OF_ANTHROPIC = Number("limit", default=20, least=1, most=1_000)
+_PAGE_OF_ANTHROPIC = Number("limit", default=20, least=1, most=1_000, meaning=LIMIT.meaning)
 _PLACES = ("page", "after_id", "before_id")
 _MOST_IDS = 100
-_OF_ANTHROPIC = tuple(map(AnyText, (*_PLACES, "ids", "scope_id")))
+_OF_ANTHROPIC = (
+    AnyText("page", meaning="Anthropic's: `next_page` of the page before."),
+    AnyText("after_id", meaning="Anthropic's: the id of the file after which the page begins."),
+    AnyText("before_id", meaning="Anthropic's: the id of the file before which the page ends."),
+    AnyText("ids", meaning="Anthropic's: the ids of the files to list, up to 100."),
+    AnyText("scope_id", meaning="Anthropic's: refused, as files here have no scopes."),
+)
 """The parameters of a list of files that Anthropic's API alone has."""
 _REFUSALS = (InvalidRequest, StoredFileNotFound, StoreFailed)
 

@@ -55,9 +55,12 @@ from penstock.pipeline.protocol.params.vector_stores import (
 )
 from penstock.services.store.store import Store
 
-BEFORE = AnyText("before")
-FILTER = Choice("filter", ("", "in_progress", "completed", "failed", "cancelled"))
-"""The status of the files to list; empty for all."""
+BEFORE = AnyText("before", meaning="The id of the entry before which the page ends.")
+FILTER = Choice(
+    "filter",
+    ("", "in_progress", "completed", "failed", "cancelled"),
+    meaning="The status of the files to list; empty for all.",
+)
 
 PAGE = (LIMIT, ORDER, AFTER, BEFORE)
 

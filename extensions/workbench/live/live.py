@@ -64,6 +64,7 @@ class WatchBody(ResponseBody):
     """The body of a request for a response that is watched; with ``go_on``, its first turn has begun."""
 
     go_on: Begun | None = None
+    """The tokens of a prompt, and of an answer to it that has begun, which goes on."""
 
 
 class LiveServer(msgspec.Struct, frozen=True):

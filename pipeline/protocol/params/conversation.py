@@ -19,16 +19,20 @@ class CreateConversation(Body):
     """A new conversation, with its first items."""
 
     items: _Items | None = None
+    """The first items, up to 20."""
     metadata: Metadata | None = None
+    """Up to 16 texts by name, for the client."""
 
 
 class UpdateConversation(Body):
     """New metadata for a conversation; null removes it."""
 
     metadata: Metadata | None
+    """New texts by name, in place of the old ones; null for none."""
 
 
 class AddItems(Body):
     """Items to append to a conversation."""
 
     items: _Items
+    """The items to append, up to 20."""

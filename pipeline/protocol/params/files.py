@@ -23,8 +23,11 @@ class UploadFile(Body):
     """A file to store, with its purpose, which changes nothing here."""
 
     file: UploadedFile
+    """The file, as a part of the form."""
     purpose: Literal["assistants", "batch", "evals", "user_data", "vision"]
+    """The use of the file, which changes nothing here."""
     expires_after: ExpiresAfter | None = None
+    """The seconds after which the file is deleted."""
 
     @property
     def lasts(self) -> int | None:

@@ -239,17 +239,29 @@ class Generating(Body):
 
     model: str | None = None
     stream: bool | None = None
+    """Send the answer as events while the model writes it."""
     store: bool | None = None
+    """Keep the answer, to be read and continued later."""
     metadata: Metadata | None = None
+    """Up to 16 texts by name, which the answer repeats."""
     parallel_tool_calls: bool | None = None
+    """Let the model make several calls in one turn."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """The randomness of the choice of each token: with 0, the likeliest one."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Choose among the likeliest tokens that together have this probability."""
     user: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """The client's name for its user, which the answer repeats."""
     safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """The client's stable name for its user, which the answer repeats."""
     prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """The client's name for a prefix, which the answer repeats; it may salt the prefix cache."""
     prompt_cache_options: PromptCacheOptions | None = None
+    """Accepted: the engine caches prefixes by itself."""
     prompt_cache_retention: PromptCacheRetention | None = None
+    """The time for prefixes to stay in the cache; the answer repeats it, and it changes nothing."""
     service_tier: ServiceTier | None = None
+    """Accepted: the answer names the only tier, ``default``."""
 
     moderation: Refused = None
     media_io_kwargs: Refused = None
@@ -260,42 +272,65 @@ class Generating(Body):
 
     # ``normalize`` refuses these unless they have vLLM's default
     skip_special_tokens: bool | None = None
+    """Only true, except in Completions, where false keeps special tokens in the text."""
     spaces_between_special_tokens: bool | None = None
+    """Only true: no text here has special tokens with other spaces."""
     include_stop_str_in_output: bool | None = None
+    """Only false: a stop text is cut off."""
 
     # vLLM's extensions
     ignore_eos: bool | None = None
     top_k: Annotated[_Int64, Field(ge=-1)] | None = None
+    """Choose among this many of the likeliest tokens; 0 or -1 for all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Leave out tokens whose share of the likeliest one's probability is less."""
     presence_penalty: _Penalty | None = None
+    """Make tokens that the output has already less likely, once for each."""
     frequency_penalty: _Penalty | None = None
+    """Make tokens less likely by how often the output has them."""
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Divide the scores of tokens that prompt or output have; more than 1 avoids them."""
     seed: _Int64 | None = None
+    """A number that makes sampling repeatable."""
     stop: TextOr[StopText, Annotated[list[StopText], Field(fail_fast=True, max_length=4)]] | None = None
+    """Up to 4 texts, each of which ends the answer and is cut off."""
     stop_token_ids: Annotated[list[_TokenId], Field(fail_fast=True, max_length=MOST_STOP_IDS)] | None = None
+    """Tokens that end the output."""
     min_tokens: Annotated[_Int64, Field(ge=0)] | None = None
+    """The number of tokens before which nothing ends the output."""
     bad_words: Annotated[list[StopText], Field(fail_fast=True, max_length=MOST_BAD_WORDS)] | None = None
+    """Texts that the output must not have."""
     logit_bias: Annotated[dict[_TokenKey, _Bias], at_most(MOST_TOKEN_IDS, "token ids")] | None = None
+    """Numbers to add to the scores of tokens, by token id."""
     allowed_token_ids: (
         Annotated[list[_TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKEN_IDS)] | None
     ) = None
+    """The only tokens that the output may have."""
     logprob_token_ids: (
         Annotated[list[_TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_LOGPROB_IDS)] | None
     ) = None
     watermarking: bool | None = None
+    """Mark the output, if the engine can."""
     vllm_xargs: ExtraArguments | None = None
+    """Arguments for extensions of the engine."""
     thinking_token_budget: Annotated[_Int64, Field(ge=-1)] | None = None
-    """-1 bounds nothing, as in vLLM."""
+    """The most tokens of a thought, at which the engine ends it; -1 bounds nothing, as in vLLM."""
     include_reasoning: bool | None = None
     cache_salt: CacheSalt | None = None
+    """A text that keeps the cached prefixes of this request apart from those of others."""
     priority: _Int64 | None = None
+    """The place in the engine's queue: lower numbers run first."""
     chat_template: str | None = None
+    """A chat template for this request, if the operator trusts those of requests."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the model's chat template."""
     structured_outputs: StructuredOutputs | None = None
     request_id: Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)] | None = None
     session_id: str | None = None
     mm_payload: Literal["tensors", "none"] | None = None
+    """Changes nothing: only the engine sees what becomes of images."""
     return_mm_kwargs: bool | None = None
+    """Changes nothing: only the engine sees what becomes of images."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -312,13 +347,16 @@ class CreateResponse(Generating):
 
     input: _Input | None = None
     instructions: str | None = None
+    """Instructions for the model, which hold for this response alone."""
     previous_response_id: str | None = None
     stream_options: StreamOptions | None = None
+    """``include_obfuscation`` adds random characters to each delta, which hide its length."""
     tools: Annotated[list[ToolParam], FAIL_FAST] | None = None
     tool_choice: ToolChoice | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """The number of likeliest tokens at each place of messages, up to 20."""
     reasoning: ReasoningOptionsParam | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -327,11 +365,13 @@ class CreateResponse(Generating):
     conversation: TextOr[str, ConversationReferenceParam] | None = None
 
     background_options: BackgroundOptions | None = None
+    """Accepted: each response runs as soon as it can."""
     context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=1)] | None = None
 
     prompt: PromptParam | None = None
     access_programs: Refused = None
     multi_agent: Annotated[Any, only({"enabled": False})] = None
+    """Only ``{"enabled": false}``: one model answers."""
     image: Refused = None
 
     # vLLM's extensions
@@ -405,13 +445,21 @@ class CompactConversation(Body):
     required = "input"
 
     model: str
+    """The name of the model that writes the summary."""
     input: _Input | None = None
+    """The conversation, as a text or as items."""
     instructions: str | None = None
+    """Instructions that the model had; the summary does not repeat them."""
     previous_response_id: str | None = None
+    """The stored response whose conversation is compacted, too."""
     prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Salts the prefix cache, if the operator has it so."""
     prompt_cache_options: PromptCacheOptions | None = None
+    """Accepted: the engine caches prefixes by itself."""
     prompt_cache_retention: PromptCacheRetention | None = None
+    """Accepted: the engine caches prefixes by itself."""
     service_tier: ServiceTier | None = None
+    """Accepted: there is one tier."""
     image: Refused = None
 
     @property

@@ -64,42 +64,58 @@ class CreateVectorStore(Body):
     """A new vector store, with its first files."""
 
     name: _Name | None = None
+    """A name for people."""
     description: Unused = None
     file_ids: _FileIds | None = None
+    """Stored files to put in at once."""
     metadata: Metadata | None = None
+    """Up to 16 texts by name, for the client."""
     expires_after: ExpiresAfter | None = None
+    """The days without use after which the store expires."""
     chunking_strategy: ChunkingStrategy | None = None
+    """The size of the chunks of these files, in tokens."""
 
 
 class UpdateVectorStore(Body):
     """Changes of a vector store: what is left out stays as it is."""
 
     name: _Name | None = None
+    """A new name for people."""
     metadata: Metadata | None = None
+    """New texts by name, in place of the old ones."""
     expires_after: ExpiresAfter | None = None
+    """The days without use after which the store expires."""
 
 
 class AddFile(Body):
     """A file to put into a vector store."""
 
     file_id: _FileId
+    """The id of a stored file."""
     attributes: Attributes | None = None
+    """Values by name, by which searches can filter."""
     chunking_strategy: ChunkingStrategy | None = None
+    """The size of the chunks of this file, in tokens."""
 
 
 class UpdateFile(Body):
     """New attributes of a file; null removes them."""
 
     attributes: Attributes | None
+    """Values by name, in place of the old ones."""
 
 
 class AddBatch(Body):
     """Files to put into a vector store: all with the same attributes and chunking, or each with its own."""
 
     file_ids: _FileIds | None = None
+    """Ids of stored files that share attributes and chunking."""
     files: Annotated[list[AddFile], Field(fail_fast=True), at_most(MOST_ADDED, "files")] | None = None
+    """Stored files, each with attributes and chunking of its own, in place of ``file_ids``."""
     attributes: Attributes | None = None
+    """Values by name of all ``file_ids``."""
     chunking_strategy: ChunkingStrategy | None = None
+    """The size of the chunks of all ``file_ids``, in tokens."""
 
     @model_validator(mode="after")
     def _names_files_once(self) -> AddBatch:
@@ -127,9 +143,13 @@ class SearchVectorStore(Body):
     """A search in one vector store, for any of the queries."""
 
     query: TextOr[_Query, Annotated[list[_Query], Field(fail_fast=True, min_length=1, max_length=MOST_QUERIES)]]
+    """One text to look for, or several, any of which may fit."""
     filters: Filters | None = None
+    """Conditions on the attributes of files."""
     max_num_results: MaxResults | None = None
+    """The most chunks to return."""
     ranking_options: RankingOptions | None = None
+    """The least score of a chunk, and how words and meaning weigh."""
     rewrite_query: Refused = None
 
     @property

@@ -51,6 +51,7 @@ async def test_every_route_is_described_and_no_other(served: ScriptedServer, des
         assert {"500"} < set(operation["responses"])
         assert ("401" in operation["responses"]) is ("security" in operation) is (path not in OPEN)
         named = [each["name"] for each in operation["parameters"] if each["in"] == "path"]
+        assert all(each["description"].endswith(".") for each in operation["parameters"] if each["in"] == "query")
         assert named == [part.strip("{}") for part in path.split("/") if part.startswith("{")]
     names = [operation["operationId"] for _, _, operation in description.operations]
     assert len(set(names)) == len(names)

@@ -19,6 +19,8 @@ PAGES = (
     "docs/COMPARE.html",
     "docs/ERRORS.html",
     "docs/HTTP_API.html",
+    "docs/HTTP_RESPONSES.html",
+    "docs/HTTP_VECTOR_STORES.html",
     "docs/SETTINGS.html",
 )
 
@@ -70,7 +72,7 @@ def test_page_fits_a_narrow_screen(name: str, visit: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["docs/START.html", "docs/COMPARE.html", "docs/ERRORS.html"])
+@pytest.mark.parametrize("name", ["docs/START.html", "docs/COMPARE.html", "docs/ERRORS.html", "docs/HTTP_FILES.html"])
 def test_page_is_accessible(name: str, scheme: str, visit: OpenPage) -> None:
     """Lesser faults are those of the generator, such as buttons that all have one name."""
     page = visit(name, color_scheme=scheme, viewport={"width": 1280, "height": 900})
