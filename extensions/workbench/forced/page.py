@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from penstock.extensions.workbench.forced.as_json import figures_of, run_on_of
 from penstock.extensions.workbench.forced.comparison import Compared, Figures, SkippedAnswer
 from penstock.extensions.workbench.forced.scores import ForcedToken, ForcedTurn
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
-from penstock.extensions.workbench.page.page import DATA, SELECTION
+from penstock.extensions.workbench.page.page import DATA, SELECTION, without_folders
 from penstock.extensions.workbench.page.tokens import Texts
 
 Json = dict[str, Any]
@@ -26,16 +27,27 @@ def layout_of(answers: Sequence[Compared], figures: Figures, vocabulary: Vocabul
     """Return all data of the page."""
     texts = Texts()
     return {
-        "name": title,
-        "figures": figures_of(figures),
+        "name": without_folders(title),
+        "figures": _without_folders(figures_of(figures)),
         "answers": [_answer(answer, vocabulary, texts) for answer in answers],
         "texts": texts.entries,
     }
 
 
+def _without_folders(figures: Json) -> Json:
+    """Return figures whose reasons have no absolute paths: the page is sent to others."""
+    shown = dict(figures)
+    for name, counts in figures.items():
+        if isinstance(counts, dict):
+            shown[name] = Counter[str]()
+            for reason, count in counts.items():
+                shown[name][without_folders(reason)] += count
+    return shown
+
+
 def _answer(answer: Compared, vocabulary: Vocabulary, texts: Texts) -> Json:
     if isinstance(answer, SkippedAnswer):
-        return {"name": answer.name, "skipped": answer.reason}
+        return {"name": answer.name, "skipped": without_folders(answer.reason)}
     turns = [_turn(turn, vocabulary, texts) for turn in answer.turns]
     run_on = run_on_of(answer.run_on, vocabulary) if answer.run_on else None
     return {"name": answer.name, "figures": figures_of(answer.figures), "run_on": run_on, "turns": turns}

@@ -23,7 +23,7 @@ from penstock.pipeline.secret import unwritten
 
 Json = dict[str, Any]
 
-_ABSOLUTE = re.compile(r"(?<![\w.:/~-])/[^\s:'\",;()/]+(?:/[^\s:'\",;()/]+)+")
+_ABSOLUTE = re.compile(r"(?<![\w./~-])/[^\s:'\",;()/]+(?:/[^\s:'\",;()/]+)+")
 """Matches an absolute path of at least two names."""
 
 VOLATILE = frozenset({"sequence_number", "delta", "logprobs", "obfuscation"})

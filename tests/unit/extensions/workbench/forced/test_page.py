@@ -60,6 +60,16 @@ def test_recorded_text_stays_text() -> None:
     assert data_of(page)["answers"] == [{"name": hostile, "skipped": hostile}]
 
 
+def test_page_has_no_folders_of_the_machine() -> None:
+    figures, answers = Figures(), [SkippedAnswer(name, Path(), f"no /srv/{name}/tokens.jsonl") for name in "ab"]
+    for answer in answers:
+        figures.add(answer)
+    page = page_of(layout_of(answers, figures, HARMONY, "recorded → /srv/plugins/engines.py:noisy"))
+    assert "/srv" not in page
+    assert data_of(page)["figures"]["skipped"] == {"no tokens.jsonl": 2}
+    assert data_of(page)["name"] == "recorded → engines.py:noisy"
+
+
 def test_command_writes_the_page_for_its_owner(tmp_path: Path, penstock: RunCommand) -> None:
     (tmp_path / "engines.py").write_text(ENGINES)
     folder, page = write_turns(tmp_path / "answer", recorded_turn([1], [1000])), tmp_path / "page.html"

@@ -84,6 +84,7 @@ async def test_page_says_what_the_user_asked() -> None:
         ("at /home/me/plugins/mine.py:12; its last frames", "at mine.py:12; its last frames"),
         ("the model '/srv/models/tiny' is away", "the model 'tiny' is away"),
         ("/srv/models/tiny", "tiny"),
+        ("replay:/srv/recorded/answer, /srv/plugins/engines.py:noisy", "replay:answer, engines.py:noisy"),
         (
             "see http://host:8000/v1/models, and docs/STAGES.md",
             "see http://host:8000/v1/models, and docs/STAGES.md",
