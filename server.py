@@ -76,7 +76,6 @@ async def running(
             loaded.keys,
             peers,
             recorded_if=settings.recorded_if,
-            records=settings.record is not None,
             origins=Origins(settings.names_at(place), settings.allow_origin, keyed=loaded.keys.are_needed),
             serves_metrics=settings.metrics_port is None,
             metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",

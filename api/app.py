@@ -37,7 +37,6 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.distribution import own_version
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
-from penstock.stages.recordings.converse import recorded_example
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,6 @@ class Api:
     keys: Keys = field(default_factory=Keys)
     peers: Peers = field(default_factory=Peers)
     recorded_if: Condition = ALWAYS
-    records: bool = False
-    """True if responses are recorded."""
     origins: Origins = field(default_factory=Origins)
     sockets: OpenSockets = field(default_factory=OpenSockets)
     held: HeldBytes = field(default_factory=HeldBytes)
@@ -125,7 +122,7 @@ class Api:
     def house_routes(self) -> list[web.RouteDef]:
         """The routes of the server itself."""
         routes = [
-            web.get("/", Front(self.keys.have_operator, self.records, self._example).answer),
+            web.get("/", Front(self.keys.have_operator).answer),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/ping", self.health),
@@ -146,11 +143,6 @@ class Api:
     def dialect_routes(self) -> dict[Dialect, list[web.RouteDef]]:
         """The routes of each dialect."""
         return {dialect: _expecting(dialect.routes(self._edge(dialect))) for dialect in self.dialects}
-
-    @property
-    def _example(self) -> tuple[str, str] | None:
-        """A model and an input that recordings answer, if every client may see them."""
-        return None if self.keys.are_needed else recorded_example(self.scheduler.pipeline)
 
     def _edge(self, dialect: Dialect) -> Edge:
         return Edge(

@@ -188,11 +188,6 @@ async function run() {
 }
 
 $("base").textContent = base;
-const { model, input } = document.querySelector("main").dataset;
-if (input !== undefined) {
-  $("model").value = model;
-  $("input").value = input;
-}
 $("form").addEventListener("input", showAgain);
 for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", () => copy(button));
 $("form").addEventListener("submit", event => {

@@ -7,8 +7,6 @@ user types.  Its URLs are relative, as the application may be mounted under a pr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from html import escape
 
 from aiohttp import hdrs, web
 
@@ -40,12 +38,7 @@ PAGE = WebPage(
 LIVE = '<a href="live">live</a>\n    '
 """The link in the bar, of a server whose operator has a key."""
 
-RECORDED = '<a id="to-stages" class="second" href="live">See what passed the stages</a>'
-
-NOT_RECORDED = (
-    "Started with <code>--record FOLDER</code>, this server also shows on its <a href='live'>live page</a> what each"
-    " answer passed through the stages."
-)
+STAGES = '<a id="to-stages" class="second" href="live">See what passed the stages</a>'
 
 NOT_WATCHED = (
     "Its operator can see how the tokens of an answer pass the stages: with <code>--record FOLDER</code>, and with"
@@ -55,35 +48,26 @@ NOT_WATCHED = (
 """The sentence of a server whose operator has no key."""
 
 
+def _page(live: str, stages: str) -> str:
+    return PAGE.html("penstock", version=own_version(), live=live, stages=stages)
+
+
+WATCHED, UNWATCHED = _page(LIVE, STAGES), _page("", NOT_WATCHED)
+
+HEADERS = {**PAGE.headers, hdrs.VARY: hdrs.ACCEPT}
+
+
 @dataclass(frozen=True)
 class Front:
-    """The answer to ``GET /``.
-
-    ``is_watched`` is True if the operator has a key for the live page, and ``records`` if answers are recorded.
-    ``example`` is a model and an input to begin with.
-    """
+    """The answer to ``GET /``; ``is_watched`` is True if the operator has a key for the live page."""
 
     is_watched: bool
-    records: bool = False
-    example: tuple[str, str] | None = None
-
-    @cached_property
-    def page(self) -> str:
-        """The HTML of the page."""
-        model, text = map(escape, self.example or ("", ""))
-        return PAGE.html(
-            "penstock",
-            version=own_version(),
-            live=LIVE if self.is_watched else "",
-            example=f' data-model="{model}" data-input="{text}"' if self.example else "",
-            stages=(RECORDED if self.records else NOT_RECORDED) if self.is_watched else NOT_WATCHED,
-        )
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer a browser with the page, and other clients with text."""
-        headers = {**PAGE.headers, hdrs.VARY: hdrs.ACCEPT}
         if "text/html" in request.headers.get(hdrs.ACCEPT, ""):
-            return web.Response(text=self.page, content_type="text/html", headers=headers)
+            page = WATCHED if self.is_watched else UNWATCHED
+            return web.Response(text=page, content_type="text/html", headers=HEADERS)
         needs = "" if self.is_watched else ", if PENSTOCK_OPERATOR_KEY is set"
         text = TEXT.format(version=own_version(), prefix=prefix_of(request), needs=needs)
-        return web.Response(text=text, headers=headers)
+        return web.Response(text=text, headers=HEADERS)

@@ -224,7 +224,10 @@ function unlock(recordings) {
   }
 }
 
-const showRecording = (id, title) => run(new Take(title, null), (signal) => recording(id, signal));
+const UNRECORDED = "This server records nothing. Started with --record FOLDER, it shows the answers of all clients here.";
+
+const showRecording = (id, title) =>
+  run(new Take(title, null), (signal) => (server.records ? recording(id, signal) : Promise.reject(new Refused(404, UNRECORDED))));
 
 // Input
 

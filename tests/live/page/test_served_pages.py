@@ -185,23 +185,13 @@ def copied(page: Page, name: str) -> str:
     return text
 
 
-def test_page_begins_with_a_request_that_recordings_answer(page: Page, tmp_path: Path) -> None:
-    with served(tmp_path) as (url, _):
-        page.goto(url)
-        expect(page.locator("#model")).to_have_value("weather")
-        page.click("#send")
-        expect(page.locator("#outcome")).to_contain_text("completed, ")
-
-
 def test_page_leads_to_the_stages_of_its_answer(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the key is given only there."""
     monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", KEY)
     recordings = tmp_path / "recordings"
     with served(tmp_path, "--record", str(recordings)) as (url, _):
         for has_key in (False, True):
-            page.goto(url)
-            page.click("#send")
-            expect(page.locator("#outcome")).to_contain_text("completed, ")
+            answered(page, url)
             wait_for(lambda: len([*recordings.glob("*/response.json")]) == 1 + has_key)  # noqa: B023 - it is called now
             page.click("#to-stages")
             if not has_key:
@@ -213,13 +203,19 @@ def test_page_leads_to_the_stages_of_its_answer(page: Page, tmp_path: Path, monk
             expect(page.locator("#as-curl")).to_be_visible()
 
 
-def test_page_says_what_a_server_lacks_to_show_the_stages(
-    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def answered(page: Page, url: str) -> None:
+    page.goto(url)
+    page.fill("#model", "weather")
+    page.click("#send")
+    expect(page.locator("#outcome")).to_contain_text("completed, ")
+
+
+def test_server_that_records_nothing_says_so(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", KEY)
     with served(tmp_path) as (url, _):
-        page.goto(url)
-        page.click("#send")
-        expect(page.locator("#stages")).to_contain_text("--record FOLDER")
-        page.click("nav a[href='live']")
-        expect(page.locator("#key")).to_be_visible()
+        answered(page, url)
+        page.click("#to-stages")
+        page.fill("#key", KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("#notes .failure")).to_contain_text("--record FOLDER")
+        expect(page.locator("#transport")).to_be_hidden()
