@@ -31,10 +31,8 @@ from penstock.api.http.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.runs.store_settings import is_file, is_missing, without_password
 from penstock.api.settings import Settings
-from penstock.api.settings.engine_settings import DEFAULT_MODEL
 from penstock.api.start.assembly import keys_of, open_store, toolbox
-from penstock.api.start.backends import check_options
-from penstock.api.start.model_files import model_files
+from penstock.api.start.backends import model_here
 from penstock.api.start.parts import UNSTARTABLE
 from penstock.pipeline.distribution import DISTRIBUTION, namesake, own_version
 from penstock.pipeline.errors import CannotRun, CannotStart
@@ -206,8 +204,7 @@ class Checks:
         settings = self.settings
         if settings.engine or find_spec("vllm") is None:
             return "none is loaded here"
-        check_options(settings)
-        return model_files(settings.model or DEFAULT_MODEL, settings.engine_options)
+        return model_here(settings)
 
     async def dialects(self) -> str:
         """Look for the dialects."""

@@ -24,18 +24,16 @@ from penstock.api.http.connections import bind, listen
 from penstock.api.http.starting import answering
 from penstock.api.metrics.scrape import bound_for_metrics
 from penstock.api.settings import Settings
-from penstock.api.settings.engine_settings import DEFAULT_MODEL
 from penstock.api.start.assembly import RunningEngine, rehearsed
 from penstock.api.start.backends import (
     EngineStarter,
-    check_options,
     loading,
+    model_here,
     planned,
     reason_to_wait,
     start,
     start_shown,
 )
-from penstock.api.start.model_files import model_files
 from penstock.api.start.parts import UNSTARTABLE, preloaded
 from penstock.api.start.serving import ENDED_WITH_ENGINE, drained, serving_requests, signals_raised, stop_signals
 from penstock.pipeline.distribution import namesake
@@ -125,10 +123,9 @@ def _check(settings: Settings, arguments: Sequence[str]) -> None:
     try:
         if beside := namesake():
             logger.warning(beside)
-        check_options(settings)
-        preloaded(settings)
         if not settings.engine:
-            model_files(settings.model or DEFAULT_MODEL, settings.engine_options)
+            model_here(settings)
+        preloaded(settings)
     except UNSTARTABLE as error:
         raise CannotRun(explained(error, arguments)) from error
 

@@ -17,6 +17,7 @@ from penstock.api.settings.from_vllm import instead_of
 from penstock.api.settings.sources import option_name
 from penstock.api.start.assembly import RunningEngine, rehearsed
 from penstock.api.start.loading import Loading
+from penstock.api.start.model_files import model_files
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.custom import open_engine
@@ -215,6 +216,12 @@ def check_options(settings: Settings) -> None:
         raise WrongOption(f"unrecognized arguments: {' '.join(wrong)}", known)
     if unknown:
         check_arguments(settings.engine_options)
+
+
+def model_here(settings: Settings) -> str:
+    """Describe the model that this process would load; raise `CannotStart` if vLLM could not, or for its options."""
+    check_options(settings)
+    return model_files(settings.model or DEFAULT_MODEL, settings.engine_options)
 
 
 def _is_cut(name: str, known: Iterable[str]) -> bool:

@@ -23,7 +23,7 @@ from penstock.api.settings import Settings
 from penstock.api.settings.engine_settings import FACTORY, REPLAY, ChatSettings, EngineSettings
 from penstock.api.settings.options import options
 from penstock.api.settings.sources import option_name
-from penstock.api.start.backends import over_http, start_shown
+from penstock.api.start.backends import model_here, over_http, start_shown
 from penstock.api.start.parts import UNSTARTABLE
 from penstock.extensions.workbench.forced.as_json import answer_line, summary_line
 from penstock.extensions.workbench.forced.comparison import AT_ONCE, Compared, Comparison, Figures
@@ -70,6 +70,8 @@ def main(arguments: Sequence[str]) -> None:
         described = "; ".join(f"{counted(number, 'recording')}: {reason}" for reason, number in reasons.most_common())
         raise CannotRun(f"nothing can be compared: {described}.{ADVICE if SAMPLED in reasons else ''}")
     try:
+        if not settings.engine:
+            model_here(settings)
         exceeded = uvloop.run(_compare(chosen, settings, recordings))
     except ForeignServer as error:
         raise CannotRun(f"--engine: {error.sign} {COMPARABLE}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ async def test_regression_test_of_the_page_passes(folder: Path) -> None:
     page = runpy.run_path(str(folder / "test_shout.py"))
     await page["test_stage_alone"]()
     await page["test_response"]()
+
+
+@pytest.mark.io
+def test_pytest_is_quiet_with_the_settings_of_the_page(tmp_path: Path) -> None:
+    settings = "\n".join(re.findall(r'`(asyncio_\w+ = "\w+")`', PAGE))
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{settings}\n")
+    (tmp_path / "test_stage.py").write_text("async def test_stage() -> None:\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ("1 passed" in ended.stdout, "Warning" in ended.stdout + ended.stderr) == (True, False)
 
 
 def test_the_page_shows_the_echo_engine() -> None:

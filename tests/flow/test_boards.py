@@ -109,3 +109,20 @@ def test_panels_have_titles_and_descriptions_of_their_own() -> None:
     assert all(panel.description.endswith(".") for panel in boards.panels())
     ids = [panel["id"] for panel in boards.board()["panels"]]
     assert len(set(ids)) == len(ids)
+
+
+APIS = ("Responses", "Chat Completions", "Completions", "Messages")
+ABOUT = {
+    "deploy/grafana/penstock.json": r'^ "description": "(.*)"',
+    "deploy/penstock.service": r"^Description=(.*)",
+    "pyproject.toml": r'^description = "(.*)"',
+    "api/http/openapi.py": r'"summary": "(.*)"',
+    "api/http/front/front.html": r'<p id="about">(.*)',
+}
+"""What says in one line what penstock is."""
+
+
+@pytest.mark.parametrize(("file", "line"), ABOUT.items())
+def test_description_names_all_apis_or_none(file: str, line: str) -> None:
+    [said] = re.findall(line, (ROOT / file).read_text(), re.MULTILINE)
+    assert {api in said for api in APIS} in ({True}, {False})

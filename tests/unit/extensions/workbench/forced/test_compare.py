@@ -74,7 +74,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
 
     def run(engine: str, *options: object) -> CommandResult:
-        named = engine if "//" in engine else f"engines.py:{engine}"
+        named = engine if "/" in engine else f"engines.py:{engine}"
         monkeypatch.setattr("sys.argv", ["penstock", "compare", "recorded", "--engine", named, *map(str, options)])
         status = 0
         try:
@@ -181,6 +181,16 @@ def test_wrong_option_is_refused(compare: Compare, options: tuple[object, ...], 
     ended = compare("same", *options)
     assert (ended.status, ended.out) == (2, b"")
     assert words in ended.err
+
+
+@pytest.mark.vllm
+def test_wrong_folder_of_a_model_ends_before_it_is_loaded(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.extensions.workbench.compare.start_shown", None)
+    for folder, problem in (("./nowhere", "there is no such folder\n"), ("./recorded", "there are no weights in ")):
+        ended = compare(folder)
+        assert (ended.status, ended.out) == (2, b"")
+        assert f": {problem}" in ended.err
+        assert len(ended.err.splitlines()) == 1
 
 
 @pytest.mark.io
