@@ -193,8 +193,8 @@ unit: $(DONE)/test
 	@$(SUITE) quick tests/unit -m "not io and not slow and not vllm" --hypothesis-profile quick \
 	    -n $(shell nproc) --dist worksteal $(ARGS)
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff spelling imports mypy pyright chat site
+check: $(DONE)/test ## Format, lint, types, and the short tests without an engine
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff spelling imports mypy chat
 
 # The folders at the top are imported from `penstock`: the type checkers need a folder of that name.
 SOURCES := .cache/src/penstock
@@ -224,7 +224,7 @@ offline: $(DONE)/test $(SOURCES) sandbox
 
 # In one process, as each that imports vLLM needs ten seconds for that.
 chat: $(DONE)/test
-	@$(SUITE) chat -m vllm $(ARGS)
+	@$(SUITE) chat -m "vllm and ($(WHICH))" $(ARGS)
 
 sandbox:
 	@command -v bwrap > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \
@@ -247,14 +247,14 @@ endef
 test: $(DONE)/test ## Check, then live, whatever fails; the last lines say what failed or was left out
 	$(call MAKE_ALL,check live)
 
-long: $(DONE)/test ## What `test` leaves out because it is long: tests/support/long.py, other servers for the clients, another Python
+long: $(DONE)/test ## What `test` leaves out because it is long: tests/support/long.py, pyright, images, other servers for the clients, another Python
 	$(call MAKE_ALL,longer)
 
-live: engine clients test-page test-image test-deploy ## The tests with real engines, real clients and a browser, two at a time
+live: engine clients test-page test-deploy ## The tests with real engines, real clients and a browser, two at a time
 
 longer: WHICH := long
 longer: LESS := --ignore tests/unit/stages/models --ignore tests/unit/testing
-longer: offline engine clients clients-chat clients-http $(lastword $(FOUND_PYTHONS:%=python-%))
+longer: offline chat pyright engine clients clients-chat clients-http test-image $(lastword $(FOUND_PYTHONS:%=python-%))
 
 pythons: ## The tests of `unit`, with every other Python that this machine has
 	@$(if $(FOUND_PYTHONS),$(MAKE) --no-print-directory --keep-going $(FOUND_PYTHONS:%=python-%),$(PYTHONS_LEFT_OUT))

@@ -1,15 +1,25 @@
 """The tests that ``make long`` runs after ``make test``, which has shorter ones of the same rules; a pytest plugin.
 
+Three kinds are long: the modules of a table, each beside one that stays for its rules; tests on PostgreSQL, as the
+same ones stay on SQLite, unless they are those of the store; and most variants of a test that has many.
+
 Client suites run without penstock, so nothing of penstock is imported here.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+MANY = 16
+"""The number of variants from which on ``make test`` has only every `STEP`-th of a test."""
+
+STEP = 4
+
+OF_STORES = "tests/unit/services/store"
 
 STAYING = {
     "tests/bench/fuzz": "tests/flow/api/test_openapi_fuzz.py",
@@ -37,6 +47,7 @@ STAYING = {
     "tests/flow/lifecycle/test_upgrades.py": "tests/unit/services/store/test_migrations.py",
     "tests/flow/lifecycle/test_walk.py": "tests/flow/lifecycle/test_matrix.py",
     "tests/flow/test_core_alone.py": "tests/unit/test_layout.py",
+    "tests/flow/test_start_page.py": "tests/unit/api/cli/test_commands_of_pages.py",
     "tests/flow/test_wheel.py": "tests/flow/test_promises.py",
     "tests/live/agents": "tests/live/opencode/test_opencode.py",
     "tests/live/clients/test_litellm_proxy.py": "tests/live/clients/test_litellm.py",
@@ -56,14 +67,38 @@ STAYING = {
     "tests/unit/extensions/tools/sandbox/test_container.py": "tests/flow/api/test_containers.py",
     "tests/unit/extensions/tools/sandbox/test_live_containers.py": "tests/flow/api/test_containers.py",
     "tests/unit/extensions/tools/sandbox/test_probe.py": "tests/unit/extensions/tools/sandbox/test_start.py",
+    "tests/unit/extensions/tools/sandbox/test_python.py": "tests/unit/extensions/tools/sandbox/test_described.py",
+    "tests/unit/extensions/workbench/conformance/test_command.py": (
+        "tests/unit/extensions/workbench/conformance/test_checks.py"
+    ),
     "tests/unit/extensions/workbench/test_shrink.py": "tests/unit/pipeline/recordings/test_ddmin.py",
     "tests/unit/testing/test_parsers.py": "tests/unit/stages/models/chat/test_families.py",
 }
 """The tests that stay in ``make test`` for the rules of a long module or folder, by its path."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+@pytest.hookimpl(tryfirst=True)  # pytest's own hook then leaves out what ``-m`` does not name
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is long."""
-    path = item.path.relative_to(ROOT)
-    if any(place.as_posix() in STAYING for place in (path, *path.parents)):
-        item.add_marker(pytest.mark.long)
+    long = long_tests([item.nodeid for item in items])
+    for item in items:
+        if item.nodeid in long:
+            item.add_marker(pytest.mark.long)
+
+
+def long_tests(ids: Iterable[str]) -> set[str]:
+    """Return those of the tests that are long, by pytest's ids."""
+    variants, long = defaultdict[str, list[str]](list), set[str]()
+    for each in ids:
+        name, _, variant = each.partition("[")
+        path = PurePosixPath(name.partition("::")[0])
+        of_postgres = "postgres" in variant and not path.is_relative_to(OF_STORES)
+        if of_postgres or any(place.as_posix() in STAYING for place in (path, *path.parents)):
+            long.add(each)
+        else:
+            variants[name].append(each)
+    for several in variants.values():
+        if len(several) >= MANY:
+            long.update(several)
+            long.difference_update(several[::STEP])
+    return long
