@@ -194,24 +194,23 @@ def _examples(group: Group, api: Api) -> dict[str, list[Ran]]:
 
 
 def _parameters(route: str, schema: Schema) -> str:
-    path = [f"| `{name}` | path | string | | {_meaning_in_path(name)} |\n" for name in re.findall(r"{(\w+)}", route)]
+    path = [f"| `{name}` | path | string | {_meaning_in_path(name)} |\n" for name in re.findall(r"{(\w+)}", route)]
     query = [
-        f"| `{each['name']}` | query | {_kind(each['schema'])} | {_default(each['schema'])} "
+        f"| `{each['name']}` | query | {_kind(each['schema'])}{_by_default(each['schema'].get('default'))} "
         f"| {_prose(each['description'])} |\n"
         for each in schema.get("parameters", ())
         if each["in"] == "query"
     ]
     rows = "".join([*path, *query])
-    return f"| parameter | in | type | default | |\n|---|---|---|---|---|\n{rows}\n" if rows else ""
+    return f"| parameter | in | type | |\n|---|---|---|---|\n{rows}\n" if rows else ""
 
 
 def _meaning_in_path(name: str) -> str:
     return NAMED.get(name) or f"The id of the {name.removesuffix('_id').replace('_', ' ')}."
 
 
-def _default(schema: Schema) -> str:
-    value = schema.get("default")
-    return _value(value) if value is not None else ""
+def _by_default(value: Any) -> str:
+    return "" if value is None else f", by default `{json.dumps(value)}`"
 
 
 def _body(kind: str, model: type[BaseModel], route: str, group: Group, api: Api) -> str:
@@ -231,12 +230,12 @@ def _body(kind: str, model: type[BaseModel], route: str, group: Group, api: Api)
     properties = _resolved(content.get("schema", {}), api.document).get("properties", {})
     said = meanings(model)
     rows = "".join(
-        f"| `{name}`{' *required*' if each.is_required() else ''} | {_kind(properties.get(name, {}), MOST_KINDS)} "
-        f"| {_default_of(name, each.default, group, api)} | {_prose(said[name])} |\n"
+        f"| `{name}`{' *required*' if each.is_required() else ''} | {_kind(properties.get(name, {}), MOST_KINDS)}"
+        f"{_by_default(_default_of(name, each.default, group, api))} | {_prose(said[name])} |\n"
         for name, each in fields.items()
         if not is_refused(each) and not is_unused(each)
     )
-    table = f"| field | type | default | |\n|---|---|---|---|\n{rows}\n" if rows else ""
+    table = f"| field | type | |\n|---|---|---|\n{rows}\n" if rows else ""
     refused = _named("Refused unless null", fields, is_refused)
     unused = _named("Accepted without an effect", fields, is_unused)
     return f"{head}\n\n{table}{refused}{unused}"
@@ -248,12 +247,11 @@ def _resolved(schema: Schema, described: Schema) -> Schema:
     return found
 
 
-def _default_of(name: str, declared: Any, group: Group, api: Api) -> str:
+def _default_of(name: str, declared: Any, group: Group, api: Api) -> Any:
     """Return the default of a field: that of its declaration, or what a response has without it."""
-    if declared is not None and isinstance(declared, bool | int | float | str):
-        return _value(declared)
-    echoed = api.echoed.get(name) if group is GROUPS[0] else None
-    return "" if echoed is None else f"`{json.dumps(echoed)}`"
+    if isinstance(declared, bool | int | float | str):
+        return declared
+    return api.echoed.get(name) if group is GROUPS[0] else None
 
 
 def _named(what: str, fields: Mapping[str, Any], holds: Any) -> str:

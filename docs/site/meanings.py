@@ -33,10 +33,9 @@ def is_unused(field: FieldInfo) -> bool:
 
 
 def own_first(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a body: the required ones, then its own, then those of its bases."""
-    owners = list(dict.fromkeys(name for owner in model.__mro__ for name in get_annotations(owner)))
-    fields = {name: model.model_fields[name] for name in owners if name in model.model_fields}
-    return dict(sorted(fields.items(), key=lambda pair: not pair[1].is_required()))
+    """Return the fields of a body: the required ones, then its own, then those that its bases have, too."""
+    depths = {name: depth for depth, owner in enumerate(model.__mro__) for name in get_annotations(owner)}
+    return dict(sorted(model.model_fields.items(), key=lambda pair: (not pair[1].is_required(), depths[pair[0]])))
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
