@@ -194,15 +194,15 @@ def _examples(group: Group, api: Api) -> dict[str, list[Ran]]:
 
 
 def _parameters(route: str, schema: Schema) -> str:
-    path = [f"| `{name}` | path | string | {_meaning_in_path(name)} |\n" for name in re.findall(r"{(\w+)}", route)]
+    path = [f"| `{name}` | path | {_meaning_in_path(name)} | string |\n" for name in re.findall(r"{(\w+)}", route)]
     query = [
-        f"| `{each['name']}` | query | {_kind(each['schema'])}{_by_default(each['schema'].get('default'))} "
-        f"| {_prose(each['description'])} |\n"
+        f"| `{each['name']}` | query | {_prose(each['description'])} "
+        f"| {_kind(each['schema'])}{_by_default(each['schema'].get('default'))} |\n"
         for each in schema.get("parameters", ())
         if each["in"] == "query"
     ]
     rows = "".join([*path, *query])
-    return f"| parameter | in | type | |\n|---|---|---|---|\n{rows}\n" if rows else ""
+    return f"| parameter | in | meaning | type |\n|---|---|---|---|\n{rows}\n" if rows else ""
 
 
 def _meaning_in_path(name: str) -> str:
@@ -230,12 +230,12 @@ def _body(kind: str, model: type[BaseModel], route: str, group: Group, api: Api)
     properties = _resolved(content.get("schema", {}), api.document).get("properties", {})
     said = meanings(model)
     rows = "".join(
-        f"| `{name}`{' *required*' if each.is_required() else ''} | {_kind(properties.get(name, {}), MOST_KINDS)}"
-        f"{_by_default(_default_of(name, each.default, group, api))} | {_prose(said[name])} |\n"
+        f"| `{name}`{' *required*' if each.is_required() else ''} | {_prose(said[name])} "
+        f"| {_kind(properties.get(name, {}), MOST_KINDS)}{_by_default(_default_of(name, each.default, group, api))} |\n"
         for name, each in fields.items()
         if not is_refused(each) and not is_unused(each)
     )
-    table = f"| field | type | |\n|---|---|---|\n{rows}\n" if rows else ""
+    table = f"| field | meaning | type |\n|---|---|---|\n{rows}\n" if rows else ""
     refused = _named("Refused unless null", fields, is_refused)
     unused = _named("Accepted without an effect", fields, is_unused)
     return f"{head}\n\n{table}{refused}{unused}"
