@@ -30,7 +30,6 @@ FORMS = {
     r"image\.version=(\S+)": VERSION,
     r"^(?:appV|v)ersion: (.+)$": VERSION,
     r"app\.kubernetes\.io/version: \"(\d[\d.]*)\"": VERSION,
-    r"`\{\"version\": \"(.+?)\"\}`": VERSION,
 }
 """How files write the name, the version or both, by expressions whose group has to be that text."""
 
