@@ -19,7 +19,7 @@ from penstock.api.cli.command_line import read_settings
 from penstock.extensions.workbench.compare import read_arguments
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.paths import HARMONY, ROOT
-from tests.support.processes import RunCommand
+from tests.support.processes import PATIENCE, RunCommand
 from tests.support.server import running_server, script
 from tests.support.stores import open_store
 
@@ -34,7 +34,7 @@ REASONS = {
     ),
     r"vllm (serve|bench)|^llama-server": "another server's own program",
     r"^(pg_dump|pg_restore|test -s|\(umask)": "tests/flow/lifecycle/test_backup.py runs it",
-    r"^(python3 -m|\S*/(pip|python -m uv) |uvx|uv tool|/opt/)": "tests/flow/test_wheel.py and tests/live/image install",
+    r"^(python3 -m|\S*/(pip|python -m uv) |pip |uvx|uv tool|/opt/)": "test_wheel.py and tests/live/image install",
     r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
     r"penstock serve \[|penstock serve \.\.\.": "a form",
@@ -141,7 +141,8 @@ def test_comparison_is_read(command: Command, monkeypatch: pytest.MonkeyPatch, t
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader who has a clone, recordings, and stages of their own."""
-    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    for folder in ("fixtures", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     for name in ("recordings/resp_...", "greeting", "golden", "now"):
         shutil.copytree(HARMONY / "greeting", tmp_path / name)
     stage = (ROOT / "tests/examples/redact_emails.py").read_text()
@@ -152,6 +153,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PENSTOCK_WEBHOOK_SECRET", "secret")
+    monkeypatch.setattr("penstock.api.cli.replayer.SLOW", PATIENCE)  # a busy machine holds the loop, too
     return tmp_path
 
 
