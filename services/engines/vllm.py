@@ -8,6 +8,7 @@ in ``stages.models.vllm_private``.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -167,7 +168,8 @@ class VllmEngine:
             generation.collector.put(errors.EngineFailed("The server is stopping."))
 
     async def close(self) -> None:
-        self.llm.shutdown()
+        with _quiet():
+            self.llm.shutdown()
 
     async def come_back(self) -> None:
         """Wait for the cores, which connect again to a process that follows one that has died."""
@@ -372,6 +374,18 @@ def sampling_params(prompt: Prompt) -> SamplingParams:
         detokenize=False,
         skip_special_tokens=False,
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log no warnings of vLLM's for the length of a block, unless it logs all: at its end it kills what is slow."""
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.ERROR if level == logging.WARNING else level)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
