@@ -44,6 +44,7 @@ from penstock.pipeline.recordings.format import (
     Abandoned,
     End,
     Recording,
+    in_words,
     read_recording,
     source_of_recording,
     write_frames,
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str]) -> None:
         raise CannotRun(f"{model.problem}; give --fails COMMAND")
     trial = Trial(fails or Stages(model.pipeline, chosen_stages(chosen.plugins), model.runs), chosen.tries)
     if not trial(case):
-        subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", "")
+        subject, how = ("command does", f": {fails.ended}") if fails else ("stages do", ended_itself(case.end))
         raise CannotRun(f"the {subject} not fail on the recording as it is{how}")
     if isinstance(trial.fails, Stages):
         print(f"penstock: {chosen.recording}: {trial.fails.described}", file=sys.stderr)
@@ -104,6 +105,13 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{counted(case.size, 'token')} -> {trial.best.size}, {tries}: {out}", file=sys.stderr)
     if ended == STOPPED:
         sys.exit(128 + signal.SIGINT)
+
+
+def ended_itself(end: End) -> str:
+    """Return what else than a stage ended a recording, for the message that no stage fails; empty if nothing did."""
+    if end.failure:
+        return f"; it ends with a recorded failure: {end.failure.error}: {end.failure.message}"
+    return f"; it ends early: {in_words(end.cause)}" if end.abandoned else ""
 
 
 # Tests for failure
@@ -184,7 +192,7 @@ class Stages:
                 return "", ""  # the engine failed, not a stage
             if isinstance(trace.error, StageFault):
                 return trace.error.message, str(trace.error)
-            if trace.error:
+            if trace.error and not isinstance(trace.error, Abandoned):  # the recorded reader left, no stage failed
                 detail = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
                 fault = f"the stage {name_stage(trace.error)!r} raised {type(trace.error).__name__}{detail}"
                 return fault, fault

@@ -133,6 +133,9 @@ CAUSES: Mapping[Cause, str] = {
 LEFT = "a stage raised, the client left, or the response was cancelled"
 """The words for a stream whose recording does not say why."""
 
+UNFINISHED = "it is still being written, or was cut"
+"""The words for a file without an `End`."""
+
 
 def in_words(cause: str) -> str:
     """Return the words for the ``cause`` of an `End`."""
@@ -239,7 +242,7 @@ def read_recording(path: Path, junction: Any) -> Recording:
     header = read_header(path)
     lines = path.read_bytes().split(b"\n")
     if lines.pop():
-        raise UnreadableRecording(path, len(lines) + 1, "the recording was cut in the middle of this line")
+        raise UnreadableRecording(path, len(lines) + 1, f"the recording stops within this line: {UNFINISHED}")
     end = _read_end(path, lines)
     decode = msgspec.json.Decoder(junction, dec_hook=unread).decode
     timed = tuple(
@@ -252,7 +255,9 @@ def _read_end(path: Path, lines: list[bytes]) -> End:
     try:
         end = _decode_end(lines[-1])
     except _NO_JSON as error:
-        raise UnreadableRecording(path, len(lines), "the recording was cut after this line: it has no end") from error
+        raise UnreadableRecording(
+            path, len(lines), f"the recording has no end after this line: {UNFINISHED}"
+        ) from error
     if end.frames != len(lines) - 2:
         raise UnreadableRecording(path, len(lines), f"{len(lines) - 2} of {end.frames} frames are in the file")
     return end

@@ -373,8 +373,8 @@ async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
         _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", "whole"]
     in_the_middle, behind = [entry for entry in server.log.read_text().splitlines() if "left out" in entry]
-    assert "half_a_line/tokens.jsonl:7: the recording was cut in the middle of this line" in in_the_middle
-    assert "no_end/tokens.jsonl:7: the recording was cut after this line" in behind
+    assert "half_a_line/tokens.jsonl:7: the recording stops within this line" in in_the_middle
+    assert "no_end/tokens.jsonl:7: the recording has no end after this line" in behind
 
 
 @pytest.mark.parametrize(

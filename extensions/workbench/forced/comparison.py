@@ -200,7 +200,7 @@ class Comparison:
         except UnreadableRecording as error:
             return SkippedAnswer(name, folder, str(error).removeprefix(f"{folder}: "))
         if difference := await asyncio.to_thread(self.vocabulary.difference, answer):
-            return SkippedAnswer(name, folder, f"its tokens mean something else in the new model: {difference}")
+            return SkippedAnswer(name, folder, f"the tokens mean something else in the new model: {difference}")
         turns = tuple([await self._forced(turn, grammars) for turn in answer.turns if turn.tokens])
         if not any(turn.tokens for turn in turns):
             return SkippedAnswer(name, folder, turns[0].left_out)

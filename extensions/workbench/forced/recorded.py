@@ -40,16 +40,22 @@ def recordings_in(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_answer(name: str, folder: Path) -> RecordedAnswer:
-    """Read the turns of a recording; raise `UnreadableRecording` if it lacks what a comparison needs."""
+    """Read the turns of a recording; raise `UnreadableRecording` if it lacks what a comparison needs.
+
+    The reason is worded for any number of recordings, as they are counted by it.
+    """
     files = {stage: folder / file for stage, (file, _) in FILES.items() if (folder / file).is_file()}
-    if any(read_header(file).masked for file in files.values()):
-        raise UnreadableRecording(folder, None, "its texts were not recorded (--no-record-texts)")
+    headers = [read_header(file) for file in files.values()]
+    if any(header.answered_from for header in headers):
+        raise UnreadableRecording(folder, None, "answered from a recording")
+    if any(header.masked for header in headers):
+        raise UnreadableRecording(folder, None, "no texts were recorded (--no-record-texts)")
     if "generate" not in files and is_wire(folder):
         raise UnreadableRecording(
-            folder, None, "its server sent no tokens, or it was recorded without --ask-for-tokens"
+            folder, None, "the server sent no tokens, or was not asked for them (--ask-for-tokens)"
         )
     if "generate" not in files:
-        raise UnreadableRecording(folder, None, f"its tokens were not recorded ({FILES['generate'][0]})")
+        raise UnreadableRecording(folder, None, f"no tokens were recorded ({FILES['generate'][0]})")
     header = read_header(files["generate"])
     rendered = read_recording(files["render"], FILES["render"][1]).frames if "render" in files else ()
     turns = tuple(_turns(folder, rendered, read_recording(files["generate"], FILES["generate"][1]).frames))
@@ -67,7 +73,7 @@ def _turns(folder: Path, prompts: Sequence[Prompt], frames: Sequence[Any]) -> It
         logprobs = tuple(each for chunk in chunks for each in chunk.logprobs)
         prompt = _prompt(started, prompts[number - 1] if number <= len(prompts) else None)
         if prompt is None:
-            raise UnreadableRecording(folder, None, f"its prompts were not recorded ({FILES['render'][0]})")
+            raise UnreadableRecording(folder, None, f"no prompts were recorded ({FILES['render'][0]})")
         if not prompt.images and len(prompt.token_ids) != started.prompt_tokens:
             raise UnreadableRecording(
                 folder,

@@ -52,7 +52,7 @@ class Vocabulary:
         """Return the reason why the recorded tokens mean something else in this vocabulary; empty if they do not."""
         header = answer.header
         if header.encoding != self.encoding:
-            return f"its model {SPECIAL[header.encoding]}, and the new one {SPECIAL[self.encoding]}"
+            return f"the recorded model {SPECIAL[header.encoding]}, and the new one {SPECIAL[self.encoding]}"
         used = {token for turn in answer.turns for token in (*turn.prompt.token_ids, *turn.tokens)}
         if beyond := [token for token in used if token >= self.size]:
             return f"the new model has no token {min(beyond)}"

@@ -20,7 +20,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import StageFault
 from penstock.pipeline.plugins import Install
-from penstock.pipeline.protocol.events import Event
+from penstock.pipeline.protocol.events import Event, ResponseFailed
 from penstock.pipeline.recordings.comparison import Line, first_difference
 from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, in_words, read_recording
 from penstock.pipeline.trace import Crossed, Crossing, traced
@@ -210,8 +210,16 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
         failures.append(f"the recorded stream failed: {failure.error}: {failure.message}")
     causes = [end.cause for end in ends if end.abandoned]
     if causes:
-        failures.append(f"the recorded stream ends early: {in_words(causes[-1])}")
+        told = "" if failures or causes[-1] != "raised" else _told(files)
+        failures.append(f"the recorded stream ends early: {in_words(causes[-1])}{told}")
     return tuple(failures)
+
+
+def _told(files: Mapping[str, Recording]) -> str:
+    """Return what the client was told of the failure, which names the operator's stage; empty if it is not recorded."""
+    events = (frame for stage in ("persist", "emit") for frame in _frames(files, stage))
+    errors = (event.response.error for event in events if isinstance(event, ResponseFailed))
+    return next((f": {error.message}" for error in errors if error), "")
 
 
 def _difference(files: Mapping[str, Recording], replayed: Sequence[Any]) -> str:

@@ -17,6 +17,7 @@ from penstock.extensions.workbench.timeline.facts import facts_of
 from penstock.extensions.workbench.timeline.timeline import timeline_of
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import ItemClosed, ItemDelta, ParsedFrame, TurnFinished
+from penstock.pipeline.plugins import guarded
 from penstock.pipeline.recordings.format import CAUSES, Cause
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.engines.scripted import ScriptedEngine
@@ -146,23 +147,34 @@ async def reads_no_further(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator
         yield frame
         if isinstance(frame, ItemDelta):
             yield ItemClosed(complete=False)
-            yield TurnFinished("stop", 0, 1, 1, 0.0)
+            yield TurnFinished("length", 0, 1, 1, 0.0)
             return
 
 
-@pytest.mark.parametrize(("stage", "cause"), [(raises, "raised"), (reads_no_further, "unread")])
-async def test_recording_says_that_a_later_stage_ended_its_stream(tmp_path: Path, stage: Any, cause: Cause) -> None:
+@pytest.mark.parametrize(
+    ("stage", "cause", "told"),
+    [
+        (raises, "raised", ": The stage 'ending' of this server raised KeyError."),
+        (reads_no_further, "unread", ""),
+    ],
+)
+async def test_recording_says_that_a_later_stage_ended_its_stream(
+    tmp_path: Path, stage: Any, cause: Cause, told: str
+) -> None:
     taps = Recorder(tmp_path / "r", pause=0.01)
 
     def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-        return taps.tapped(pipeline.insert_after("parse", "ending", stage))
+        return taps.tapped(guarded(pipeline.insert_after("parse", "ending", stage), pipeline))
 
     engine = ScriptedEngine(server.script(server.ENDLESS, endless=True, latency=0.01))
     async with server.running_server(engine, tmp_path, edit=edit, closing=taps.closing) as served:
         await served.stream(REQUEST)
     await taps.close()
-    end = server.read_stage(server.only_recording(tmp_path / "r"), "generate").end
+    folder = server.only_recording(tmp_path / "r")
+    end = server.read_stage(folder, "generate").end
     assert (end.abandoned, end.cause) == (True, cause)
+    timeline = await timeline_of(folder)
+    assert timeline.failures == (f"the recorded stream ends early: {CAUSES[cause]}{told}",)
 
 
 async def test_answer_that_its_dialect_cannot_write_is_not_said_to_have_lost_its_client(tmp_path: Path) -> None:

@@ -15,10 +15,19 @@ from penstock.api.cli.replayer import NoReplay, replay_of
 from penstock.extensions.workbench.diff import comparisons, recorded_lines, replayed_lines
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import StageFault
-from penstock.pipeline.frames import GenerationStarted, ParsedFrame
+from penstock.pipeline.frames import GenerationStarted, ParsedFrame, TokenFrame
 from penstock.pipeline.plugins import Install, WrongPlugin, guarded, load
 from penstock.pipeline.protocol.events import ReasoningTextDelta
-from penstock.pipeline.recordings.format import FILES, End, write_frames
+from penstock.pipeline.recordings.format import (
+    CAUSES,
+    FILES,
+    End,
+    Failure,
+    in_words,
+    read_frames,
+    read_header,
+    write_frames,
+)
 from penstock.testing import replayed, turn
 from tests.support.paths import HARMONY
 from tests.support.plugins import install_of
@@ -166,6 +175,35 @@ def test_shrunk_recording_that_ends_early_has_what_the_stages_make_of_it(
     assert {path.name for path in small.iterdir()} == {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
     assert penstock("diff", small, "--with", f"{stages}:fixed").status == 0
     assert penstock("diff", small, "--with", f"{stages}:faulty").status == 1
+
+
+ENDS = {
+    **{cause or "without a cause": End(0, abandoned=True, cause=cause) for cause in ("", *CAUSES)},
+    "failed": End(0, Failure("EngineFailed", "out of memory")),
+}
+
+
+@pytest.mark.parametrize("stages_of_mine", [(), ("fixed",)], ids=["alone", "with a stage"])
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_early_end_without_a_fault_is_nothing_to_shrink(
+    penstock: RunCommand, tmp_path: Path, stages: Path, end: End, stages_of_mine: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "left"
+    folder.mkdir()
+    tokens = FILES["generate"][0]
+    write_frames(
+        folder / tokens, [*read_frames(GREETING / tokens, TokenFrame)][:9], read_header(GREETING / tokens), end
+    )
+    options = [option for name in stages_of_mine for option in ("--with", f"{stages}:{name}")]
+    ended = penstock("shrink", folder, *options)
+    why = (
+        "ends with a recorded failure: EngineFailed: out of memory"
+        if end.failure
+        else f"ends early: {in_words(end.cause)}"
+    )
+    assert ended.status == 2
+    assert ended.err == f"penstock: the stages do not fail on the recording as it is; it {why}\n"
+    assert not folder.with_name("left-small").exists()
 
 
 async def test_recording_that_ends_early_is_replayed_in_part(failed: Path, stages: Path) -> None:

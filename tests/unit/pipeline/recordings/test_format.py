@@ -206,7 +206,7 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], bytes], int, str]] = {
     "garbage": (lambda lines: bytes(range(256)), 1, "header"),
     "UTF-16": (lambda lines: b"".join(lines).decode().encode("utf-16"), 1, "header"),
     "another format": (lambda lines: line(Header(FORMAT + 1)), 1, f"format {FORMAT + 1}"),
-    "a cut line": (lambda lines: b"".join(lines)[:-4], 4, "cut in the middle"),
+    "a cut line": (lambda lines: b"".join(lines)[:-4], 4, "stops within this line"),
     "no end": (lambda lines: b"".join(lines[:-1]), 3, "has no end"),
     "a lost line": (lambda lines: lines[0] + b"".join(lines[2:]), 3, "1 of 2 frames are in the file"),
     "an unknown frame": (lambda lines: lines[0] + b'{"type":"Later"}\n' + b"".join(lines[2:]), 2, "of this version"),
@@ -234,6 +234,15 @@ def test_broken_recording_is_described(tmp_path: Path, what: str) -> None:
     found, why = problem(path)
     assert found == number
     assert message in why
+
+
+def test_beginning_of_a_file_may_be_one_that_still_grows(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.jsonl"
+    write_frames(path, FRAMES)
+    whole = path.read_bytes()
+    for length in range(whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:length])
+        assert problem(path)[1].endswith(": it is still being written, or was cut")
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "file of a folder"])

@@ -28,13 +28,13 @@ resp_1             1        1        0     0.0%    0.000    0.000        -
 resp_2            11       11        0     0.0%    0.000    0.000        -
 resp_3            20       20        0     0.0%    0.000    0.000        -
 resp_drawn         2        0        0        -        -        -   -1.677  left out: sampled, without top_logprobs
-resp_events  skipped: its tokens were not recorded (tokens.jsonl)
+resp_events  skipped: no tokens were recorded (tokens.jsonl)
 
 0 of 5 answers changed, at 0 of 52 tokens (0.00%)
 surprise: 0.0000 on average, 0.000 at worst
 shift: -1.6770 on average, 2.730 at worst
 left out: 2 tokens sampled, without top_logprobs
-skipped: 1 recording: its tokens were not recorded (tokens.jsonl)
+skipped: 1 recording: no tokens were recorded (tokens.jsonl)
 """
 NOISY = """\
 answer        tokens compared  changed    share surprise    worst    shift  first change
@@ -43,13 +43,13 @@ resp_1             1        1        0     0.0%    0.000    0.000        -
 resp_2            11       11        2    18.2%    0.037    0.211        -  token 6: ' one' -> 'vel'
 resp_3            20       20        5    25.0%    0.100    0.663        -  token 1: '.l' -> 'iss'
 resp_drawn         2        0        0        -        -        -   -1.776  left out: sampled, without top_logprobs
-resp_events  skipped: its tokens were not recorded (tokens.jsonl)
+resp_events  skipped: no tokens were recorded (tokens.jsonl)
 
 3 of 5 answers changed, at 17 of 52 tokens (32.69%)
 surprise: 0.1581 on average, 1.735 at worst
 shift: -1.7759 on average, 2.805 at worst
 left out: 2 tokens sampled, without top_logprobs
-skipped: 1 recording: its tokens were not recorded (tokens.jsonl)
+skipped: 1 recording: no tokens were recorded (tokens.jsonl)
 
 The tokens that surprise most:
    1.735  resp_0, token 20: 'ج voidick voidج oneं...[ater]' -> 'vel' (rank 6)
@@ -206,7 +206,7 @@ def test_nothing_compared_is_no_success(compare: Compare, tmp_path: Path) -> Non
         shutil.rmtree(tmp_path / "recorded" / f"resp_{number}")
     shutil.rmtree(tmp_path / "recorded" / "resp_drawn")
     ended = compare("same")
-    reason = "1 recording: its tokens were not recorded (tokens.jsonl)"
+    reason = "1 recording: no tokens were recorded (tokens.jsonl)"
     assert (ended.status, ended.out, ended.err) == (2, b"", f"penstock: nothing can be compared: {reason}.\n")
 
 
