@@ -215,7 +215,7 @@ class Shadow:
             TURNS.labels("too_long").inc()
             return
         try:
-            scores = await forced(engine, turn, f"resp_shadow{next(self._numbers)}", alternatives(turn))
+            scores = await forced(engine, turn, f"resp_shadow{next(self._numbers)}", alternatives(turn), engine.open)
         except StageError as error:
             TURNS.labels("failed").inc()
             self._note(error)

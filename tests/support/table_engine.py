@@ -14,7 +14,6 @@ from typing import Any, Literal
 from msgspec import UNSET
 
 from penstock.extensions.workbench.forced.turn import Turn
-from penstock.pipeline.errors import StageError
 from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
@@ -34,7 +33,7 @@ WORDS = tuple(range(1000, 1012))
 MODEL = "tiny"
 
 ENGINES = """
-from tests.support.table_engine import BlindEngine, TableEngine
+from tests.support.table_engine import BlindEngine, LateEngine, SwappedEngine, TableEngine
 from penstock.pipeline.errors import EngineFailed
 
 def same(settings):
@@ -45,6 +44,15 @@ def noisy(settings):
 
 def broken(settings):
     return TableEngine(failure=EngineFailed("It broke."))
+
+def swapped(settings):
+    return SwappedEngine(3)
+
+def raising(settings):
+    return TableEngine(failure=ValueError("It broke."))
+
+def late(settings):
+    return LateEngine(3, 0.4)
 
 def blind(settings):
     return BlindEngine(3)
@@ -61,7 +69,7 @@ class BlindEngine:
 
     seed: int = 0
     noise: float = 0.0
-    failure: StageError | None = None
+    failure: Exception | None = None
     context_length: int = 8192
     vocabulary_size: int = 201_088
     models: tuple[str, ...] = (MODEL,)
@@ -130,6 +138,26 @@ class TableEngine(BlindEngine):
     """The same model, which says that it scores prompts."""
 
     scores_prompts: Literal[True] = True
+
+
+@dataclass
+class SwappedEngine(TableEngine):
+    """A model whose author took one argument of a log probability for another."""
+
+    def score(self, prefix: Sequence[int], token: int, top: int) -> TokenLogprob:
+        right = super().score(prefix, token, top)
+        return TokenLogprob(right.top, right.logprob)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+@dataclass
+class LateEngine(TableEngine):
+    """A model that fails as soon as it is to write on."""
+
+    async def _frames(self, prompt: Prompt) -> AsyncGenerator[EngineFrame, None]:
+        if prompt.facts.sampling.prompt_logprobs is UNSET:
+            raise ValueError("It broke.")
+        async for frame in super()._frames(prompt):
+            yield frame
 
 
 def recorded_turn(

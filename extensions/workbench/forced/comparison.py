@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import TypeAlias
@@ -19,8 +20,10 @@ from penstock.extensions.workbench.forced.run_on import RunOn, Verdict, run_on
 from penstock.extensions.workbench.forced.scores import (
     ForcedToken,
     ForcedTurn,
+    Run,
     alternatives,
     candidates,
+    checked,
     forced,
     judged,
 )
@@ -174,6 +177,10 @@ class Comparison:
     parse: ParseStage | None = None
     _numbers: count[int] = field(default_factory=count)
 
+    @cached_property
+    def _run(self) -> Run:
+        return checked(self.engine)
+
     async def compared(self, recordings: Mapping[str, Path]) -> AsyncGenerator[Compared, None]:
         """Yield each recording in order, after its tokens have passed through the engine.
 
@@ -211,7 +218,9 @@ class Comparison:
         if self.parse is None or answer.first_change is None:
             return answer
         turn, at = answer.first_change
-        return replace(answer, run_on=await run_on(self.engine, self.parse, turn.turn, at, self._request_id()))
+        return replace(
+            answer, run_on=await run_on(self.engine, self.parse, turn.turn, at, self._request_id(), self._run)
+        )
 
     def _request_id(self) -> str:
         return f"resp_compare{next(self._numbers)}"
@@ -222,7 +231,7 @@ class Comparison:
             length = self.engine.context_length
             return ForcedTurn(turn, (), f"too long: {tokens} tokens, where the engine's context holds {length}")
         try:
-            scores = await forced(self.engine, turn, self._request_id(), alternatives(turn))
+            scores = await forced(self.engine, turn, self._request_id(), alternatives(turn), self._run)
         except InvalidRequest as error:
             return ForcedTurn(turn, (), f"refused by the engine: {error.message}")
         grammar, allowed = turn.prompt.grammar, None

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from penstock.extensions.workbench.forced.scores import renamed
+from penstock.extensions.workbench.forced.scores import Run, renamed
 from penstock.extensions.workbench.forced.turn import Turn
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import (
@@ -83,17 +83,17 @@ class RunOn:
     new: tuple[ReadItem, ...]
 
 
-async def run_on(engine: Engine, parse: ParseStage, turn: Turn, at: int, request_id: str) -> RunOn:
+async def run_on(engine: Engine, parse: ParseStage, turn: Turn, at: int, request_id: str, run: Run) -> RunOn:
     """Let the engine continue a turn from the token ``at`` on, where its choice has changed.
 
-    A turn that a grammar held is written anew: a grammar begins with the output.  Raise what `Engine.open` and its
-    frames raise.
+    A turn that a grammar held is written anew: a grammar begins with the output.  Raise what ``run``,
+    which is `Engine.open` or `checked`, raises.
     """
     since = 0 if turn.started.held_to_grammar else at
     before = turn.tokens[:since]
     written: list[int] = []
     reason: FinishReason = "cancelled"
-    async with engine.open(_prompt(engine, turn, before, request_id)) as frames:
+    async with run(_prompt(engine, turn, before, request_id)) as frames:
         async for frame in frames:
             if isinstance(frame, TokenChunk):
                 written += frame.token_ids

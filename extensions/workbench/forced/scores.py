@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from msgspec import UNSET
 
 from penstock.extensions.workbench.forced.turn import Turn
+from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import Origin, Prompt, Sampling, Scheduling, TokenChunk, TokenLogprob, replace
+from penstock.pipeline.frames import Origin, Prompt, Sampling, Scheduling, TokenChunk, TokenFrame, TokenLogprob, replace
+from penstock.services.engines.custom import guarded_engine
 from penstock.services.engines.engine import Engine
+from penstock.stages.generate import Generate
+
+Run: TypeAlias = Callable[[Prompt], AbstractAsyncContextManager[AsyncIterator[TokenFrame]]]
+"""What runs a prompt, for the length of a block."""
 
 SAMPLED = "sampled, without top_logprobs"
 """The reason to leave out a turn whose tokens were drawn, as it is not known which was likeliest."""
@@ -82,19 +90,29 @@ class ForcedTurn:
     was_chosen: bool = False
 
 
-async def forced(engine: Engine, turn: Turn, request_id: str, top: int) -> tuple[TokenLogprob, ...]:
+async def forced(engine: Engine, turn: Turn, request_id: str, top: int, run: Run) -> tuple[TokenLogprob, ...]:
     """Let the engine read a prompt with its recorded output, in one prefill; return the scores of the output.
 
-    Raise what `Engine.open` and its frames raise.
+    ``run`` is `Engine.open`, or `checked`.  Raise what it raises.
     """
     scores: tuple[TokenLogprob, ...] = ()
-    async with engine.open(_forced_prompt(engine, turn, request_id, top)) as frames:
+    async with run(_forced_prompt(engine, turn, request_id, top)) as frames:
         async for frame in frames:
             if isinstance(frame, TokenChunk):
                 scores = scores or frame.prompt_logprobs
     if len(scores) < len(turn.tokens):
         raise EngineFailed("The engine reported no log probabilities of the prompt.")
     return scores[-len(turn.tokens) :]
+
+
+def checked(engine: Engine) -> Run:
+    """Return what runs a prompt as a server does, whose guard raises `StageFault` for a mistake of the engine's."""
+    pipeline = guarded_engine(engine, Pipeline.start("generate", Generate(engine)))
+
+    async def source(prompt: Prompt) -> AsyncGenerator[Prompt, None]:
+        yield prompt
+
+    return lambda prompt: pipeline.open(source(prompt))
 
 
 def _forced_prompt(engine: Engine, turn: Turn, request_id: str, top: int) -> Prompt:

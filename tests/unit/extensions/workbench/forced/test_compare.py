@@ -156,6 +156,24 @@ def test_failing_engine_is_one_line(compare: Compare) -> None:
 
 
 @pytest.mark.parametrize(
+    ("engine", "options", "mistake"),
+    [
+        ("swapped", (), "gave a wrong type: "),
+        ("raising", (), "raised ValueError: It broke. "),
+        ("late", ("--run-on",), "raised ValueError: It broke. "),
+    ],
+)
+def test_mistake_of_an_engine_is_one_line_as_in_a_server(
+    compare: Compare, engine: str, options: tuple[str, ...], mistake: str
+) -> None:
+    ended = compare(engine, *options)
+    assert ended.status == 2
+    assert ended.err.startswith(f"penstock: the engine, in stage 'generate', {mistake}")
+    assert "table_engine.py:" in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
     ("engine", "words"),
     [
         ("blind", "this engine reports no log probabilities of prompts (scores_prompts)"),

@@ -127,7 +127,7 @@ async def test_engine_runs_on_as_it_would_have_answered(
 async def test_grammar_begins_with_the_output() -> None:
     turn, engine = turn_of("weather"), TableEngine()
     assert turn.prompt.grammar
-    found = await run_on(engine, PARSE, turn, 5, "resp_1")
+    found = await run_on(engine, PARSE, turn, 5, "resp_1", engine.open)
     assert (found.since, engine.prompts[-1].token_ids) == (0, turn.prompt.token_ids)
     assert engine.prompts[-1].grammar == turn.prompt.grammar
     assert found.new[-1].kind == "Failure"  # the table does not keep to the grammar
@@ -139,7 +139,9 @@ async def test_grammar_begins_with_the_output() -> None:
 async def test_run_is_bounded(finished: GenerationFinished, limit: int) -> None:
     recorded = recorded_turn([1], [1000, 1001, 1002], temperature=1.0)
     engine = TableEngine()
-    await run_on(engine, PARSE, Turn(1, recorded.prompt, recorded.started, recorded.tokens, (), finished), 1, "x")
+    await run_on(
+        engine, PARSE, Turn(1, recorded.prompt, recorded.started, recorded.tokens, (), finished), 1, "x", engine.open
+    )
     sampling = engine.prompts[-1].facts.sampling
     assert (sampling.max_tokens, sampling.temperature) == (limit, 0.0)
 
