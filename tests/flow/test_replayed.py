@@ -20,12 +20,13 @@ import pytest_asyncio
 from penstock.api.cli.drawn import drawn
 from penstock.api.cli.replayer import replay_of
 from penstock.api.settings import Settings
+from penstock.extensions.workbench.conformance.report import UNRECORDED
 from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from penstock.pipeline.plugins import load
 from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, line, read_frames, read_header
 from tests.support.api_clients import openai_client
 from tests.support.paths import FIXTURES
-from tests.support.server_process import ServerProcess, exit_status, penstock, serving_process
+from tests.support.server_process import ServerProcess, exit_status, penstock, run_penstock, serving_process
 
 HARMONY = FIXTURES / "harmony"
 CASES = sorted(folder.name for folder in HARMONY.glob("*/"))
@@ -141,6 +142,16 @@ async def test_unrecorded_request_is_refused(server: ServerProcess) -> None:
     problem = r"No recording answers this request\. Of \d+ recordings, the closest is "
     assert re.search(problem, answer["error"]["message"])
     assert "Say hello." in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("check", "says_little"), [("responses.history", True), ("responses.models", False)])
+async def test_conformance_says_that_the_server_answers_from_recordings(
+    server: ServerProcess, check: str, says_little: bool, tmp_path: Path
+) -> None:
+    arguments = ("conformance", f"{server.url}/v1", "--dialect", "responses", "--only", check)
+    ended = await asyncio.to_thread(run_penstock, tmp_path, dict(os.environ), *arguments)
+    assert ended.status == int(says_little)
+    assert (ended.out.splitlines()[-1] == UNRECORDED) == says_little
 
 
 async def test_other_tools_make_another_request(server: ServerProcess) -> None:

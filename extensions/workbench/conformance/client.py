@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.extensions.workbench.conformance.check import Lacking, Limited, Speech, Violation, must
 from penstock.extensions.workbench.conformance.sse import EventReader, SentEvent
+from penstock.pipeline.errors import NotRecorded
 from penstock.pipeline.foreign_errors import named_error
 
 Json: TypeAlias = dict[str, Any]
@@ -175,6 +176,8 @@ class Talk:
     speech: Speech
     sent: str = ""
     came: str = ""
+    is_unrecorded: bool = False
+    """True once the server has refused a request because it answers from recordings."""
 
     @property
     def path(self) -> str:
@@ -291,6 +294,7 @@ class Talk:
             shown = shown or (msgspec.json.encode(body).decode() if body is not None else "")
         self.sent = f"{method} {path} {shown}".rstrip()
         self.came = "" if status is None else f"{status} {came}"
+        self.is_unrecorded |= status == HTTPStatus.BAD_REQUEST and f'"{NotRecorded.code}"' in came
 
 
 def _read(reader: EventReader, block: bytes) -> list[SentEvent]:

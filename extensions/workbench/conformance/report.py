@@ -16,6 +16,8 @@ from penstock.extensions.workbench.conformance.run import Outcome
 from penstock.pipeline.logs import counted
 
 STYLES: Mapping[Verdict, str] = {"pass": "green", "warn": "yellow", "skip": "dim", "fail": "bold red"}
+UNRECORDED = "This server answers from recordings: these checks say little (not_recorded)."
+"""The explanation of checks that failed because the server had no recording for their requests."""
 WIDE = 100
 """The width in columns at which the reason stands beside the name instead of below it."""
 
@@ -47,6 +49,8 @@ def show(console: Console, outcomes: Sequence[Outcome], *, full: bool) -> None:
     if limited := sum(outcome.is_limited for outcome in outcomes):
         console.print(Text(f"{counted(limited, 'check')} could not tell: {ADVICE}", STYLES["warn"]))
     console.print(Text(summary(outcomes), "bold"))
+    if any(outcome.is_unrecorded for outcome in outcomes):
+        console.print(Text(UNRECORDED, STYLES["warn"]))
 
 
 def _row(outcome: Outcome, *, wide: bool) -> RenderableType:

@@ -34,6 +34,8 @@ class Outcome:
     sent: str = ""
     came: str = ""
     seconds: float = 0.0
+    is_unrecorded: bool = False
+    """True if the server refused a request because it answers from recordings."""
 
     @property
     def is_limited(self) -> bool:
@@ -124,7 +126,15 @@ async def outcome(server: Server, check: Check) -> Outcome:
     verdict, reason = await _verdict(check, talk)
     exchange = (talk.sent, talk.came) if verdict in ("fail", "warn") else ("", "")
     reason, sent, came = (shown(text, server.key) for text in (reason, *exchange))
-    return Outcome(check, verdict=verdict, reason=reason, sent=sent, came=came, seconds=time.monotonic() - begun)
+    return Outcome(
+        check,
+        verdict=verdict,
+        reason=reason,
+        sent=sent,
+        came=came,
+        seconds=time.monotonic() - begun,
+        is_unrecorded=talk.is_unrecorded,
+    )
 
 
 async def _verdict(check: Check, talk: Talk) -> tuple[Verdict, str]:
