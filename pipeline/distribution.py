@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 
 from penstock.pipeline.errors import CannotStart
 
@@ -17,6 +17,16 @@ PACKAGE = "penstock"
 def own_version() -> str:
     """Return the version of penstock."""
     return version(DISTRIBUTION)
+
+
+def vllm_requirement() -> str:
+    """Return the releases of vLLM that penstock runs with, as pip reads it.
+
+    A message names vLLM, not the extra of penstock's that brings it: from an index, pip could take a stranger's package
+    of penstock's name.
+    """
+    [found] = (each for each in requires(DISTRIBUTION) or () if each.startswith("vllm") and "gpu" in each)
+    return found.partition(";")[0].strip()
 
 
 def namesake() -> str:

@@ -57,15 +57,18 @@ async def resolved(
     return frame  # type: ignore[no-any-return]
 
 
-async def turn(*pieces: str, owner: str = "", key_name: str = "", tokens: int | None = None) -> list[ParsedFrame]:
+async def turn(
+    *pieces: str, owner: str = "", key_name: str = "", user: str | None = None, tokens: int | None = None
+) -> list[ParsedFrame]:
     """Return a turn as ``parse`` gives it: a message that arrives in ``pieces``, each of which is a token.
 
-    ``owner`` and ``key_name`` are those of the request.  ``tokens`` is the count of a turn in which a piece is not one.
+    ``owner``, ``key_name`` and ``user`` are those of the request.
+    ``tokens`` is the count of a turn in which a piece is not one.
     """
     given: tuple[Any, ...] = pieces
     if wrong := [type(piece).__name__ for piece in given if not isinstance(piece, str)]:
         raise TypeError(f'each piece of a turn is a text of its own, turn("a", "b"), and not a {wrong[0]}')
-    facts = (await resolved("Hi", owner=owner, key_name=key_name)).facts
+    facts = (await resolved(CreateResponse(input="Hi", user=user), owner=owner, key_name=key_name)).facts
     count = len(pieces) if tokens is None else tokens
     finished = TurnFinished("stop", cached_tokens=0, output_tokens=count, reasoning_tokens=0, duration=0.0)
     deltas = map(ItemDelta, pieces)

@@ -17,6 +17,7 @@ from urllib.request import urlopen
 from penstock.api.cli import serve
 from penstock.api.cli.arguments import Parser
 from penstock.extensions.workbench import inspect, replay
+from penstock.pipeline.distribution import vllm_requirement
 
 RECORDINGS = Path(__file__).with_name("recorded")
 """Answers of a tiny gpt-oss, which come with penstock."""
@@ -35,7 +36,7 @@ A server now starts that answers with such recordings, and whose live page shows
 Then:
 
   penstock serve --engine http://HOST:8000    serve a gpt-oss of a vLLM server elsewhere
-  pip install 'penstock-llm[gpu]'             or install vLLM here, with an NVIDIA GPU, and
+  pip install '{vllm}'         or install vLLM here, with an NVIDIA GPU, and
   penstock serve openai/gpt-oss-20b           serve a model of this machine
 """
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
         print(AS_A_PAGE, flush=True)
         inspect.main([str(SHOWN), str(Path(folder, "cities.html"))])
-        print(NEXT, flush=True)
+        print(NEXT.format(vllm=vllm_requirement()), flush=True)
         if chosen.open:
             threading.Thread(target=_open_when_ready, args=(f"http://127.0.0.1:{chosen.port}",), daemon=True).start()
         options = {"--engine": f"replay:{RECORDINGS}", "--replay-speed": "1x", "--log-level": "WARNING"}

@@ -25,6 +25,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline import errors
+from penstock.pipeline.distribution import vllm_requirement
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
@@ -573,8 +574,8 @@ def plan_vllm(model: str, arguments: Sequence[str], *, processes: int = 1, proce
 def no_vllm() -> NoVllm:
     """Return the error of a server that needs vLLM, which is not installed."""
     return NoVllm(
-        "vLLM is not installed here: install penstock-llm[gpu], or name an engine elsewhere with --engine URL. "
-        "Without an engine, `penstock demo` shows recorded answers."
+        f"vLLM is not installed here: pip install '{vllm_requirement()}', "
+        "or name an engine elsewhere with --engine URL. Without an engine, `penstock demo` shows recorded answers."
     )
 
 

@@ -51,13 +51,14 @@ NOISE = 0.1
 def changes_table(before: dict[str, Found], after: dict[str, Found]) -> str:
     """Return the goals that have changed by more than the noise; empty if none has.
 
+    A goal whose bound is a ratio in one run and a figure in the other is left out.
     If both runs have rounds, a goal has changed if the middle halves of their rounds do not overlap.
     """
     known = {(goal.name, goal.what, goal.beside): goal for goal in goals_of(before)}
     lines = []
     for goal in goals_of(after):
         old = known.get((goal.name, goal.what, goal.beside))
-        if old is not None and _has_changed(old, goal):
+        if old is not None and (old.ratio is None) == (goal.ratio is None) and _has_changed(old, goal):
             share = goal.compared / old.compared - 1
             verdict = "better" if (share > 0) == goal.is_rate else "worse"
             figures = f"{figure(old.compared)} | {figure(goal.compared)} | {share:+.0%} | {verdict}"

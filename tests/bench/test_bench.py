@@ -174,6 +174,14 @@ def test_goals_that_changed_by_more_than_the_noise_are_named(
     assert changes_table({}, new) == changes_table(new, new) == ""
 
 
+def test_goal_that_is_bounded_in_another_way_is_not_compared() -> None:
+    old, new = (
+        {"servers": Found(goals=[Goal("P6", "x", "B", 69.8, most, 990.0, ratio=ratio)])}
+        for most, ratio in ((None, 0.1), (16.0, None))
+    )
+    assert changes_table(old, new) == ""
+
+
 def test_clients_count_deltas_and_tokens() -> None:
     times = StreamTimes()
     for at, name in enumerate(("created", "reasoning_text.delta", "output_text.delta", "output_text.done")):

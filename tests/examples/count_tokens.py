@@ -5,8 +5,8 @@ markup at the end of a turn, and an item that was cut or repaired.
 
 To count by the user, read `frame.facts` of the first frame of a turn, `GenerationStarted`: `origin.key_name` is the
 name of the API key, and `response.user` what the client sent as `user`. In a test, `turn("hel", "lo",
-key_name="laptop")` of `penstock.testing` has a key. Each value of a label costs memory: keys are few, but clients
-choose `user`.
+key_name="laptop", user="ann")` of `penstock.testing` has both, and `prometheus_client.REGISTRY.get_sample_value` reads
+the metric. Each value of a label costs memory: keys are few, but clients choose `user`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -52,8 +53,8 @@ async def test_regression_test_of_the_page_passes(folder: Path) -> None:
 
 @pytest.mark.io
 def test_pytest_is_quiet_with_the_settings_of_the_page(tmp_path: Path) -> None:
-    settings = "\n".join(re.findall(r'`(asyncio_\w+ = "\w+")`', PAGE))
-    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{settings}\n")
+    [settings] = re.findall(r"^ +```toml\n(.*?)^ +```", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "pyproject.toml").write_text(dedent(settings))
     (tmp_path / "test_stage.py").write_text("async def test_stage() -> None:\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -21,7 +21,7 @@ BLOCKS = [
 ]
 STAGE, CLIENT = [code for language, code in BLOCKS if language == "python"]
 COMMANDS = [line for language, code in BLOCKS if language == "sh" for line in code.splitlines()]
-ELSEWHERE = re.compile(r"gpubox|gpt-oss-20b|pip install|penstock demo$")
+ELSEWHERE = re.compile(r"gpubox|gpt-oss-20b|pip install|-m venv|penstock demo$")
 """What only runs elsewhere; `test_demo.py` runs the demo, and `test_wheel.py` installations."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.pipeline.distribution import vllm_requirement
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import imported
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, Sign, guess
@@ -35,7 +36,7 @@ class ChatModelsNeedVllm(CannotStart):
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(
-            f"{model} has a chat template, and {why}: install penstock-llm[gpu], or the CPU build "
+            f"{model} has a chat template, and {why}: pip install '{vllm_requirement()}', or the CPU build "
             "as docs/INSTALL.md says, even if the engine runs elsewhere."
         )
 

@@ -28,6 +28,7 @@ from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.store.store import Store
 from tests.support.api_clients import PATIENCE, openai_client, wait_until
 from tests.support.live_server import live_server
+from tests.support.paths import ROOT
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.socket_client import connected
@@ -526,3 +527,11 @@ def test_unusable_seal_keys_are_refused(key_file: Path) -> None:
         seal_keys(key_file, None)
     with pytest.raises(UnusableKeys, match=r"PENSTOCK_SEAL_KEYS, or seal-keys in penstock.toml: there is no key"):
         seal_keys(None, "")
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [("SECURITY.md", "| a client without a key"), ("docs/KEYS.md", "With keys, all routes")]
+)
+def test_pages_name_each_path_that_needs_no_key(page: str, line: str) -> None:
+    _, _, rest = (ROOT / page).read_text().partition(line)
+    assert set(re.findall(r"`(/[\w.]*)`", rest[:220])) == OPEN

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.distribution import namesake, own_version
+from penstock.pipeline.distribution import namesake, own_version, vllm_requirement
 from penstock.pipeline.errors import CannotStart
 
 Install = Callable[..., None]
@@ -27,6 +27,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.syspath_prepend(tmp_path)
 
     return install
+
+
+def test_vllm_is_named_with_its_releases() -> None:
+    assert re.fullmatch(r"vllm(<[\d.]+)?,?>=[\d.]+(,<[\d.]+)?", vllm_requirement())
 
 
 def test_alone_there_is_nothing_to_say() -> None:

@@ -41,6 +41,7 @@ REASONS = {
     r"penstock diff .*--against": "tests/flow/api/test_against.py runs it",
     r"penstock record": "tests/unit/extensions/workbench/test_record.py runs it",
     r"penstock conformance": "tests/unit/extensions/workbench/conformance runs it",
+    r"--with redact$": "tests/examples/test_plugins_page.py runs it, with the package of the page",
     r"penstock demo": "tests/unit/extensions/workbench/test_demo.py runs it",
     r"llm\.example\.com|localhost:8000/toy": "tests/live/deploy and tests/examples run it, at another address",
     r"^curl .*/live/": "tests/flow/api/test_live.py sends it, with the key of an operator",

@@ -245,5 +245,5 @@ def test_plugins_of_vllm_register_parsers(here: Path) -> None:
 def test_plugin_that_is_missing_ends_the_start(here: Path, option: str) -> None:
     with pytest.raises(WrongPlugin, match=f"--{option.replace('_', '-')} absent: there is no module absent"):
         with_vllm(**{option: "absent"})
-    with pytest.raises(CannotStart, match="registers its parser with vLLM: install"):
+    with pytest.raises(CannotStart, match="registers its parser with vLLM: pip install 'vllm"):
         without_vllm(**{option: "own_plugin"})

@@ -124,7 +124,7 @@ def test_tools_that_no_family_calls_are_logged_once(caplog: pytest.LogCaptureFix
 
 
 def test_parser_that_only_vllm_has_ends_the_start() -> None:
-    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has .* beam .* install penstock"):
+    with pytest.raises(ChatModelsNeedVllm, match=r"only vLLM has .* beam .* pip install 'vllm"):
         own_tiny_qwen(tool_call_parser="beam")
 
 
