@@ -7,7 +7,7 @@ if times were recorded.  Secrets are not written.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -135,6 +135,13 @@ LEFT = "a stage raised, the client left, or the response was cancelled"
 
 UNFINISHED = "it is still being written, or was cut"
 """The words for a file without an `End`."""
+
+
+def end_of_all(ends: Sequence[End]) -> End:
+    """Return how a response ended, by the ends of its files: the first failure, and the last cause of an early end."""
+    failure = next((end.failure for end in ends if end.failure), None)
+    causes = [end.cause for end in ends if end.abandoned]
+    return End(sum(end.frames for end in ends), failure, abandoned=bool(causes), cause=causes[-1] if causes else "")
 
 
 def in_words(cause: str) -> str:

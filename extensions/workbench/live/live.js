@@ -53,7 +53,7 @@ addEventListener("scroll", () => {
 });
 
 function describe() {
-  const { state, tokens, events, firstAt, rate, problem, leftOut } = shown;
+  const { state, tokens, events, firstAt, rate, problem, early, leftOut } = shown;
   const words = { waiting: "waiting for the engine", running: "running", ended: "read to its end" };
   $("state").textContent = words[state] ?? state;
   $("state").className = `state ${state}`;
@@ -63,6 +63,7 @@ function describe() {
   $("rate").textContent = rate === null ? "–" : `${rate.toLocaleString("en", { maximumFractionDigits: rate < 100 ? 1 : 0 })}/s`;
   const notes = [
     problem && ["failure", problem],
+    early && ["", early],
     leftOut && ["", `${plural(leftOut, "frame")} left out: this page was too slow.`],
     shown.isOver && !tokens.length && events.length && ["", "This answer has no tokens: its items were recorded, or a backend of texts wrote them."],
   ].filter(Boolean);

@@ -16,7 +16,16 @@ from penstock.api.http.wire import server_sent
 from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import JUNCTIONS, junction_line
 from penstock.pipeline.errors import InvalidRequest, ResponseNotFound
-from penstock.pipeline.recordings.format import FILES, End, Header, UnreadableRecording, read_header
+from penstock.pipeline.recordings.format import (
+    FILES,
+    UNFINISHED,
+    End,
+    Header,
+    UnreadableRecording,
+    end_of_all,
+    in_words,
+    read_header,
+)
 from penstock.pipeline.recordings.response_folder import REQUEST
 
 MOST_LISTED = 50
@@ -50,6 +59,16 @@ class Opened(msgspec.Struct, frozen=True):
     goes_on: bool = False
 
 
+class SavedEnd(End, frozen=True, tag="End", omit_defaults=True):
+    """The last event of a recording, ``unfinished`` if a file of it has no last line.
+
+    ``why`` says in words why it ends early, or has no end.
+    """
+
+    unfinished: bool = False
+    why: str = ""
+
+
 class _Line(msgspec.Struct):
     type: str = ""
     at: float | None = None
@@ -57,6 +76,7 @@ class _Line(msgspec.Struct):
 
 
 _read_line = msgspec.json.Decoder(_Line).decode
+_read_end = msgspec.json.Decoder(End).decode
 
 
 def listed(folder: Path) -> list[Saved]:
@@ -89,13 +109,24 @@ def frames_of(path: Path, header: Header, spelling: Spelling, *, goes_on: bool) 
     Raise `InvalidRequest` if it has no times.
     """
     yield server_sent(Opened(path.name, header, _request(path), goes_on), "recording")
-    frames = 0
-    for _, _, _, stage, data, tokens in merge(*(_lines(*each) for each in enumerate(_files(path).items()))):
+    frames, files, ends = 0, _files(path), dict[str, End]()
+    for _, _, _, stage, data, tokens in merge(*(_lines(*each, ends) for each in enumerate(files.items()))):
         frames += 1
         if texts := spelling.of(tokens):
             yield server_sent(texts, "texts")
         yield junction_line(stage, data)
-    yield server_sent(End(frames), "end")
+    end, is_unfinished = end_of_all([ends[stage] for stage in files if stage in ends]), len(ends) < len(files)
+    yield server_sent(
+        SavedEnd(
+            frames,
+            failure=end.failure,
+            abandoned=end.abandoned,
+            cause=end.cause,
+            unfinished=is_unfinished,
+            why=UNFINISHED if is_unfinished else in_words(end.cause) if end.abandoned else "",
+        ),
+        "end",
+    )
 
 
 def _files(path: Path) -> dict[str, Path]:
@@ -107,8 +138,10 @@ def _files(path: Path) -> dict[str, Path]:
     return files
 
 
-def _lines(order: int, file: tuple[str, Path]) -> Iterator[tuple[float, int, int, str, bytes, tuple[int, ...]]]:
-    """Yield the complete lines of the frames of a file, each after its time and its place."""
+def _lines(
+    order: int, file: tuple[str, Path], ends: dict[str, End]
+) -> Iterator[tuple[float, int, int, str, bytes, tuple[int, ...]]]:
+    """Yield the complete lines of the frames of a file, each after its time and its place, and keep its last line."""
     stage, path = file
     with path.open("rb") as lines:
         next(lines)
@@ -117,6 +150,7 @@ def _lines(order: int, file: tuple[str, Path]) -> Iterator[tuple[float, int, int
                 return
             read = _read_line(data)
             if read.type == "End":
+                ends[stage] = _read_end(data)
                 return
             if read.at is None:
                 raise InvalidRequest("This recording has no times, so the order of its frames is not known.")

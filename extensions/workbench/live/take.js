@@ -54,7 +54,7 @@ function below(list, limit) {
 
 class Take {
   constructor(title, request, origin = null) {
-    Object.assign(this, { title, request, origin, state: "waiting", problem: "", leftOut: 0, goesOn: true });
+    Object.assign(this, { title, request, origin, state: "waiting", problem: "", early: "", leftOut: 0, goesOn: true });
     Object.assign(this, { tokens: [], events: [], rows: [], prompts: [], texts: new Map(), framesAfter: [], eventsAfter: [], frames: 0 });
     this.turn = 0;
     this.open = null;
@@ -163,9 +163,10 @@ class Take {
     if (/\.(completed|incomplete|failed)$/.test(event.type) && event.response) this.response = event.response;
   }
 
-  end({ failure }) {
-    this.state = failure ? "failed" : (this.response?.status ?? "ended");
+  end({ failure, unfinished, why }) {
+    this.state = failure ? "failed" : (this.response?.status ?? (unfinished ? "unfinished" : why ? "broken off" : "ended"));
     this.problem = failure?.message ?? this.response?.error?.message ?? "";
+    if (why) this.early = unfinished ? `The recording has no end: ${why}.` : `The recorded stream ends early: ${why}.`;
   }
 
   /* The counts of frames and events that were out when `count` tokens had come. */

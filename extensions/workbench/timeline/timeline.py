@@ -22,7 +22,16 @@ from penstock.pipeline.errors import StageFault
 from penstock.pipeline.plugins import Install
 from penstock.pipeline.protocol.events import Event, ResponseFailed
 from penstock.pipeline.recordings.comparison import Line, first_difference
-from penstock.pipeline.recordings.format import FILES, End, Failure, Header, Recording, in_words, read_recording
+from penstock.pipeline.recordings.format import (
+    FILES,
+    End,
+    Failure,
+    Header,
+    Recording,
+    end_of_all,
+    in_words,
+    read_recording,
+)
 from penstock.pipeline.trace import Crossed, Crossing, traced
 
 SERVED = (frames.McpListToolsOpened, *get_args(frames.ServedOutputOpened))
@@ -198,20 +207,18 @@ def _as_recorded(stage: str, recording: Recording) -> Crossed:
 
 
 def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | None) -> tuple[str, ...]:
-    ends = [recording.end for recording in files.values()]
-    failure = next((end.failure for end in ends if end.failure), None)
+    end = end_of_all([recording.end for recording in files.values()])
     failures = []
     if fault and isinstance(fault[1], StageFault):
         failures.append(str(fault[1]))
     elif fault:
         raised = Failure.of(fault[1])
         failures.append(f"the stage {fault[0]!r} raised {raised.error}: {raised.message}")
-    elif failure:
-        failures.append(f"the recorded stream failed: {failure.error}: {failure.message}")
-    causes = [end.cause for end in ends if end.abandoned]
-    if causes:
-        told = "" if failures or causes[-1] != "raised" else _told(files)
-        failures.append(f"the recorded stream ends early: {in_words(causes[-1])}{told}")
+    elif end.failure:
+        failures.append(f"the recorded stream failed: {end.failure.error}: {end.failure.message}")
+    if end.abandoned:
+        told = "" if failures or end.cause != "raised" else _told(files)
+        failures.append(f"the recorded stream ends early: {in_words(end.cause)}{told}")
     return tuple(failures)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.api.http.auth import Keys
@@ -16,7 +17,7 @@ from penstock.extensions.workbench.live import live as routes
 from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import Watch
 from penstock.pipeline.frames import GenerationFinished, TokenChunk
-from penstock.pipeline.recordings.format import FORMAT, Header, line
+from penstock.pipeline.recordings.format import CAUSES, FORMAT, LEFT, UNFINISHED, End, Failure, Header, line
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.api_clients import wait_until
@@ -273,6 +274,47 @@ async def test_recording_of_another_model_has_no_texts(tmp_path: Path) -> None:
             assert "no times" in (await answer.json())["error"]["message"]
     assert [name for name, _ in events] == ["recording", "generate", "end"]
     assert not events[0][1]["goes_on"]
+
+
+LATER = Failure("StageFault", "The stage 'ending' of this server raised KeyError.")
+
+ENDS: dict[str, tuple[End | None, End | None, dict[str, Any]]] = {
+    "whole": (End(1), End(0), {}),
+    "failed": (
+        End(1, abandoned=True, cause="raised"),
+        End(0, LATER),
+        {"failure": msgspec.to_builtins(LATER), "abandoned": True, "cause": "raised", "why": "a later stage raised"},
+    ),
+    "of an earlier release": (End(1, abandoned=True), End(0, abandoned=True), {"abandoned": True, "why": LEFT}),
+    "begun": (None, None, {"unfinished": True, "why": UNFINISHED}),
+    "half written": (End(1), None, {"unfinished": True, "why": UNFINISHED}),
+    **{
+        cause: (
+            End(1, abandoned=True, cause=cause),
+            End(0, abandoned=True, cause=cause),
+            {"abandoned": True, "cause": cause, "why": words},
+        )
+        for cause, words in CAUSES.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("tokens_end", "parsed_end", "told"), ENDS.values(), ids=ENDS)
+async def test_end_of_a_recording_says_how_its_files_end(
+    tmp_path: Path, tokens_end: End | None, parsed_end: End | None, told: dict[str, Any]
+) -> None:
+    folder = tmp_path / "recordings" / "resp_1"
+    folder.mkdir(parents=True)
+    header = line(Header(FORMAT, "another"))
+    ends = [b"" if end is None else line(end) for end in (tokens_end, parsed_end)]
+    (folder / "tokens.jsonl").write_bytes(header + line(TokenChunk((5,)), 0.5) + ends[0])
+    (folder / "parsed.jsonl").write_bytes(header + ends[1])
+    async with (
+        live_server(ScriptedEngine(script()), tmp_path, record=True) as server,
+        server.client.get(f"{server.url}/live/recordings/resp_1", headers=bearer()) as answer,
+    ):
+        events = read_events(await answer.text())
+    assert events[-1] == ("end", {"type": "End", "frames": 1, **told})
 
 
 async def test_several_readers_get_whole_streams(server: Server[ScriptedEngine]) -> None:

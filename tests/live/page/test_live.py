@@ -16,6 +16,8 @@ from aiohttp.web_protocol import RequestHandler
 from playwright.sync_api import Browser, Page, expect
 
 from penstock.api.http.auth import Keys
+from penstock.pipeline.frames import TokenChunk
+from penstock.pipeline.recordings.format import FORMAT, End, Header, line
 from penstock.services.engines.scripted import Script
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.live_server import KEY, live_server
@@ -411,6 +413,28 @@ def test_ten_thousand_tokens_stay_fluid(running: Running, pages: Pages) -> None:
     page.locator("#position").focus()
     page.keyboard.press("Home")
     assert place(page) == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "note"),
+    [
+        (End(1, abandoned=True, cause="client_left"), "broken off", "ends early: the client left."),
+        (None, "unfinished", "has no end: it is still being written, or was cut."),
+    ],
+)
+def test_recording_without_its_last_event_says_why(
+    tmp_path: Path, pages: Pages, end: End | None, state: str, note: str
+) -> None:
+    folder = tmp_path / "recordings" / "resp_1"
+    folder.mkdir(parents=True)
+    header = line(Header(FORMAT, "another"))
+    (folder / "tokens.jsonl").write_bytes(header + line(TokenChunk((5,)), 0.5) + (line(end) if end else b""))
+    with served(tmp_path, PacedEngine(script(STORY)), record=True) as running:
+        page = pages.open(running)
+        page.locator("#recordings > summary").click()
+        page.locator("#recorded button").click()
+        expect(page.locator("#state")).to_have_text(state)
+        expect(page.locator("#notes")).to_contain_text(note)
 
 
 def test_recordings_are_read_and_go_on(tmp_path: Path, pages: Pages) -> None:
