@@ -18,7 +18,7 @@ from penstock.services.engines.engine import Engine
 from penstock.stages.generate import Generate
 
 Run: TypeAlias = Callable[[Prompt], AbstractAsyncContextManager[AsyncIterator[TokenFrame]]]
-"""What runs a prompt, for the length of a block."""
+"""A function that runs a prompt for the length of a block."""
 
 SAMPLED = "sampled, without top_logprobs"
 """The reason to leave out a turn whose tokens were drawn, as it is not known which was likeliest."""

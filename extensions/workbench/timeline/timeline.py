@@ -217,13 +217,13 @@ def _failures(files: Mapping[str, Recording], fault: tuple[str, Exception] | Non
     elif end.failure:
         failures.append(f"the recorded stream failed: {end.failure.error}: {end.failure.message}")
     if end.abandoned:
-        told = "" if failures or end.cause != "raised" else _told(files)
-        failures.append(f"the recorded stream ends early: {in_words(end.cause)}{told}")
+        message = "" if failures or end.cause != "raised" else _client_message(files)
+        failures.append(f"the recorded stream ends early: {in_words(end.cause)}{message}")
     return tuple(failures)
 
 
-def _told(files: Mapping[str, Recording]) -> str:
-    """Return what the client was told of the failure, which names the operator's stage; empty if it is not recorded."""
+def _client_message(files: Mapping[str, Recording]) -> str:
+    """Return the message of the failure to the client, which names the operator's stage; empty if none is recorded."""
     events = (frame for stage in ("persist", "emit") for frame in _frames(files, stage))
     errors = (event.response.error for event in events if isinstance(event, ResponseFailed))
     return next((f": {error.message}" for error in errors if error), "")
