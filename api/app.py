@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.api.dialect import Dialect, Edge
 from penstock.api.dialects.named import spoken
-from penstock.api.http.access_log import add_request_id, log_requests
+from penstock.api.http.access_log import add_request_id, log_requests, note_status
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Load, OpenApi, Ready, Version
 from penstock.api.http.conventions import SPOKEN, SpokenByRoute
@@ -87,6 +87,7 @@ class Api:
         app.add_routes(self.house_routes)
         for dialect, routes in self.dialect_routes.items():
             app[SPOKEN].add(dialect.spoken_on(routes), app.add_routes(routes))
+        app.on_response_prepare.append(note_status)
         app.on_response_prepare.append(add_request_id)
         app.on_response_prepare.append(self.add_limits)
         app.on_response_prepare.append(self.close_if_leaving)

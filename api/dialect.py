@@ -42,7 +42,7 @@ from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.pipeline.tasks import in_thread, let_go
 from penstock.services import tracing
 from penstock.services.engines.affinity import SESSION_HEADER
-from penstock.services.runs.run import Mode
+from penstock.services.runs.run import Mode, Run
 from penstock.services.usage import Tally
 from penstock.stages.parse.parser import vocabulary_of
 
@@ -374,15 +374,22 @@ class Edge:
         mode: Mode = "stream" if prepared.streams else "sync"
         model = prepared.resolved.facts.model
         beginning = Beginning(self.dialect.name, model, request[STARTED]) if prepared.streams else None
-        async with aclosing(self.scheduler.run(prepared.opened, mode)) as events:
-            delivery = Delivery(events, beginning)
-            with placing(prepared.place):
-                await delivery.begin()
-            try:
-                with prepared.opened.sending():
-                    yield delivery
-            finally:
-                _note(request, delivery)
+        run: Run | None = None
+        try:
+            async with aclosing(self.scheduler.run(prepared.opened, mode)) as events:
+                delivery = Delivery(events, beginning)
+                with placing(prepared.place):
+                    await delivery.begin()
+                run = self.scheduler.runs.get(prepared.resolved.facts.response_id, request[OWNER])
+                try:
+                    with prepared.opened.sending():
+                        yield delivery
+                finally:
+                    _note(request, delivery)
+        except (asyncio.CancelledError, ConnectionResetError):
+            if run and run.ended:  # with its client, so that its end was not sent
+                request[RESPONSE] = run.response
+            raise
 
     @cached_property
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:

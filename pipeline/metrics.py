@@ -21,7 +21,7 @@ _FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.
 
 HTTP_REQUESTS = Counter(
     "penstock_http_requests",
-    "Requests by API, method, route and status; 499 if the client left before its answer",
+    "Requests by API, method, route and status; 499 if the client left before its end",
     ["api", "method", "route", "status"],
 )
 HTTP_SECONDS = Histogram(

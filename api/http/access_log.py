@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from penstock.api.http.auth import REFUSED_KEY, title_of
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
-from penstock.api.http.errors import PROBLEM, STREAMING, Handler
+from penstock.api.http.errors import ENDED, PROBLEM, STREAMING, Handler, cause_of
 from penstock.api.http.openapi import unknown_parameters
 from penstock.api.http.prefix import is_probe
 from penstock.api.http.proxies import AS_SENT
@@ -28,6 +28,7 @@ from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 from penstock.pipeline.protocol.params.request import REQUEST_ID_PATTERN
 from penstock.pipeline.protocol.params.validation import log_ignored
 from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +41,11 @@ MODEL: web.RequestKey[str] = web.RequestKey("model", str)
 STARTED: web.RequestKey[float] = web.RequestKey("started", float)
 """The time of the monotonic clock at which a request arrived."""
 
-LEFT = "broken off"
-"""The outcome of a request whose client left before its answer."""
+SENT: web.RequestKey[int] = web.RequestKey("sent", int)
+"""The status in the headers of the answer, once they go out."""
 
-CLIENT_CLOSED = "499"
-"""The status of such a request in the metrics, as nginx names it."""
+CLIENT_CLOSED = 499
+"""The status, as nginx names it, of a request whose client left before any; in the metrics, before the end."""
 
 NO_API = "none"
 """The name in the metrics for requests that belong to no dialect."""
@@ -65,40 +66,49 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
     started = request[STARTED] = time.monotonic()
     sent = request.headers.get(REQUEST_ID_HEADER, "")
     request[REQUEST_ID] = sent if re.fullmatch(REQUEST_ID_PATTERN, sent) else f"req_{secrets.token_hex(16)}"
-    answered, reason, problem, is_cut = LEFT, "", None, False
+    status, reason, problem = 0, "", None
+    ended: str | None = None
     log_ignored(unknown_parameters(request))
     try:
         answer = await handler(request)
-        answered, problem = str(answer.status), answer.get(PROBLEM)
-        is_cut = problem is not None and answer.status < 400
-        if answer.status != 500 and problem and not is_cut:  # each failure has a line of its own
+        status, problem, ended = answer.status, answer.get(PROBLEM), answer.get(ENDED)
+    except BaseException as error:
+        ended = cause_of(error)
+        status = request.get(SENT) or (CLIENT_CLOSED if ended == "client_left" else 500)
+        raise
+    else:
+        if status != 500 and problem and not ended:  # each failure has a line of its own
             reason = _reason(problem)
         return answer
     finally:
         level = logging.DEBUG if is_probe(request) else logging.INFO
         response = request.get(RESPONSE)
-        outcome = answered + (", failed" if is_cut else f", {outcome_of(response)}" if response else "")
+        is_cut = ended == "raised"
+        outcome = ", failed" if is_cut else f", {outcome_of(response)}" if response else ""
+        way = f", {in_words(ended)} after" if ended and not is_cut else " in"
         model = response.model if response else request.get(MODEL)
         seconds = time.monotonic() - started
-        fields = _fields(request, answered, seconds, model)
+        fields = _fields(request, status, seconds, model) | {"ended": ended}
         if response:
             fields |= fields_of(response)
             if response.error and not reason:
                 reason = f": {response.error.code}: {shortened(response.error.message)}"
         if problem:
-            fields |= _error(problem) | ({"response_status": "failed"} if is_cut else {})
-        text = f"{request.method} {_path(request)}: {outcome} in {seconds:.3f} s ({_client(request, model)}){reason}"
-        logger.log(level, "%s", text, extra=fields)
-        _measure(request, answered, seconds)
+            fields |= _error(problem)
+        if is_cut:
+            fields["response_status"] = "failed"
+        text = f"{request.method} {_path(request)}: {status}{outcome}{way} {seconds:.3f} s"
+        logger.log(level, "%s", f"{text} ({_client(request, model)}){reason}", extra=fields)
+        _measure(request, status, seconds, has_left=ended == "client_left")
 
 
-def _measure(request: web.Request, answered: str, seconds: float) -> None:
+def _measure(request: web.Request, status: int, seconds: float, *, has_left: bool) -> None:
     """Count a request, and note how long it took; its labels hold no text of the client."""
     method = request.method if request.method in hdrs.METH_ALL else "other"
     api, route = api_of(request) or NO_API, _route(request)
-    metrics.HTTP_REQUESTS.labels(api, method, route, CLIENT_CLOSED if answered == LEFT else answered).inc()
+    metrics.HTTP_REQUESTS.labels(api, method, route, str(CLIENT_CLOSED if has_left else status)).inc()
     metrics.HTTP_SECONDS.labels(api, method, route).observe(seconds)
-    if answered == LEFT:
+    if has_left:
         streams = "stream" if request.method == hdrs.METH_POST else "resume"
         metrics.DISCONNECTS.labels(streams if request.get(STREAMING) else "sync").inc()
 
@@ -109,17 +119,17 @@ def log_exchange(
     """Log one response, or one refused request, of the connection that ``request`` has upgraded."""
     seconds, reason = time.monotonic() - started, ""
     if isinstance(outcome, Response):
-        done, model, status, about = outcome_of(outcome), outcome.model, "200", fields_of(outcome)
+        done, model, status, about = outcome_of(outcome), outcome.model, 200, fields_of(outcome)
     else:
         problem = outcome.get(PROBLEM)
         reason = _reason(problem) if problem and outcome.status != 500 else ""
-        done = status = str(outcome.status)
-        about = _error(problem)
+        status, about = outcome.status, _error(problem)
+        done = str(status)
     text = f"WebSocket {_path(request)}: {done} in {seconds:.3f} s ({_client(request, model)}){reason}"
     logger.info("%s", text, extra=_fields(request, status, seconds, model) | about)
 
 
-def _fields(request: web.Request, status: str, seconds: float, model: str | None) -> dict[str, Any]:
+def _fields(request: web.Request, status: int, seconds: float, model: str | None) -> dict[str, Any]:
     """Return the fields of the line about a request, for a log in JSON; those that are None are left out."""
     return {
         "request_id": request[REQUEST_ID],
@@ -130,7 +140,7 @@ def _fields(request: web.Request, status: str, seconds: float, model: str | None
         "path": _path(request),
         "route": _route(request),
         "api": api_of(request),
-        "status": int(status) if status.isdigit() else status,
+        "status": status,
         "seconds": round(seconds, 6),
         "model": shortened(model) if model else None,
     }
@@ -189,6 +199,11 @@ def client_request_id(request: web.Request, in_body: str | None) -> str:
     if sent is None:
         return in_body or ""
     return sent if sent == request[REQUEST_ID] else ""
+
+
+async def note_status(request: web.Request, answer: web.StreamResponse) -> None:
+    """Note the status of an answer when its headers go out, for a line about one that does not end."""
+    request[SENT] = answer.status
 
 
 async def add_request_id(request: web.Request, answer: web.StreamResponse) -> None:

@@ -21,6 +21,7 @@ from penstock.pipeline import errors, metrics
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.recordings.format import Cause
 from penstock.pipeline.tasks import LARGE_BYTES, MANY_VALUES, in_thread, let_go
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ PROBLEM: web.ResponseKey[Problem] = web.ResponseKey("problem", Problem)
 
 REFUSALS = web.AppKey("refusals", Seldom)
 """The warnings about requests that the server could not serve at that moment, of which a flood causes as many."""
+
+ENDED: web.ResponseKey[str] = web.ResponseKey("ended", str)
+"""The `Cause` for which a stream was broken off, though its client is there."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,6 +68,17 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         if request.get(STREAMING):
             raise
         return answer_to(request, error)
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Return the cause that ``error`` is for the end of an answer that had begun."""
+    match error:
+        case asyncio.CancelledError():
+            return "client_left"
+        case errors.ServerStopping():
+            return "interrupted"
+        case _:
+            return "raised"
 
 
 def answer_to(request: web.Request, error: Exception) -> web.Response:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from aiohttp import HttpVersion11, hdrs, web
 
 from penstock.api.http.conventions import REQUEST_ID, RequestError
-from penstock.api.http.errors import PROBLEM, STREAMING, answer_to
+from penstock.api.http.errors import ENDED, PROBLEM, STREAMING, answer_to, cause_of
 from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
 from penstock.pipeline.faults import name_stage
@@ -34,7 +34,7 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
 
     After each ``keep_alive`` seconds of silence, the client gets a sign of life.  If the response moves to another
     server, the connection is closed without an end, and the client can resume after the last event that it received.
-    If the stream breaks off, the answer has its ``PROBLEM``.
+    A stream that breaks off has ``ENDED``, and the ``PROBLEM`` if its client gets one.
     """
     answer = web.StreamResponse(headers=SSE_HEADERS | {"Content-Type": wire.content_type})
     request[STREAMING] = True
@@ -51,13 +51,13 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
                 await stream.write(encode(event))
                 last = event
         except RunReleased:
-            end = None
+            answer[ENDED], end = "released", None
         except ConnectionResetError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets it
             name_stage(error)
             refused = answer_to(request, error)
-            answer[PROBLEM] = refused[PROBLEM]
+            answer[PROBLEM], answer[ENDED] = refused[PROBLEM], cause_of(error)
             end = _fault(wire, RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), last))
         if end is None:
             if request.transport is not None:

@@ -7,6 +7,7 @@ if times were recorded.  Secrets are not written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +165,18 @@ class UnreadableRecording(CannotRun):
     """A file is not a recording, or is broken; the message begins with the file and the line."""
 
     def __init__(self, path: Path, line: int | None, problem: str) -> None:
-        super().__init__(f"{path}{'' if line is None else f':{line}'}: {problem}")
+        super().__init__(f"{path}{'' if line is None else f':{line}'}: {problem}{_named_otherwise(path)}")
         self.path = path
         self.line = line
+
+
+def _named_otherwise(path: Path) -> str:
+    """Name the folder beside a missing one that has the same id in the form of the Responses API."""
+    for missing in (path, path.parent):
+        folder = missing.with_name(f"resp_{re.split('[_-]', missing.name)[-1]}")
+        if not missing.exists() and folder.is_dir():
+            return f"; the recording of this id is {folder}"
+    return ""
 
 
 @dataclass(frozen=True)

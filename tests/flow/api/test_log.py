@@ -4,16 +4,29 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientError, ClientSession, web
+from aiohttp.test_utils import TestServer
+from prometheus_client import REGISTRY
 
+from penstock.api.http.access_log import log_requests, note_status
 from penstock.api.http.auth import Keys
-from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.logs import JsonLines, json_line, name_response
+from penstock.api.http.conventions import SPOKEN, SpokenByRoute
+from penstock.api.http.errors import REFUSALS, Handler, errors_as_json
+from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME
+from penstock.api.http.proxied import ProxiedRequests
+from penstock.api.http.proxies import Proxies
+from penstock.api.http.sse import send
+from penstock.api.http.wire import Wire
+from penstock.pipeline.errors import EngineFailed, ServerStopping
+from penstock.pipeline.logs import JsonLines, Seldom, json_line, name_response
 from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import RunReleased
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from tests.support.api_clients import Json, wait_until
@@ -21,6 +34,8 @@ from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 from tests.support.socket_client import connected
 
 SECRET = "canary-9f2c71d0"
+
+WIRE = Wire(encode=bytes, fold=anext)
 
 
 @pytest.fixture
@@ -63,12 +78,98 @@ async def test_requests_of_one_connection_have_their_own_ids(
 async def test_abandoned_request_is_logged(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
     served.engine.script = script(ENDLESS, endless=True, latency=0.001)
     answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
-    await answer.content.readline()
+    await answer.content.readuntil(b"output_text.delta")
     answer.close()
-    async with asyncio.timeout(120):
-        while not lines(log, "penstock.api.http.access_log"):
-            await asyncio.sleep(0.01)
-    assert lines(log, "penstock.api.http.access_log")[0][1].startswith("POST /v1/responses: broken off in ")
+    await wait_until(lambda: lines(log, "penstock.api.http.access_log"))
+    ((_, line),) = lines(log, "penstock.api.http.access_log")
+    outcome = "200, cancelled, [0-9]+ tokens in, [1-9][0-9]* out, the client left after [0-9.]+ s"
+    assert re.match(rf"POST /v1/responses: {outcome} \(127", line)
+    (fields,) = [as_json(each) for each in log.records if each.name == "penstock.api.http.access_log"]
+    assert (fields["status"], fields["ended"], fields["response_status"]) == (200, "client_left", "cancelled")
+
+
+async def test_request_that_was_left_before_its_answer_is_logged(
+    served: ScriptedServer, log: pytest.LogCaptureFixture
+) -> None:
+    served.engine.script = script(ENDLESS, endless=True, latency=0.001)
+    asking = asyncio.create_task(served.post({"input": "Hi"}))
+    await wait_until(lambda: any(run.event_count > 4 for run in served.scheduler.runs))
+    asking.cancel()
+    await wait_until(lambda: lines(log, "penstock.api.http.access_log"))
+    ((_, line),) = lines(log, "penstock.api.http.access_log")
+    assert re.match(r"POST /v1/responses: 499, cancelled, .*, the client left after [0-9.]+ s \(127", line)
+    (fields,) = [as_json(each) for each in log.records if each.name == "penstock.api.http.access_log"]
+    assert (fields["status"], fields["ended"], fields["response_status"]) == (499, "client_left", "cancelled")
+
+
+BROKEN_OFF: dict[type[BaseException], tuple[str, str, str]] = {
+    asyncio.CancelledError: ("client_left", "200, the client left after ", "499"),
+    ConnectionResetError: ("client_left", "200, the client left after ", "499"),
+    ServerStopping: ("interrupted", "200, the server stopped after ", "200"),
+    KeyError: ("raised", "200, failed in ", "200"),
+}
+"""What ends a stream early: its cause and words in the log, and its status in the metrics."""
+
+
+@pytest.mark.parametrize("comes", ["from its events", "after them"])
+@pytest.mark.parametrize("error", BROKEN_OFF)
+async def test_line_of_a_stream_that_was_broken_off_says_why(
+    log: pytest.LogCaptureFixture, error: type[BaseException], comes: str
+) -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        if comes == "from its events":
+            raise error
+
+    async def breaks(request: web.Request) -> web.StreamResponse:
+        await send(request, events(), WIRE, keep_alive=60)
+        raise error
+
+    cause, words, status = BROKEN_OFF[error]
+    labels = {"api": "none", "method": "GET", "route": "/stream", "status": status}
+    before = REGISTRY.get_sample_value("penstock_http_requests_total", labels) or 0
+    fields = await broken_off(breaks, log)
+    assert fields["message"].startswith(f"GET /stream: {words}")
+    assert (fields["status"], fields["ended"]) == (200, cause)
+    assert REGISTRY.get_sample_value("penstock_http_requests_total", labels) == before + 1
+
+
+async def test_line_of_a_stream_that_goes_on_at_another_server_says_so(log: pytest.LogCaptureFixture) -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        raise RunReleased
+
+    async def moves(request: web.Request) -> web.StreamResponse:
+        return await send(request, events(), WIRE, keep_alive=60)
+
+    fields = await broken_off(moves, log)
+    assert fields["message"].startswith("GET /stream: 200, another server took the response over after ")
+    assert (fields["status"], fields["ended"]) == (200, "released")
+
+
+async def broken_off(handler: Handler, log: pytest.LogCaptureFixture) -> Json:
+    """Return the fields of the line about a request whose stream ends early, with its connection."""
+
+    @web.middleware
+    async def closes(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        finally:
+            if request.transport:
+                request.transport.close()
+
+    app = web.Application(middlewares=[closes, ProxiedRequests(Proxies()).identify, log_requests, errors_as_json])
+    app[REFUSALS], app[SPOKEN] = Seldom(), SpokenByRoute()
+    app.on_response_prepare.append(note_status)
+    app.router.add_get("/stream", handler)
+    app.router.add_get(DESCRIPTION, handler, name=DESCRIPTION_NAME)
+    async with TestServer(app) as server, ClientSession() as client:
+        with suppress(ClientError):
+            async with client.get(server.make_url("/stream")) as answer:
+                await answer.read()
+        await wait_until(lambda: lines(log, "penstock.api.http.access_log"))
+    (fields,) = [as_json(each) for each in log.records if each.name == "penstock.api.http.access_log"]
+    return fields
 
 
 async def test_background_response_is_logged_in_two_lines(

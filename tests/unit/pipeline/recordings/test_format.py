@@ -289,3 +289,22 @@ def test_recording_is_json_lines() -> None:
     for name in (FILES[stage][0] for stage in STAGES):
         kinds = [json.loads(each)["type"] for each in (CASE / name).read_text().splitlines()]
         assert (kinds[0], kinds[-1]) == ("Recording", "End")
+
+
+@pytest.mark.parametrize("sent", ["msg_1a2b", "chatcmpl-1a2b", "cmpl-1a2b"])
+@pytest.mark.parametrize("command", ["replay", "inspect", "diff", "shrink"])
+def test_id_of_another_api_is_led_to_its_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, sent: str
+) -> None:
+    """A client of another API knows its response by the id with another beginning."""
+    for name in ("resp_1a2b", "resp_1a2"):
+        (tmp_path / name).mkdir()
+
+    def refusal(name: str) -> str:
+        monkeypatch.setattr("sys.argv", ["penstock", command, str(tmp_path / name)])
+        with pytest.raises(SystemExit):
+            main()
+        return capsys.readouterr().err
+
+    assert refusal(sent).endswith(f"; the recording of this id is {tmp_path / 'resp_1a2b'}\n")
+    assert "the recording of this id" not in refusal("msg_1a2b3c")
