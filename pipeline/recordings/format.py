@@ -170,11 +170,15 @@ class UnreadableRecording(CannotRun):
         self.line = line
 
 
+_OF_OTHER_APIS = re.compile(r"(?:msg|chatcmpl|cmpl)[_-]([0-9a-f]{1,64})")
+"""An id as the other APIs write it."""
+
+
 def _named_otherwise(path: Path) -> str:
     """Name the folder beside a missing one that has the same id in the form of the Responses API."""
     for missing in (path, path.parent):
-        folder = missing.with_name(f"resp_{re.split('[_-]', missing.name)[-1]}")
-        if not missing.exists() and folder.is_dir():
+        named = _OF_OTHER_APIS.fullmatch(missing.name)
+        if named and not missing.exists() and (folder := missing.with_name(f"resp_{named[1]}")).is_dir():
             return f"; the recording of this id is {folder}"
     return ""
 

@@ -34,7 +34,7 @@ async def test_killed_server_leaves_readable_files(tmp_path: Path) -> None:
     assert (recorded.stat().st_mode & 0o777) == 0o700
     assert "with all texts" in server.log.read_text()
     assert TokenChunk.__name__.encode() in tokens.read_bytes()
-    with pytest.raises(UnreadableRecording, match="it has no end") as cut:
+    with pytest.raises(UnreadableRecording, match="has no end") as cut:
         read_recording(tokens, FILES["generate"][1])
     assert cut.value.line == tokens.read_bytes().count(b"\n")
 

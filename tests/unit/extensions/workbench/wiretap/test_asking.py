@@ -110,7 +110,7 @@ async def test_without_tokens_nothing_is_added(tmp_path: Path) -> None:
     assert upstream.lists == []
     folder = only_folder(tmp_path)
     assert names_in(folder) == ["request.json", "wire.jsonl"]
-    with pytest.raises(UnreadableRecording, match="without --ask-for-tokens"):
+    with pytest.raises(UnreadableRecording, match=r"not asked for them \(--ask-for-tokens"):
         read_answer("a", folder)
 
 
