@@ -23,6 +23,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: penstock\nVersion: {version}\n")
         (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+        for file in (tmp_path / file for file in files if not file.startswith("..")):  # Python 3.12 looks for them
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
         (info / "entry_points.txt").write_text(f"[console_scripts]\n{command} = flow:main\n" if command else "")
         monkeypatch.syspath_prepend(tmp_path)
 
