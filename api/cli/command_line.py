@@ -6,7 +6,6 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from penstock.api.settings.options import help_text, options
 from penstock.api.settings.sources import FILE, flags, locations, option_name
 from penstock.api.start.backends import check_options
 from penstock.pipeline.errors import CannotRun
-from penstock.services.engines.vllm import NoVllm, WrongOption
+from penstock.services.engines.vllm import WrongOption
 
 
 def read_settings(arguments: Sequence[str], command: str = "serve") -> Settings:
@@ -68,11 +67,10 @@ def parsed_settings(arguments: Sequence[str], more: Iterable[str] = ()) -> Setti
 
 def refuse_unknown(settings: Settings, arguments: Sequence[str]) -> None:
     """Raise `CannotRun` for options that vLLM does not have either."""
-    with suppress(NoVllm):  # its options are not known here
-        try:
-            check_options(settings)
-        except WrongOption as error:
-            raise CannotRun(explained(error, arguments)) from error
+    try:
+        check_options(settings)
+    except WrongOption as error:
+        raise CannotRun(explained(error, arguments)) from error
 
 
 def _refuse_keys(names: Sequence[str]) -> None:

@@ -200,15 +200,13 @@ async def of_operator(settings: Settings, factory: str) -> AsyncGenerator[Runnin
 
 
 def check_options(settings: Settings) -> None:
-    """Raise `WrongOption` for an option that vLLM does not have, and `NoVllm` if it is needed and not installed.
+    """Raise `WrongOption` for an option that vLLM does not have; without vLLM, its options are not known.
 
     vLLM's parser, whose import takes seconds, is used only for what its source cannot tell: short forms, beginnings of
     names, parts of tables, and options of vLLM's plug-ins.
     """
-    if settings.engine:
+    if settings.engine or find_spec("vllm") is None:
         return
-    if find_spec("vllm") is None:
-        raise no_vllm()
     known, names = option_names(), [option_name(part) for part in settings.engine_options if part.startswith("-")]
     unknown = [name for name in dict.fromkeys(names) if name.replace("--no-", "--", 1) not in known]
     wrong = [name for name in unknown if instead_of(name) or not (_is_cut(name, known) or has_plugins())]
@@ -219,8 +217,9 @@ def check_options(settings: Settings) -> None:
 
 
 def model_here(settings: Settings) -> str:
-    """Describe the model that this process would load; raise `CannotStart` if vLLM could not, or for its options."""
-    check_options(settings)
+    """Describe the model that this process would load; raise `CannotStart` if vLLM could not, or is not installed."""
+    if find_spec("vllm") is None:
+        raise no_vllm()
     return model_files(settings.model or DEFAULT_MODEL, settings.engine_options)
 
 
