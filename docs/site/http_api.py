@@ -49,14 +49,14 @@ NAMED = {"model": "The name of the model.", "name": "The name of the recording."
 
 @dataclass(frozen=True)
 class Api:
-    """What the pages say: the handlers of routes, ``/openapi.json``, and the examples that have run."""
+    """The content of the pages: the handlers of routes, ``/openapi.json``, and the examples that have run."""
 
     handlers: Mapping[str, Any]
     """The handlers by routes, such as ``GET /v1/files``."""
     document: Schema
     ran: Sequence[Ran]
     tables: dict[type[BaseModel], str] = field(default_factory=dict)
-    """Where a page has the table of a body."""
+    """Links to the tables of bodies that pages have by now."""
 
     def operation(self, route: str) -> Operation | None:
         """Return the description of a route, if it has one."""
@@ -110,7 +110,7 @@ def pages(api: Api) -> Iterator[tuple[str, str]]:
 
 
 def _overview(api: Api) -> str:
-    rows = "".join(f"| [{group.title}]({group.file}) | {_links(group, api)} |\n" for group in GROUPS)
+    rows = "".join(f"| [{group.title}]({group.file}) | {_links(group)} |\n" for group in GROUPS)
     mirrored = {path.removeprefix(MIRRORED) for path in api.document["paths"] if path.startswith(MIRRORED)}
     names = ", ".join(f"`{path}`" for path in sorted(mirrored))
     every = Operation(None, body=BaseModel)
@@ -140,11 +140,11 @@ Below `{MIRRORED}` these paths exist once more, with the events of the Open Resp
 """
 
 
-def _links(group: Group, api: Api) -> str:
-    return "<br>".join(f"[`{route}`]({group.file}#{anchor(route)})" for route in _routes(group, api))
+def _links(group: Group) -> str:
+    return "<br>".join(f"[`{route}`]({group.file}#{anchor(route)})" for route in _routes(group))
 
 
-def _routes(group: Group, api: Api) -> list[str]:
+def _routes(group: Group) -> list[str]:
     """Return the routes of a group in the order of their examples; one that another group has stays there."""
     before = {each.route for other in GROUPS[: GROUPS.index(group)] for each in other.examples}
     return [route for route in dict.fromkeys(each.route for each in group.examples) if route not in before]
@@ -154,7 +154,7 @@ def _routes(group: Group, api: Api) -> list[str]:
 
 
 def _page(group: Group, api: Api) -> str:
-    routes = _routes(group, api)
+    routes = _routes(group)
     streams = [stream for route in routes if (stream := _stream(api.schema(route)))]
     events = f"## Events\n\n{''.join(f'* {kind}{chr(10)}' for kind in _kinds(streams[0]))}" if streams else ""
     return f"""# HTTP API: {group.title}
@@ -182,7 +182,7 @@ def _breakable(route: str) -> str:
 
 def _examples(group: Group, api: Api) -> dict[str, list[Ran]]:
     """Return the examples of a group by the route under which they stand: their own, or the one that needs them."""
-    own, found, waiting = set(_routes(group, api)), dict[str, list[Ran]](), list[Ran]()
+    own, found, waiting = set(_routes(group)), dict[str, list[Ran]](), list[Ran]()
     for ran in api.ran:
         if not any(ran.example is each for each in group.examples):
             continue
@@ -214,7 +214,7 @@ def _by_default(value: Any) -> str:
 
 
 def _body(kind: str, model: type[BaseModel], route: str, group: Group, api: Api) -> str:
-    """Return the table of a body; what another table has is not said again."""
+    """Return the table of a body, with a link in place of the fields that an earlier table has."""
     known = next((base for base in model.__mro__ if base in api.tables), None)
     fields = own_first(model)
     if known:
@@ -228,9 +228,9 @@ def _body(kind: str, model: type[BaseModel], route: str, group: Group, api: Api)
         api.tables[model] = f"[{route}]({group.file}#{anchor(route)})"
     content = api.schema(route).get("requestBody", {}).get("content", {}).get(kind, {})
     properties = _resolved(content.get("schema", {}), api.document).get("properties", {})
-    said = meanings(model)
+    meant = meanings(model)
     rows = "".join(
-        f"| `{name}`{' *required*' if each.is_required() else ''} | {_prose(said[name])} "
+        f"| `{name}`{' *required*' if each.is_required() else ''} | {_prose(meant[name])} "
         f"| {_kind(properties.get(name, {}), MOST_KINDS)}{_by_default(_default_of(name, each.default, group, api))} |\n"
         for name, each in fields.items()
         if not is_refused(each) and not is_unused(each)
@@ -312,10 +312,7 @@ def _as_deep(value: Any, depth: int) -> Any:
 
 
 def _statuses(route: str, operation: Operation, schema: Schema) -> str:
-    answers = {
-        HTTPStatus(status): _answer(schema["responses"].get(str(status), {}), operation)
-        for status in operation.statuses
-    }
+    answers = {HTTPStatus(status): _answer(schema["responses"].get(str(status), {})) for status in operation.statuses}
     own = _rows(operation.refusals)
     every = {error.status for error in {*refusals_of(route.partition(" ")[2], operation)} - {*operation.refusals}}
     also = ", ".join(str(int(status)) for status in sorted(every))
@@ -342,7 +339,7 @@ def _rows(refusals: Iterable[type[StageError]]) -> dict[int, str]:
     return {status: "<br>".join(each) for status, each in causes.items()}
 
 
-def _answer(answer: Schema, operation: Operation) -> str:
+def _answer(answer: Schema) -> str:
     forms = [
         "the events of the stream"
         if form == _EVENTS

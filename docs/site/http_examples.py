@@ -33,13 +33,13 @@ class Example:
     interrupts: bool = False
     """True if it is sent as soon as the model is busy."""
     title: str = ""
-    """What sets it apart from another example of its route."""
+    """Its difference from another example of its route."""
     key: str = CLIENT
     """The variable with the key that it needs; empty for none."""
     accept: str = ""
     """The value of the header."""
     shows: str = ""
-    """What the lines of a long text have that the page shows."""
+    """A text in each line of a long answer that the page shows."""
 
     @property
     def method(self) -> str:
@@ -63,7 +63,7 @@ class Group:
 
 
 LONG = "Count to a million."
-"""What keeps the model busy."""
+"""An input that keeps the model busy."""
 
 HELLO = {"model": MODEL, "input": "Say hello."}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}

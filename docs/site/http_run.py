@@ -16,6 +16,7 @@ from string import Template
 from typing import Any
 
 from aiohttp import ClientSession, FormData, web
+from aiohttp.test_utils import BaseTestServer, TestServer
 from pydantic import SecretStr
 
 from docs.site.gather import ROOT
@@ -92,19 +93,6 @@ async def _embed(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "model": EMBEDDER, "data": data, "usage": usage})
 
 
-@asynccontextmanager
-async def listening(app: web.Application) -> AsyncGenerator[str, None]:
-    """Serve an application for the length of a block; yield its URL."""
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0]
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
-
-
 @dataclass
 class ExampleServer:
     """A server with every route of penstock, in process, at ``url``."""
@@ -137,8 +125,8 @@ async def example_server(folder: Path) -> AsyncGenerator[ExampleServer, None]:
     async with AsyncExitStack() as closing:
         embedder = web.Application()
         embedder.router.add_route("*", "/{path:.*}", _embed)
-        url = await closing.enter_async_context(listening(embedder))
-        options = [f"--embeddings={url}", f"--store={folder / 'store.sqlite3'}", f"--prompts={prompts}"]
+        upstream = await closing.enter_async_context(TestServer(embedder))
+        options = [f"--embeddings={_url(upstream)}", f"--store={folder / 'store.sqlite3'}", f"--prompts={prompts}"]
         options += [f"--record={recordings}", "--record-if=x-record", "--log-level=WARNING"]
         settings = read_settings(options)
         keys = {"api_keys": (KEYS[CLIENT], KEYS[ANTHROPIC])} | {
@@ -146,9 +134,13 @@ async def example_server(folder: Path) -> AsyncGenerator[ExampleServer, None]:
             "metrics_key": SecretStr(KEYS[METRICS]),
         }
         app = await application(settings.model_copy(update=keys), start)
-        url = await closing.enter_async_context(listening(app))
+        served = await closing.enter_async_context(TestServer(app))
         client = await closing.enter_async_context(ClientSession())
-        yield ExampleServer(app, url, client, engine)
+        yield ExampleServer(app, _url(served), client, engine)
+
+
+def _url(server: BaseTestServer) -> str:
+    return str(server.make_url("")).rstrip("/")
 
 
 # What differs from one run to the next

@@ -42,7 +42,7 @@ class Served:
         return MOST_OUTPUT if self.window is None else min(MOST_OUTPUT, self.window // 8)
 
     def holds(self, prompt: int) -> bool:
-        """Return True if the context holds a prompt of so many tokens, and an answer."""
+        """Return True if the context holds a prompt of that many tokens, and an answer."""
         return self.window is None or prompt + self.output <= self.window
 
 

@@ -123,7 +123,7 @@ def memory_of_a_server() -> float:
 
 
 async def memory_of_a_waiting_response(words: int) -> float:
-    """Return the memory of a background response that waits with its pipeline open, for a prompt of so many words."""
+    """Return the memory of a background response that waits with its pipeline open, for a prompt of ``words`` words."""
     engine, text = PacedEngine(script()), "word " * words
     engine.hold()
     with TemporaryDirectory() as folder:
@@ -254,7 +254,7 @@ BENCHED = {
     "c, busy": Stated(MANY, r"and ([\d]+) us in a busy frontend", AT_ONCE),
     "q": Stated(MANY, r"q is ([\d]+) ms for a prompt of 500", SHORT),
 }
-"""What the benchmark has measured last, on its machine."""
+"""Figures of the benchmark's last run, on its machine."""
 
 STATED = MEASURED_HERE | BENCHED
 

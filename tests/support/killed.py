@@ -27,7 +27,7 @@ CUT = "def add"
 """Words of the answer at which its server is killed."""
 
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-"""What would be fetched from elsewhere."""
+"""Fonts, which a reader's browser would fetch from elsewhere."""
 
 
 def run(console: Console) -> None:

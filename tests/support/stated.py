@@ -22,7 +22,7 @@ class Stated:
     text: str
     measure: Callable[[], float]
     unit: float = 1
-    """What the number has to be multiplied by, to be of the unit of ``measure``."""
+    """The factor from the number to the unit of ``measure``."""
     margin: float = 0.1
     """The share by which the page may differ, as the number is rounded and packages grow."""
 
