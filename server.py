@@ -116,7 +116,8 @@ async def _scheduler(
             unserved_after=settings.unserved_after,
             admission=loaded.admission,
             aliases=settings.aliases,
-            sees_images=backend.model.traits.sees_images,
+            traits_of=backend.model.traits_of,
+            sees_images=lambda name: backend.model.of(name).traits.sees_images,
             tools_of=tools.usable,
         )
         if recording:

@@ -44,7 +44,7 @@ from penstock.services import tracing
 from penstock.services.engines.affinity import SESSION_HEADER
 from penstock.services.runs.run import Mode, Run
 from penstock.services.usage import Tally
-from penstock.stages.parse.parser import vocabulary_of
+from penstock.stages.parse.parser import reads_tokens
 
 Read: TypeAlias = Callable[[bytes], Reading]
 """A function that reads a body; it raises `InvalidRequest` for a wrong one."""
@@ -223,7 +223,7 @@ class Edge:
         """
         prepared: list[Prepared] = []
         async with AsyncExitStack() as closing:
-            if reading.returns_tokens and vocabulary_of(self.scheduler.pipeline) is None:
+            if reading.returns_tokens and not reads_tokens(self.scheduler.pipeline):
                 message = "This server sees no tokens: they are made elsewhere."
                 raise errors.UnsupportedParameter(message, param="return_token_ids")
             with placing(reading.place):

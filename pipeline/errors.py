@@ -92,7 +92,7 @@ class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
     def __init__(self, prompt_tokens: int, limit: int, *, are_all: bool = True) -> None:
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self.limit = prompt_tokens, limit
         tokens = f"{prompt_tokens} tokens" if are_all else f"at least {prompt_tokens} tokens"
         message = (
             f"The prompt is too long: this model's maximum context length is {limit} tokens, the answer included, "

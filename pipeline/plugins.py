@@ -58,6 +58,9 @@ RESOURCES = "penstock.resources"
 STORE_PARTS = "penstock.store_parts"
 """The group of entry points for parts of the store: classes, each with tables of its own."""
 
+ENGINES = "penstock.engines"
+"""The group of entry points for engines: ``several`` is a function that starts those of several models."""
+
 CHECKS = "penstock.checks"
 """The group of entry points for checks: async functions of the settings, whose text ``penstock check`` shows."""
 

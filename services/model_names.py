@@ -17,14 +17,30 @@ def served_name(name: str, served: Collection[str], aliases: Mapping[str, str]) 
     """Return the served name that a ``name`` stands for: itself, or that of the first pattern; None if unknown."""
     if name in served:
         return name
-    return next((model for pattern, model in aliases.items() if fnmatchcase(name, pattern)), None)
+    models = (model for pattern, model in aliases.items() if model in served and fnmatchcase(name, pattern))
+    return next(models, None)
+
+
+def usable_names(served: Sequence[str], aliases: Mapping[str, str], allowed: Collection[str] | None) -> Sequence[str]:
+    """Return the served names that a client may use whose key allows it these patterns of names and aliases.
+
+    All are usable if ``allowed`` is None.  Raises `ModelNotFound` if none is.
+    """
+    if allowed is None:
+        return served
+    meant = {model for pattern, model in aliases.items() if any(fnmatchcase(pattern, one) for one in allowed)}
+    usable = [name for name in served if name in meant or any(fnmatchcase(name, one) for one in allowed)]
+    if not usable:
+        raise ModelNotFound("This key may use none of the models of this server.", param="model")
+    return usable
 
 
 def resolved_name(name: str, served: Sequence[str], aliases: Mapping[str, str]) -> str:
     """Return the served name that a ``name`` stands for; raise `ModelNotFound` if it stands for none."""
     model = served_name(name, served, aliases)
     if model is None:
-        raise ModelNotFound(f"This server serves {served_instead(name, served, aliases)}.", param="model")
+        known = (pattern for pattern, target in aliases.items() if target in served)
+        raise ModelNotFound(f"This server serves {served_instead(name, served, known)}.", param="model")
     return model
 
 

@@ -64,17 +64,10 @@ def responses_pipeline(
     """
     limits = replace(limits, context_length=engine.context_length)
     toolbox = replace(toolbox, approvals=runs.store.approvals)
-    normalize = normalizing(Recall(store=runs.store, models=engine.models, traits=model.traits), toolbox, caches)
-    if isinstance(engine, TextBackend):
-        turn = Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)
-    else:
-        render = model.render(engine.context_length)
-        prompt = Pipeline.start("summarize", Summarize(engine.context_length, render)).then("render", render)
-        parse = replace(model.parse, tallies=runs.tallies)
-        generate = Generate(engine, runs.is_accepted, limits.retry_seconds)
-        turn = prompt.then("generate", generate).then("parse", parse)
+    recall = Recall(store=runs.store, models=engine.models, traits_of=model.traits_of)
+    turn = model.turn(engine, runs, limits.retry_seconds)
     return (
-        Pipeline.start("normalize", normalize)
+        Pipeline.start("normalize", normalizing(recall, toolbox, caches))
         .then("converse", model.converse(turn, toolbox, limits, Steering(runs.is_steered, engine.cancel)))
         .then("emit", Emit())
         .then("persist", Persist(runs))
@@ -136,6 +129,28 @@ class ModelStages:
     parse: ParseStage
     decode: Callable[[Sequence[int]], str]
     converse: MakeConverse = Converse
+
+    def of(self, model: str) -> ModelStages:
+        """Return the stages for one of the names that the engine serves: here, all are of one model."""
+        return self
+
+    async def traits_of(self, model: str) -> ModelTraits:
+        """Return the traits of the model that the engine serves under a name."""
+        return self.traits
+
+    def turn(
+        self, engine: Engine | TextBackend, runs: RunRegistry, retry_seconds: float
+    ) -> Pipeline[ResolvedRequest, ParsedFrame]:
+        """Return the stages of one turn of the model."""
+        if isinstance(engine, TextBackend):
+            return Pipeline.start("summarize", Summarize(engine.context_length)).then("parse", engine.answer)
+        render = self.render(engine.context_length)
+        return (
+            Pipeline.start("summarize", Summarize(engine.context_length, render))
+            .then("render", render)
+            .then("generate", Generate(engine, runs.is_accepted, retry_seconds))
+            .then("parse", replace(self.parse, tallies=runs.tallies))
+        )
 
 
 def harmony_stages(

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.response import Usage
+from penstock.services.engines.engine import ModelState
 
 Listed = TypeVar("Listed")
 
@@ -99,6 +100,8 @@ class Model(msgspec.Struct, frozen=True):
     max_tokens: int | None
     root: str | None = None
     """The folder or the id of the model, by which `vllm bench serve` loads its tokenizer."""
+    state: ModelState = "ready"
+    """The state of the model; one that is not ready is loaded when a request asks for it."""
     input_modalities: tuple[Literal["text", "image"], ...] = ("text",)
     """The kinds of input that the model reads; files are read as text."""
     tools: tuple[str, ...] = ()

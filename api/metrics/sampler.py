@@ -14,6 +14,7 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.pipeline.distribution import own_version
+from penstock.services.engines.engine import Backend, SeveralEngines
 from penstock.services.engines.vllm_http import VllmHttpEngine
 from penstock.services.runs.run import Mode
 from penstock.stages.models.vllm_private import installed_vllm
@@ -68,12 +69,20 @@ class Sampler:
         for kind in self._running | running:
             metrics.RESPONSES_RUNNING.labels(*kind).set(running[kind])
         self._running = running
-        self._sample_engine()
+        self._sample_engines()
 
-    def _sample_engine(self) -> None:
+    def _sample_engines(self) -> None:
         engine = self._scheduler.engine
+        if not isinstance(engine, SeveralEngines):
+            self._sample_engine(engine, "local")
+            return
+        for title in dict.fromkeys(map(engine.title, engine.models)):
+            own = engine.of(title)
+            self._sample_engine(own, title)
+
+    def _sample_engine(self, engine: Backend, title: str) -> None:
         if not isinstance(engine, VllmHttpEngine):
-            metrics.ENGINE_UP.labels("local").set(engine.is_alive)
+            metrics.ENGINE_UP.labels(title).set(engine.is_alive)
             return
         caches = engine.replicas.caches
         blocks = caches.sizes() if caches else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -16,9 +16,10 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.pagination import ends
 from penstock.api.http.query import AnyText, Number, Several
+from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.services.engines.engine import Backend, known_length
+from penstock.services.engines.engine import SeveralEngines, engine_of, known_length
 from penstock.services.model_names import is_name, resolved_name
 from penstock.stages.normalize.tool_types import types_of
 
@@ -32,16 +33,12 @@ LIFECYCLE = Several(
 
 @dataclass(frozen=True)
 class ModelList:
-    """The Models API, over the names under which an engine serves its model, and their aliases.
+    """The Models API, over the names under which an engine serves its models, and their aliases.
 
     An alias of one name is listed; a pattern is not, as no request asks for it.
     """
 
-    engine: Backend
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    sees_images: bool = False
-    tools_of: Callable[[str], Iterable[str]] = lambda _: ()
-    """Gives the built-in tools that an owner may use, by namespace."""
+    scheduler: Scheduler
     created: int = field(default_factory=lambda: int(time.time()))
     """The time of the start of the server: names have no time of their own."""
 
@@ -56,9 +53,9 @@ class ModelList:
     @operation(Operation(Models, query=(LIMIT, AFTER, BEFORE, LIFECYCLE), refusals=(InvalidRequest,)))
     async def list_models(self, request: web.Request) -> web.Response:
         """List the models: all of them, or a page of Anthropic's API."""
-        names = tuple(dict.fromkeys((*self.engine.models, *filter(is_name, self.aliases))))
+        names = self._names(request[OWNER])
         if "active" not in (LIFECYCLE.read(request) or ("active",)):
-            names = ()
+            names = []
         after, before = (_place(names, parameter, request) for parameter in (AFTER, BEFORE))
         found = names[0 if after is None else after + 1 : before]
         limit = LIMIT.read(request) or len(names)
@@ -71,16 +68,34 @@ class ModelList:
     async def retrieve_model(self, request: web.Request) -> web.Response:
         """Retrieve a model by its name or an alias, if it is served here."""
         name = request.match_info["model"]
-        resolved_name(name, self.engine.models, self.aliases)
+        scheduler = self.scheduler
+        resolved_name(name, scheduler.usable(request[OWNER]), scheduler.aliases)
         return as_json(self._model(name, request[OWNER]))
 
+    def _names(self, owner: str) -> Sequence[str]:
+        """Return the names of the models that an owner may use, and their aliases."""
+        usable, aliases = self.scheduler.usable(owner), self.scheduler.aliases
+        return list(dict.fromkeys((*usable, *(each for each in aliases if is_name(each) and aliases[each] in usable))))
+
     def _model(self, name: str, owner: str) -> Model:
-        longest, created_at = known_length(self.engine), datetime.fromtimestamp(self.created, UTC)
-        root = getattr(self.engine, "root", None)
+        scheduler = self.scheduler
+        served = scheduler.served(name) or name
+        engine, created_at = engine_of(scheduler.engine, served), datetime.fromtimestamp(self.created, UTC)
+        longest = known_length(engine)
         return Model(
-            *(name, self.created, longest, name, created_at.isoformat(), longest, longest, root),
-            input_modalities=("text", "image") if self.sees_images else ("text",),
-            tools=types_of(self.tools_of(owner)),
+            *(
+                name,
+                self.created,
+                longest,
+                name,
+                created_at.isoformat(),
+                longest,
+                longest,
+                getattr(engine, "root", None),
+            ),
+            state=scheduler.engine.state(served) if isinstance(scheduler.engine, SeveralEngines) else "ready",
+            input_modalities=("text", "image") if scheduler.sees_images(served) else ("text",),
+            tools=types_of(scheduler.tools_of(owner)),
         )
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from pydantic import Field
 
 from penstock.api.dialect import READ_REFUSALS, Dialect, Edge, Read
+from penstock.api.http.access_log import MODEL
 from penstock.api.http.errors import as_json, listed_as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import receive
@@ -111,14 +112,15 @@ class Tokenization:
         """Return the tokens of a text, or of the prompt of a chat."""
         read = TokenizeReader(self.edge.dialect)
         tokens = await self._tokens(request, read)
-        texts = await self._decoded(_texts, tokens) if read.wants_texts else None
-        longest = known_length(self.edge.scheduler.engine)
+        texts = await self._decoded(request, _texts, tokens) if read.wants_texts else None
+        longest = known_length(self.edge.scheduler.engine_for(request[MODEL]))
         return await listed_as_json(Tokens(len(tokens), longest, tokens, texts), "tokens")
 
     @operation(Operation(Detokenized, body=DetokenizeBody, refusals=READ_REFUSALS))
     async def detokenize(self, request: web.Request) -> web.Response:
         """Return the text of tokens."""
-        return as_json(Detokenized(await self._decoded(_text, await self._tokens(request, self._read_tokens))))
+        tokens = await self._tokens(request, self._read_tokens)
+        return as_json(Detokenized(await self._decoded(request, _text, tokens)))
 
     async def _tokens(self, request: web.Request, read: Read) -> TokenIds:
         body = await receive(request)
@@ -127,7 +129,7 @@ class Tokenization:
             try:
                 return await self.edge.prompt_tokens(reading)
             except ContextTooLong as error:
-                most = max(COUNTED, self.edge.scheduler.engine.context_length)
+                most = max(COUNTED, error.limit)
                 message = f"This prompt has more than {most} tokens, and this server returns no more of a prompt."
                 raise InvalidRequest(message, param=error.param) from error
 
@@ -136,10 +138,14 @@ class Tokenization:
         prompt = RawPrompt(token_ids=tuple(given.tokens), adds_special=False)
         return Reading(CreateResponse(model=given.model).continuing(prompt), self.edge.dialect.wire, place=_place)
 
-    async def _decoded(self, decode: Callable[[TokenVocabulary, TokenIds], Value], tokens: TokenIds) -> Value:
+    async def _decoded(
+        self, request: web.Request, decode: Callable[[TokenVocabulary, TokenIds], Value], tokens: TokenIds
+    ) -> Value:
         """Return what ``decode`` makes of tokens; raise `InvalidRequest` for one that the vocabulary lacks."""
-        vocabulary = vocabulary_of(self.edge.scheduler.pipeline)
-        size: int | None = getattr(self.edge.scheduler.engine, "vocabulary_size", None)
+        scheduler = self.edge.scheduler
+        served = scheduler.served(request[MODEL]) or scheduler.engine.models[0]
+        vocabulary = vocabulary_of(scheduler.pipeline, served)
+        size: int | None = getattr(scheduler.engine_for(served), "vocabulary_size", None)
         if vocabulary is None or size is None:
             message = "This server knows no vocabulary: tokens are read elsewhere."
             raise InvalidRequest(message, code="unsupported_operation")

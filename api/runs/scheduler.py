@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -26,7 +36,7 @@ from penstock.api.runs.recovery import UNSERVED_AFTER, OrphanRecovery
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.faults import first, log_failure
-from penstock.pipeline.frames import ResolvedRequest, with_facts
+from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
 from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.plugins import Edit
@@ -38,13 +48,15 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import Cause
 from penstock.pipeline.tasks import MANY_VALUES, let_go, shielded
 from penstock.services import tracing
-from penstock.services.engines.engine import Backend, Engine, TextBackend
-from penstock.services.model_names import in_words, resolved_name, served_name
+from penstock.services.engines.engine import Backend, Engine, TextBackend, engine_of
+from penstock.services.model_names import in_words, resolved_name, served_name, usable_names
 from penstock.services.runs.run import Mode, Run, RunRegistry, RunReleased
 from penstock.services.runs.turns import HoldPrompts, hold_first
 from penstock.services.slots import Slots
 from penstock.services.store.store import Server, Store, StoredResponse
 from penstock.stages.generate import Generate
+from penstock.stages.normalize.frames import ModelTraits
+from penstock.stages.normalize.recall import all_models, usual_traits
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +152,12 @@ class Scheduler:
     in_flight: InFlight = field(default_factory=InFlight)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names for the engine's models, each with a model."""
-    sees_images: bool = False
-    """True if the model reads images, as the list of models says."""
+    traits_of: Callable[[str], Awaitable[ModelTraits]] = usual_traits
+    """Gives the traits of a model, by a name that is served, after it has loaded it if that is needed."""
+    sees_images: Callable[[str], bool] = lambda _: False
+    """Tells if a model reads images, as the list of models says, by a name that is served."""
+    allowed: Callable[[str], Collection[str] | None] = all_models
+    """Gives the patterns of the names of models that an owner may use; None for all."""
     tools_of: Callable[[str], Iterable[str]] = lambda _: ()
     """Gives the built-in tools that an owner may use, by namespace."""
     unserved_after: float = UNSERVED_AFTER
@@ -169,9 +185,29 @@ class Scheduler:
             runs=self.runs,
             background=self.background,
             restarts=self.restarts,
-            served=self._served,
+            served=self.served,
             unserved_after=self.unserved_after,
         )
+
+    # Models
+
+    def served(self, name: str | None) -> str | None:
+        """Return the name by which the engine serves a model, by default the first; None if it does not."""
+        return self.engine.models[0] if name is None else served_name(name, self.engine.models, self.aliases)
+
+    def usable(self, owner: str) -> Sequence[str]:
+        """Return the names under which the engine serves the models that an owner may use."""
+        return usable_names(self.engine.models, self.aliases, self.allowed(owner))
+
+    def engine_for(self, name: str | None) -> Backend:
+        """Return the engine of a model; an unknown name, which is refused where a request is read, has the first's."""
+        return engine_of(self.engine, self.served(name) or self.engine.models[0])
+
+    async def loaded(self, name: str | None) -> Backend:
+        """Return the engine of a model, which it loads if that is needed; an unknown name has that of the first."""
+        if served := self.served(name):
+            await self.traits_of(served)
+        return self.engine_for(name)
 
     # Starting
 
@@ -259,12 +295,15 @@ class Scheduler:
         """
         names, engine = stages.names(), self.engine
         is_text = isinstance(engine, TextBackend)
-        check = Generate(cast("Engine", engine)).checked  # no prompt passes before a backend of texts
         for asking in ("parse",) if is_text else ("admit", "generate"):
             if asking in names:
-                stages = stages.insert_before(asking, "hold prompts", HoldPrompts(check))
+                stages = stages.insert_before(asking, "hold prompts", HoldPrompts(self._checked))
                 break
         return stages.insert_before("emit" if "emit" in names else "persist", "hold events", hold_first)
+
+    async def _checked(self, prompt: Prompt) -> Prompt:
+        """Check a prompt as `Generate` does; none passes before a backend of texts."""
+        return await Generate(cast("Engine", engine_of(self.engine, prompt.facts.model))).checked(prompt)
 
     @asynccontextmanager
     async def _responding(self, request: ResolvedRequest) -> AsyncGenerator[None, None]:
@@ -367,9 +406,6 @@ class Scheduler:
             begun.set_exception(errors.ServerStopping())  # interrupted while the store wrote its beginning
         except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
-
-    def _served(self, name: str) -> str | None:
-        return served_name(name, self.engine.models, self.aliases)
 
     async def _run_opened(self, prepared: Opened) -> None:
         """Run a response of the background, which waits for its turn in the middle of its stages."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
@@ -21,7 +21,7 @@ from penstock.api.limits.table import KeyLimits
 from penstock.api.runs.store_settings import NO_STORE
 from penstock.api.settings import Settings
 from penstock.api.settings.engine_settings import DEFAULT_MODEL
-from penstock.api.start.recording import recorder
+from penstock.api.start.recording import header, recorder
 from penstock.api.start.share import Share
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
@@ -30,10 +30,19 @@ from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import StrictLevel
+from penstock.pipeline.recordings.format import Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.containers import OwnerLimits, no_owner_limits
 from penstock.services.engines.custom import guarded_engine
-from penstock.services.engines.engine import Backend, Bounded, Engine, HoldsGrammars, TextBackend
+from penstock.services.engines.engine import (
+    Backend,
+    Bounded,
+    Engine,
+    HoldsGrammars,
+    SeveralEngines,
+    TextBackend,
+    engine_of,
+)
 from penstock.services.file_reading import open_files
 from penstock.services.mcp_config import ServerConfig, read_servers
 from penstock.services.own_hosts import label_of
@@ -50,7 +59,7 @@ from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.normalize.resolve import CacheSharing
 from penstock.stages.normalize.tool_types import leavable, named
-from penstock.stages.optional.admit import Admit
+from penstock.stages.optional.admit import Admit, Places
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.responses import ModelStages, aliasing, prompting, reading_files, responses_pipeline, sealing
@@ -65,6 +74,8 @@ class RunningEngine:
     engine: Engine | TextBackend
     model: ModelStages
     toolbox: Toolbox | None = None
+    settings_of: Callable[[str], Settings] | None = None
+    """Gives the settings of one of several models, by a name that is served."""
 
 
 def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
@@ -185,8 +196,8 @@ async def assembled(
     if settings.log_prompts:
         if "render" not in pipeline.names():
             raise CannotStart("--log-prompts needs the stage render, which this pipeline lacks")
-        decode = running.model.decode
-        pipeline = pipeline.insert_after("render", "log prompts", LogPrompts(decode, settings.max_log_len))
+        log_prompts = LogPrompts(lambda model: running.model.of(model).decode, settings.max_log_len)
+        pipeline = pipeline.insert_after("render", "log prompts", log_prompts)
     if settings.log_outputs:
         pipeline = pipeline.insert_after("emit", "log outputs", LogOutputs(settings.max_log_len))
     async with load(settings.plugins, settings.tables)(pipeline) as pipeline:
@@ -231,14 +242,31 @@ def admitting(
     ``limits_of`` gives the limits of an owner, and ``share`` the part of this process in the places.
     """
     engine = running.engine
-    own = engine if isinstance(engine, Bounded) else None
-    places = settings.engine_places or (own.places if own else None)
-    if places is None or "generate" not in pipeline.names():
+
+    def places_of(own_settings: Settings, own_engine: Backend) -> Places | None:
+        own = own_engine if isinstance(own_engine, Bounded) else None
+        places = own_settings.engine_places or (own.places if own else None)
+        if places is None:
+            return None
+        slots = share.slots(places, lambda owner: limits_of(owner).weight)
+        most = share.of(own.most_prompts) if own and own.most_prompts is not None else None
+        return Places(slots, most, own_settings.engine_wait)
+
+    if "generate" not in pipeline.names():
+        return pipeline
+    settings_of = running.settings_of or (lambda _: settings)
+    made: dict[str, tuple[Settings, Places | None]] = {}
+
+    def of_model(model: str) -> Places | None:
+        own_settings, name = settings_of(model), engine.title(model) if isinstance(engine, SeveralEngines) else ""
+        if name not in made or made[name][0] is not own_settings:
+            made[name] = own_settings, places_of(own_settings, engine_of(engine, model))
+        return made[name][1]
+
+    if running.settings_of is None and of_model("") is None:
         return pipeline
     runs: RunRegistry = pipeline.stage("persist").runs
-    slots = share.slots(places, lambda owner: limits_of(owner).weight)
-    most = share.of(own.most_prompts) if own and own.most_prompts is not None else None
-    admit = Admit(slots, runs.is_accepted, lambda owner: limits_of(owner).wait or settings.engine_wait, most)
+    admit = Admit(of_model, runs.is_accepted, lambda owner: limits_of(owner).wait)
     return pipeline.insert_before("generate", "admit", admit)
 
 
@@ -256,6 +284,13 @@ def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
     """Return the recorder of ``--record``, or None without that option."""
     if settings.record is None:
         return None
-    root = getattr(running.engine, "root", None if settings.engine else DEFAULT_MODEL)
-    source = None if settings.recordings else settings.model or root
-    return recorder(settings, settings.record, source, running.model.encoding)
+    is_chat = not isinstance(running.engine, SeveralEngines) and running.model.encoding == "chat"
+    if is_chat and not settings.record_texts:
+        logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
+    return recorder(settings, settings.record, cache(partial(_header, settings, running)))
+
+
+def _header(settings: Settings, running: RunningEngine, model: str) -> Header:
+    own = running.settings_of(model) if running.settings_of else settings
+    root = getattr(engine_of(running.engine, model), "root", None if own.engine else DEFAULT_MODEL)
+    return header(own, None if own.recordings else own.model or root, running.model.of(model).encoding)

@@ -19,6 +19,7 @@ from penstock.api.start.assembly import RunningEngine, rehearsed
 from penstock.api.start.loading import Loading
 from penstock.api.start.model_files import model_files
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.plugins import ENGINES, optional_function
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.custom import open_engine
 from penstock.services.engines.engine import UNLIMITED, TextBackend
@@ -72,7 +73,12 @@ EngineStarter: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[Runn
 
 
 def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
-    """Start the engine that the settings name, for the length of a block."""
+    """Start the engine that the settings name, or those of several models, for the length of a block."""
+    if getattr(settings, "models", None):
+        several: EngineStarter | None = optional_function("several", ENGINES)
+        if several is None:
+            raise CannotStart("[models] needs penstock.extensions.models, which is not installed")
+        return several(settings)
     if settings.recordings:
         return from_recordings(settings, settings.recordings)
     if settings.engine_factory:

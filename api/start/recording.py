@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,38 @@ from penstock.stages.models.vllm_private import installed_vllm
 logger = logging.getLogger(__name__)
 
 
-def recorder(settings: Settings, folder: Path, source: str | None, encoding: Encoding) -> Recorder:
-    """Create a recorder into ``folder``, for the model ``source`` that speaks ``encoding``, and log what it records."""
+def recorder(settings: Settings, folder: Path, described: Callable[[str], Header]) -> Recorder:
+    """Create a recorder into ``folder``, and log what it records.
+
+    ``described`` gives the header of the recordings of a model, by the name that is served.
+    """
     texts = "with all texts" if settings.record_texts else "with the shape of texts only"
     condition = settings.recorded_if
     logger.info("Recording responses %s, %s, into %s", condition, texts, folder)
-    if encoding == "chat" and not settings.record_texts:
-        logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
-    answered_from = str(settings.recordings) if settings.recordings else None
-    chat, masked = options(settings.chat), not settings.record_texts
-    described = Header(
+    redact = _redaction if settings.record_texts else _without_texts
+    return Recorder(folder, described=described, after=settings.record_after, condition=condition, redact=redact)
+
+
+def header(settings: Settings, source: str | None, encoding: Encoding) -> Header:
+    """Return the header of the recordings of a model with these settings, from ``source``, that speaks ``encoding``."""
+    return Header(
         FORMAT,
         model="",
         encoding=encoding,
         source=source,
-        options=chat,
+        options=options(settings.chat),
         versions=versions(),
-        answered_from=answered_from,
-        masked=masked,
+        answered_from=str(settings.recordings) if settings.recordings else None,
+        masked=not settings.record_texts,
     )
-    words = harmony_words if encoding == "harmony" else None
-    redact = Redaction if settings.record_texts else partial(WithoutTexts, words)
-    return Recorder(folder, described=described, after=settings.record_after, condition=condition, redact=redact)
+
+
+def _redaction(_: Header) -> Redaction:
+    return Redaction()
+
+
+def _without_texts(described: Header) -> Redaction:
+    return WithoutTexts(harmony_words if described.encoding == "harmony" else None)
 
 
 def options(chat: ChatOptions) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prom
 from penstock.services.engines.engine import Engine
 from penstock.services.engines.replicas import UnusableServer
 from penstock.services.engines.vllm_http import start_vllm_http
-from penstock.stages.normalize.recall import Recall
+from penstock.stages.parse.chat.parse import ParseChat
+from penstock.stages.parse.harmony.parse import ParseHarmony
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +98,9 @@ async def install(pipeline: Pipeline[Any, Any], settings: ShadowSettings) -> Asy
 
 
 def _speaks_harmony(pipeline: Pipeline[Any, Any]) -> bool | None:
-    """Return True if the model of a pipeline speaks Harmony; None if a stage of the operator hides its traits."""
-    recall = pipeline.stage("recall") if "recall" in pipeline.names() else None
-    return not recall.traits.has_template if isinstance(recall, Recall) else None
+    """Return True if the model of a pipeline speaks Harmony; None if a stage of the operator hides it."""
+    parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
+    return True if isinstance(parse, ParseHarmony) else False if isinstance(parse, ParseChat) else None
 
 
 @dataclass(frozen=True)

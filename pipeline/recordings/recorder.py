@@ -53,15 +53,16 @@ WITH_TOKENS = ("render", "generate")
 class Recorder:
     """Records the responses chosen by ``condition`` into ``folder``.
 
-    ``described`` has the header fields that all recordings share.  ``after`` names the stages whose output is recorded.
-    ``redact`` makes the `Redaction` for each response.  Raises `OSError` if the folder is not writable.
+    ``described`` has the header fields that all recordings of a model share, and may be a function of its name.
+    ``after`` names the stages whose output is recorded.  ``redact`` makes the `Redaction` for a response by its header.
+    Raises `OSError` if the folder is not writable.
     """
 
     folder: Path
-    described: Header = Header(FORMAT)  # noqa: RUF009 - frozen
+    described: Header | Callable[[str], Header] = Header(FORMAT)  # noqa: RUF009 - frozen
     after: Collection[str] = tuple(FILES)
     condition: Condition = ALWAYS
-    redact: Redact = Redaction
+    redact: Redact = lambda _: Redaction()
     most_waiting: int = MOST_WAITING
     pause: float = PAUSE_SECONDS
     clock: Callable[[], float] = time.monotonic
@@ -165,11 +166,13 @@ class Recorder:
         response_id = facts.response_id
         request_id, body = _latest_request.get()
         recorded_at = datetime.now(UTC).isoformat(timespec="microseconds")
+        described = self.described(facts.model) if callable(self.described) else self.described
+        header = replace(described, model=facts.model, recorded_at=recorded_at)
         return ResponseFolder(
             self.folder / response_id,
-            header=replace(self.described, model=facts.model, recorded_at=recorded_at),
+            header=header,
             started=self.clock(),
-            redaction=self.redact(),
+            redaction=self.redact(header),
             request=body if request_id == response_id and "normalize" in self.after else b"",
         )
 

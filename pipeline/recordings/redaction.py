@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.tools import ECHOED_KEYS
 from penstock.pipeline.protocol.response import Response
-from penstock.pipeline.recordings.format import Failure
+from penstock.pipeline.recordings.format import Failure, Header
 from penstock.pipeline.secret import unwritten
 from penstock.pipeline.urls import shown_url
 
@@ -106,5 +106,5 @@ class Redaction:
         return failure
 
 
-Redact: TypeAlias = Callable[[], Redaction]
-"""Makes a redaction for each response; each is separate because it may hold back frames."""
+Redact: TypeAlias = Callable[[Header], Redaction]
+"""Makes a redaction for each response, by its header; each is separate because it may hold back frames."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from msgspec import UNSET
 from msgspec.structs import asdict
 
 from penstock.pipeline import frames
 from penstock.pipeline.frames import EngineFrame, ParsedFrame, Prompt, ResolvedRequest
+
+AnyBackend = TypeVar("AnyBackend", bound="Backend")
 
 PARAMETERS = {**frames.PARAMETERS, "input_tokens": "input"}
 """vLLM's parameters with a different name in the API, used in error messages."""
@@ -131,6 +133,32 @@ class ScoresTokens(Protocol):
     def scores_tokens(self) -> Literal[True]:
         """Always true."""
         ...
+
+
+ModelState: TypeAlias = Literal["ready", "asleep", "starting", "stopping", "stopped", "failed"]
+
+
+@runtime_checkable
+class SeveralEngines(Protocol):
+    """The engines of several models, which stand for one whose `models` are the names of all."""
+
+    def of(self, model: str) -> Backend:
+        """Return the engine of one of the ``models``; what it says of itself changes once the model is loaded."""
+        ...
+
+    def state(self, model: str) -> ModelState:
+        """Return the state of one of the ``models``; one that is not ready is loaded when a request asks for it."""
+        ...
+
+    def title(self, model: str) -> str:
+        """Return the one name for people of a model, given by one of the ``models``."""
+        ...
+
+
+def engine_of(engine: AnyBackend, model: str) -> AnyBackend:
+    """Return the engine that serves a model, given by one of the names that ``engine`` serves."""
+    several: object = engine
+    return cast("AnyBackend", several.of(model)) if isinstance(several, SeveralEngines) else engine
 
 
 class Engine(Backend, Protocol):

@@ -64,7 +64,7 @@ class Converse:
         async for request in source:
             self._check(request)
             declared = await with_declarations(request, self.toolbox.hosts, self.limits.listing_seconds)
-            settings = self.toolbox, self.limits, self.clock, self.steering.is_wanted
+            settings = self.toolbox, self.limits_of(request), self.clock, self.steering.is_wanted
             loop = await apart(declared.is_long, ToolLoop, declared, *settings)
             try:
                 await loop.claim()
@@ -90,6 +90,10 @@ class Converse:
                         yield loop.note(await step if isinstance(step, asyncio.Task) else step)
             finally:
                 await loop.close()
+
+    def limits_of(self, _request: ResolvedRequest) -> Limits:
+        """Return the limits of a request."""
+        return self.limits
 
     @asynccontextmanager
     async def _opened(self, request: ResolvedRequest) -> AsyncGenerator[AsyncIterator[ParsedFrame], None]:

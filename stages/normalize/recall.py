@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock.pipeline import errors
@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.tasks import MANY_VALUES, apart
-from penstock.services.model_names import resolved_name
+from penstock.services.model_names import resolved_name, usable_names
 from penstock.services.prompts import FilledRequest
 from penstock.services.sealing import Sealer
 from penstock.services.store.store import Store
@@ -28,6 +28,22 @@ from penstock.stages.normalize.sealed_thoughts import ThoughtOpener
 
 CONTINUABLE = frozenset({"completed", "incomplete"})
 """The statuses of responses that can be continued; all others have not ended, or have failed or been cancelled."""
+
+
+def always(traits: ModelTraits) -> Callable[[str], Awaitable[ModelTraits]]:
+    """Return a function that gives these traits for any model."""
+
+    async def traits_of(_model: str) -> ModelTraits:
+        return traits
+
+    return traits_of
+
+
+usual_traits = always(ModelTraits())
+
+
+def all_models(_owner: str) -> None:
+    """Allow an owner all models."""
 
 
 def draw_suffix() -> str:
@@ -45,9 +61,12 @@ class Recall:
     store: Store
     models: tuple[str, ...]
     """The model names that a request may give; the first is the default."""
-    traits: ModelTraits = field(default_factory=ModelTraits)
+    traits_of: Callable[[str], Awaitable[ModelTraits]] = usual_traits
+    """Gives the traits of one of the ``models``, after it has loaded it if that is needed."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names that a request may give, each with one of the ``models``."""
+    allowed: Callable[[str], Collection[str] | None] = all_models
+    """Gives the patterns of the names that an owner may use; None for all."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
     draw: Callable[[], str] = draw_suffix
@@ -65,9 +84,11 @@ class Recall:
     async def _recalled(self, filled: FilledRequest) -> RecalledRequest:
         request = filled.request
         refuse_unsupported(request)
-        refuse_foreign(request, self.traits)
-        model = self.models[0] if request.model is None else request.model
-        served = resolved_name(model, self.models, self.aliases)
+        usable = usable_names(self.models, self.aliases, self.allowed(request.envelope.owner))
+        model = usable[0] if request.model is None else request.model
+        served = resolved_name(model, usable, self.aliases)
+        traits = await self.traits_of(served)
+        refuse_foreign(request, traits)
         past = await self._past(request)
         referenced = await self._referenced(request)
         suffix = self.draw()
@@ -76,7 +97,7 @@ class Recall:
             filled=filled,
             model=model,
             served=served,
-            traits=self.traits,
+            traits=traits,
             past=past,
             referenced=referenced,
             thoughts=ThoughtOpener(self.sealer, request.envelope.owner, request.envelope.forgives),

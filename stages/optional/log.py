@@ -21,14 +21,15 @@ Frame = TypeVar("Frame")
 class LogPrompts:
     """A stage after ``render`` that logs the prompt of each turn, at most ``longest`` characters of it."""
 
-    decode: Callable[[Sequence[int]], str]
+    decode_of: Callable[[str], Callable[[Sequence[int]], str]]
+    """Gives the function that decodes the tokens of a model."""
     longest: int | None = None
 
     async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
         """Pass every prompt on, and log it."""
         async for prompt in source:
             # In a thread, as a long prompt takes milliseconds.
-            text = await asyncio.to_thread(self.decode, prompt.token_ids[: self.longest])
+            text = await asyncio.to_thread(self.decode_of(prompt.facts.model), prompt.token_ids[: self.longest])
             sampling = prompt.facts.sampling
             logger.info("prompt of %d tokens: %s %r", len(prompt.token_ids), sampling, text[: self.longest])
             yield prompt

@@ -70,14 +70,23 @@ class ParseStage(ABC):
     def vocabulary(self) -> TokenVocabulary:
         """The vocabulary of the tokens that it reads."""
 
+    def vocabulary_of(self, model: str) -> TokenVocabulary | None:
+        """Return the vocabulary of a model that it reads, by a name that is served."""
+        return self.vocabulary
+
     @abstractmethod
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser: ...
 
 
-def vocabulary_of(pipeline: Pipeline[Any, Any]) -> TokenVocabulary | None:
-    """Return the vocabulary that the parser of a pipeline reads, if it reads tokens."""
-    parse = pipeline.stage("parse") if "parse" in pipeline.names() else None
-    return parse.vocabulary if isinstance(parse, ParseStage) else None
+def reads_tokens(pipeline: Pipeline[Any, Any]) -> bool:
+    """Return True if the parser of a pipeline reads tokens."""
+    return "parse" in pipeline.names() and isinstance(pipeline.stage("parse"), ParseStage)
+
+
+def vocabulary_of(pipeline: Pipeline[Any, Any], model: str) -> TokenVocabulary | None:
+    """Return the vocabulary that the parser of a pipeline reads of a model; None if it reads no tokens."""
+    parse = pipeline.stage("parse") if reads_tokens(pipeline) else None
+    return parse.vocabulary_of(model) if isinstance(parse, ParseStage) else None
 
 
 def _rest_after(frame: TokenFrame) -> YieldPoint | None:

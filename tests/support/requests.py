@@ -24,7 +24,7 @@ from penstock.services.store.store import Store, StoredResponse
 from penstock.services.tools import FULL_ACCESS, ToolAccess
 from penstock.stages.normalize.frames import ModelTraits
 from penstock.stages.normalize.normalize import normalizing
-from penstock.stages.normalize.recall import Recall
+from penstock.stages.normalize.recall import Recall, always
 from penstock.stages.normalize.tool_types import MISSING, leavable_tools
 from tests.support.clock import count_instructions
 from tests.support.toolboxes import toolbox_of
@@ -137,7 +137,7 @@ async def normalize(
     """Normalize one body; its response gets the id ``resp_<suffix>``."""
     toolbox = toolbox_of(hosted, labels, access=access, left_out=left_out)
     traits = ModelTraits(sees_images=sees)
-    recall = Recall(store=store, models=(MODEL,), traits=traits, draw=lambda: suffix, clock=lambda: NOW)
+    recall = Recall(store=store, models=(MODEL,), traits_of=always(traits), draw=lambda: suffix, clock=lambda: NOW)
     request = read_request(json.dumps(body).encode(), Envelope(owner))
     async with aclosing(normalizing(recall, toolbox)(source_of([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]

@@ -140,7 +140,8 @@ async def running_server(
             runs,
             store,
             aliases=aliases or {},
-            sees_images=stages.traits.sees_images,
+            traits_of=stages.traits_of,
+            sees_images=lambda _: stages.traits.sees_images,
             tools_of=toolbox.usable,
             **options,
         )

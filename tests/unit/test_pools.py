@@ -25,7 +25,7 @@ from penstock.services.slots import Slots, sandbox_slots
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
 from penstock.services.webhooks import Webhooks
-from penstock.stages.optional.admit import Admit
+from penstock.stages.optional.admit import Places
 from tests.support.paths import PRODUCT, ROOT
 
 MAKERS = {
@@ -113,10 +113,10 @@ def leaves_places_in_the_queue() -> None:
 
 def leaves_places_in_the_engine(slots: Slots) -> None:
     gives_the_next_place(slots)
-    admit = Admit(slots, lambda _: False, lambda _: None, most=slots.limit + 4)
-    while not admit.is_full(A):
+    places = Places(slots, most=slots.limit + 4)
+    while not places.is_full(A):
         slots.request(A, object(), lambda: None)
-    assert not admit.is_full(B)
+    assert not places.is_full(B)
 
 
 async def _never(_: object) -> None:

@@ -22,12 +22,11 @@ def like_responses(name: str, base: str, wire: Wire) -> Dialect:
 
 def _routes(edge: Edge) -> Sequence[web.RouteDef]:
     scheduler = edge.scheduler
-    models = ModelList(scheduler.engine, scheduler.aliases, scheduler.sees_images, scheduler.tools_of)
     return (
         *Responses(edge, hiding(edge.dialect.wire)).routes(edge.base),
         *Sockets(edge).routes(edge.base),
         *Conversations(scheduler.store, scheduler.admission).routes(edge.base),
-        *models.routes(edge.base),
+        *ModelList(scheduler).routes(edge.base),
     )
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import msgspec
 from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
 from penstock.api.http.openapi import Operation, operation
-from penstock.api.http.request_body import receive
+from penstock.api.http.request_body import off_loop, receive
 from penstock.api.http.wire import Reading, Wire, server_sent
 from penstock.extensions.dialects.decisions.answers import Decision, Folding, in_order, label_reads
 from penstock.extensions.dialects.decisions.body import Asked, DecisionBody
@@ -73,7 +74,7 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
         """Answer questions about one input with the probabilities of all that may be answered."""
         body = await receive(request)
         with edge.scheduler.in_flight:
-            reader = DecisionReader(await _labels(edge))
+            reader = DecisionReader(await _labels(edge, body))
             reading = await edge.read(request, body, reader)
             del body  # free it: the answer may take long
             return await edge.answer_each(request, reading.wire, reader.parts(reading), AT_ONCE)
@@ -81,9 +82,25 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
     return [web.post(f"{edge.base}/decisions", create)]
 
 
-async def _labels(edge: Edge) -> Sequence[Label]:
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+def _model_of(body: bytes) -> str | None:
+    """Return the model that a body names; None for a wrong body, which is refused where all of it is read."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except msgspec.MsgspecError:
+        return None
+
+
+async def _labels(edge: Edge, body: bytes) -> Sequence[Label]:
     """Return the labels of the model; raise `InvalidRequest` if its vocabulary is not known here."""
-    if (vocabulary := vocabulary_of(edge.scheduler.pipeline)) is None:
+    scheduler = edge.scheduler
+    model = await off_loop(_model_of, body)
+    await scheduler.loaded(model)
+    served = scheduler.served(model) or scheduler.engine.models[0]
+    if (vocabulary := vocabulary_of(scheduler.pipeline, served)) is None:
         message = "This server knows no vocabulary: it cannot read the probabilities of answers."
         raise InvalidRequest(message, code="unsupported_operation")
     return await in_thread(labels_of, vocabulary, MOST_CHOICES)  # the first time takes long

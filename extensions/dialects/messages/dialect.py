@@ -100,9 +100,8 @@ class Messages:
         body = await receive(request)
         with self.edge.scheduler.in_flight, self._in_words_of_anthropic():
             reading = await self.edge.read(request, body)
-            opening = self.edge.prepared(
-                reading.asking(await self._in_thread(self._budgeted(reading.request), len(body)))
-            )
+            budgeted = await self._budgeted(reading.request)
+            opening = self.edge.prepared(reading.asking(await self._in_thread(budgeted, len(body))))
             del body, reading  # free them: the answer may take long
             async with opening as (prepared,):
                 facts = prepared.resolved.facts
@@ -118,9 +117,11 @@ class Messages:
             await store.check_room(size)
         return await continued(request, store)
 
-    def _budgeted(self, request: CreateResponse) -> CreateResponse:
+    async def _budgeted(self, request: CreateResponse) -> CreateResponse:
         """Return a request without its budget of thoughts if the engine cannot keep it: it is no hard limit."""
-        engine = self.edge.scheduler.engine
+        if request.thinking_token_budget is None:
+            return request
+        engine = await self.edge.scheduler.loaded(request.model)
         if isinstance(engine, Budgeted) and engine.bounds_thoughts:
             return request
         return request.model_copy(update={"thinking_token_budget": None})
@@ -144,7 +145,7 @@ class Messages:
         try:
             yield
         except ContextTooLong as error:
-            tokens, most = error.prompt_tokens, self.edge.scheduler.engine.context_length
+            tokens, most = error.prompt_tokens, error.limit
             message = f"prompt is too long: {tokens} tokens > {min(most, tokens - 1)} maximum"
             raise InvalidRequest(message, code=error.code) from error  # without a place, which is none of those words
 

@@ -152,16 +152,16 @@ class Live:
                 release(request)
                 watch = self.watch()
                 events = self.scheduler.run_edited(prepared.opened, partial(self._edited, watch, read.go_on))
-                return await self._shown(request, watch, events)
+                return await self._shown(request, watch, events, prepared.resolved.facts.model)
 
     async def _shown(
-        self, request: web.Request, watch: Watch, events: AsyncGenerator[ResponseEvent, None]
+        self, request: web.Request, watch: Watch, events: AsyncGenerator[ResponseEvent, None], served: str
     ) -> web.StreamResponse:
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         driving = asyncio.create_task(watch.drive(events, begun))
         try:
             await begun
-            spelling = Spelling(vocabulary_of(self.scheduler.pipeline))
+            spelling = Spelling(vocabulary_of(self.scheduler.pipeline, served))
             return await send(request, watch.lines(spelling), WIRE, self.edge.keep_alive)
         finally:
             driving.cancel()
@@ -185,7 +185,7 @@ class Live:
         with self._counted():
             header = await in_thread(header_of, path)
             is_known = header.model in self.scheduler.engine.models
-            spelling = Spelling(vocabulary_of(self.scheduler.pipeline) if is_known else None)
+            spelling = Spelling(vocabulary_of(self.scheduler.pipeline, header.model) if is_known else None)
             frames = frames_of(path, header, spelling, goes_on=is_known and self.goes_on)
             first = await in_thread(_next, frames)
             return await send(request, _batches(first, frames), WIRE, self.edge.keep_alive)

@@ -27,7 +27,7 @@ from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
 from penstock.stages.normalize.frames import ModelTraits
 from penstock.stages.normalize.normalize import normalizing
-from penstock.stages.normalize.recall import Recall
+from penstock.stages.normalize.recall import Recall, always
 
 TOKENS = FILES["generate"][0]
 
@@ -181,7 +181,7 @@ def bare(header: Header, parameters: Mapping[str, Any] = {}) -> CreateResponse:
 
 async def _resolved(header: Header, request: CreateResponse) -> RequestFacts:
     traits = ModelTraits(has_template=header.encoding == "chat")
-    normalize = normalizing(Recall(store=Store(NullDatabase()), models=(header.model,), traits=traits))
+    normalize = normalizing(Recall(store=Store(NullDatabase()), models=(header.model,), traits_of=always(traits)))
     async with aclosing(normalize(source_of([request]))) as resolved:
         only: ResolvedRequest = await anext(resolved)
     return only.facts

@@ -13,7 +13,7 @@ from penstock.api.http.auth import Keys
 from penstock.pipeline.core import Pipeline
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.slots import Slots
-from penstock.stages.optional.admit import Admit
+from penstock.stages.optional.admit import Admit, Places
 from tests.support.api_clients import wait_until
 from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
 
@@ -30,7 +30,8 @@ class Admitting:
 
     def __call__(self, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         runs = pipeline.stage("persist").runs
-        admit = Admit(self.slots, runs.is_accepted, lambda _: self.patience, self.longest)
+        places = Places(self.slots, self.longest)
+        admit = Admit(lambda _: places, runs.is_accepted, lambda _: self.patience)
         return pipeline.insert_before("generate", "admit", admit)
 
 

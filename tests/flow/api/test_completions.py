@@ -26,7 +26,7 @@ from penstock.services.slots import Slots
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import RETURN, encoding_on_demand, load_encoding
-from penstock.stages.optional.admit import Admit
+from penstock.stages.optional.admit import Admit, Places
 from penstock.stages.recordings.recordings import read_recordings
 from penstock.stages.responses import recorded_stages, responses_pipeline
 from tests.support.chat_streams import chunks_of
@@ -228,7 +228,9 @@ async def test_more_prompts_than_places_are_answered(tmp_path: Path) -> None:
 
     def admitting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         runs = pipeline.stage("persist").runs
-        return pipeline.insert_before("generate", "admit", Admit(Slots(2), runs.is_accepted, lambda _: None))
+        places = Places(Slots(2))
+        admit = Admit(lambda _: places, runs.is_accepted, lambda _: None)
+        return pipeline.insert_before("generate", "admit", admit)
 
     engine = ScriptedEngine(script("la " * 40))
     async with running_server(engine, tmp_path, edit=admitting) as served:

@@ -233,7 +233,7 @@ async def test_outputs_are_logged_with_their_response(
 async def test_prompt_is_logged_with_its_response(
     longest: int | None, end: str, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    stage = LogPrompts(encoding_on_demand().decode, longest)
+    stage = LogPrompts(lambda _: encoding_on_demand().decode, longest)
     logged = lambda pipeline: pipeline.insert_after("render", "log", stage)  # noqa: E731
     async with running_server(ScriptedEngine(script()), tmp_path, edit=logged) as served:
         _, answer = await served.post({"input": "Hi", "temperature": 0.5})

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -179,7 +178,7 @@ async def test_changed_events_are_recorded_as_sent(tmp_path: Path) -> None:
 async def test_error_message_is_redacted_as_text(tmp_path: Path) -> None:
     """A message may quote anything, so without texts only the kind of the error is written."""
     engine = ScriptedEngine(script(error=EngineFailed("It broke at quokka 7.")))
-    async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
+    async with recorder(tmp_path / "r", redact=lambda _: WithoutTexts(harmony_words)) as taps:
         await frames_of_answer(flow(taps, engine))
     folder = only_recording(tmp_path / "r")
     failure = read_stage(folder, "generate").end.failure
@@ -249,7 +248,7 @@ class Failing(Redaction):
 async def test_failing_redaction_cuts_its_recording_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine(script(COUNT))
     redactions = iter([Failing(), Redaction()])
-    async with recorder(tmp_path / "r", redact=lambda: next(redactions)) as taps:
+    async with recorder(tmp_path / "r", redact=lambda _: next(redactions)) as taps:
         pipeline = flow(taps, engine)
         cut, whole = [(await frames_of_answer(pipeline))[-1].response for _ in range(2)]
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]

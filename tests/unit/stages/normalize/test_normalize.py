@@ -23,7 +23,7 @@ from penstock.services.store.store import Store
 from penstock.stages.normalize.frames import ModelTraits, RecalledRequest
 from penstock.stages.normalize.normalize import normalizing
 from penstock.stages.normalize.parameters import INCLUDABLE
-from penstock.stages.normalize.recall import Recall, draw_suffix
+from penstock.stages.normalize.recall import Recall, always, draw_suffix
 from penstock.stages.normalize.resolve import CacheSharing
 from penstock.stages.responses import recorded_responses
 from tests.support.event_streams import run_pipeline
@@ -195,7 +195,7 @@ async def test_sampling_parameters_reach_the_engine(
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
     traits = ModelTraits(sampling={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
-    stage = normalizing(Recall(store=store, models=(MODEL,), traits=traits))
+    stage = normalizing(Recall(store=store, models=(MODEL,), traits_of=always(traits)))
     request = read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         resolved = await anext(conversations)
@@ -207,7 +207,9 @@ async def test_generation_config_sets_defaults(store: Store) -> None:
     ("sent", "limit"), [({}, 100), ({"max_output_tokens": 50}, 50), ({"max_output_tokens": 500}, 100)]
 )
 async def test_generation_config_bounds_the_output(store: Store, sent: dict[str, Any], limit: int) -> None:
-    stage = normalizing(Recall(store=store, models=(MODEL,), traits=ModelTraits(sampling={"max_tokens": 100})))
+    stage = normalizing(
+        Recall(store=store, models=(MODEL,), traits_of=always(ModelTraits(sampling={"max_tokens": 100})))
+    )
     request = read_request(json.dumps({"input": "Hi", **sent}).encode())
     async with aclosing(stage(source_of([request]))) as conversations:
         facts = (await anext(conversations)).facts
