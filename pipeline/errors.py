@@ -6,6 +6,7 @@ Stages raise them.  Exceptions of libraries are mapped to one of them at the bou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import ClassVar
 
 _KINDS: dict[str, type[StageError]] = {}
@@ -577,6 +578,22 @@ class ModelAway(StageError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"This response waits for a server that serves {model}. Try again later.")
+
+
+class ModelUnavailable(StageError):
+    """A model that starts as requests need it is not up: it starts, waits for its turn, or could not start.
+
+    The client may try again in ``seconds``.
+
+    Cure: send the request again after ``Retry-After``; the operator reads the log, which has the last lines of the
+    process, or lets requests wait longer.
+    """
+
+    status = 503
+
+    def __init__(self, model: str, reason: str, seconds: float = 1.0) -> None:
+        super().__init__(f"The model {model!r} is not available: {reason}. Try again in {ceil(seconds)} s.")
+        self.seconds = seconds
 
 
 class ModelGone(StageError):

@@ -122,7 +122,7 @@ async def answer_expectation(request: web.Request) -> web.Response | None:
 def refusal(request: web.Request, error: errors.StageError) -> web.Response:
     """Return the answer to a request that failed with ``error`` before any header went out."""
     answer = as_error(error.status, Problem(error.message, error.type, error.param, error.code), request)
-    if isinstance(error, errors.LimitReached):
+    if isinstance(error, errors.LimitReached | errors.ModelUnavailable):
         answer.headers["Retry-After"] = str(ceil(error.seconds))
     elif isinstance(error, _PASSING):
         answer.headers["Retry-After"] = "1"
