@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -12,12 +11,13 @@ from typing import get_args
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
+from penstock.api.settings.expected import expected
 from penstock.api.settings.from_vllm import instead_of
+from penstock.api.settings.model_settings import WRONG_MODELS
 from penstock.api.settings.options import options
 from penstock.api.settings.settings import OF_VLLM, Settings
 from penstock.api.settings.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
 from penstock.pipeline.logs import nearest
-from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.vllm import WrongOption, option_names
 
 SECRETS = {"api_keys", "seal_keys"} | {
@@ -129,6 +129,8 @@ def _not_taken(name: str, known: Iterable[str], arguments: Sequence[str]) -> str
 
 
 def _mistake(error: ErrorDetails, arguments: Sequence[str]) -> str:
+    if error["type"] == WRONG_MODELS:
+        return placed(error["msg"], arguments)
     if not error["loc"]:  # settings that do not fit together: the message names them by their options
         return placed(error["msg"].removeprefix("Value error, "), arguments)
     key = str(error["loc"][0])
@@ -149,16 +151,5 @@ def _unknown(key: str) -> str:
 
 
 def _expected(key: str, error: ErrorDetails) -> str:
-    message = error["msg"]
-    if error["type"] == "value_error":
-        return message.removeprefix("Value error, ")
-    given = error["input"]
-    if error["type"] in ("too_short", "string_too_short") and isinstance(given, str | SecretStr):
-        return f"expected at least {error.get('ctx', {}).get('min_length')} characters"
-    if key not in UNSHOWN and isinstance(given, str | int | float):
-        message += f", not {shortened(str(given))!r}"
-    if error["type"] == "literal_error":  # the message lists all values
-        return message
     examples = [option.example for option in options() if option.key == key.replace("_", "-")]
-    shown = [each if isinstance(each, str) else json.dumps(each) for each in examples]
-    return f"{message}, for example {shown[0]}" if shown else message
+    return expected(error, next(iter(examples), None), is_shown=key not in UNSHOWN)

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.api.cli.arguments import Parser
 from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.settings.model_settings import OF_PROCESS, SHARED, ModelTable
 from penstock.api.settings.options import Option, options
 
 _HEAD = f"""\
@@ -26,6 +27,11 @@ _TAIL = """
 [stages]
 # shout = { words = ["hello"] }
 
+# Several models: a table for each, with an engine, a command, or the model that vLLM runs in this process. These are
+# the keys of models alone; those above of an engine and of models with a chat template may stand in a table as well.
+# Beside tables of models there is no model, engine or kv-events above.
+[models]
+MODELS
 # Options of vLLM's engine in this process, as on its command line. Tables are last.
 [vllm]
 # max-model-len = 8192
@@ -42,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def sample() -> str:
     """Return the file.  A setting without a default is a comment, with an example."""
-    return _HEAD + "".join(_lines()) + _TAIL
+    return _HEAD + "".join(_lines()) + _TAIL.replace("MODELS\n", f"{''.join(_lines_of_models())}\n")
 
 
 def _lines() -> Iterator[str]:
@@ -51,6 +57,24 @@ def _lines() -> Iterator[str]:
         for option in members:
             yield f"\n{textwrap.fill(option.description, 110, initial_indent='# ', subsequent_indent='# ')}\n"
             yield _line(option)
+
+
+def _lines_of_models() -> Iterator[str]:
+    """Yield two models as comments, one at an engine, and one with a command."""
+    own = [name for name in ModelTable.model_fields if name not in SHARED]
+    of_process = ["command", *OF_PROCESS]
+    yield '#     [models.big]\n#     engine = ["http://127.0.0.1:8001"]\n'
+    yield from (_line_of_model(name) for name in own if name not in of_process)
+    yield "#     [models.small]\n"
+    yield from (_line_of_model(name) for name in of_process)
+
+
+def _line_of_model(name: str) -> str:
+    field = ModelTable.model_fields[name]
+    about = textwrap.fill(str(field.description), 105, initial_indent="#     # ", subsequent_indent="#     # ")
+    return (
+        f"{about}\n#     {name.replace('_', '-')} = {_toml(field.examples[0] if field.examples else field.default)}\n"
+    )
 
 
 def _line(option: Option) -> str:

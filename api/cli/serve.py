@@ -123,8 +123,8 @@ def _check(settings: Settings, arguments: Sequence[str]) -> None:
     try:
         if beside := namesake():
             logger.warning(beside)
-        if not settings.engine:
-            model_here(settings)
+        if here := settings.in_this_process:
+            model_here(here)
         preloaded(settings)
     except UNSTARTABLE as error:
         raise CannotRun(explained(error, arguments)) from error

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSuppress, CliUnknownArgs
 
 from penstock.api.settings.sources import flags, unknown_option
@@ -39,8 +39,8 @@ def http_urls(urls: list[str], otherwise: str = "") -> list[str]:
     return urls
 
 
-class EngineSettings(BaseSettings):
-    """The engine, and the model that it runs."""
+class ModelEngineSettings(BaseModel):
+    """A model, and the engine that runs it."""
 
     SECTION: ClassVar[str] = "Engine"
 
@@ -65,22 +65,6 @@ class EngineSettings(BaseSettings):
         "to engines whose prefix caches hold their prompts; needs the extra kv-events",
         examples=["tcp://gpu1:5557"],
     )
-    model_alias: Texts = Field(
-        default=[],
-        title="PATTERN=NAME",
-        description="other names for a served model: a request for a name that fits the pattern (as in a shell) is "
-        "for the model NAME, and its answer has the name of the request; repeatable, the first that fits counts",
-        examples=["claude-*=openai/gpt-oss-20b"],
-    )
-    replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
-        default="max",
-        validate_default=True,
-        gt=0,
-        allow_inf_nan=False,
-        title="SPEED",
-        description="speed at which recordings are played back: 1x is the recorded speed, 2x twice that, or max",
-        examples=["2x"],
-    )
     engine_places: int | None = Field(
         default=None,
         gt=0,
@@ -95,11 +79,6 @@ class EngineSettings(BaseSettings):
         description="time that a new response may wait for a place before it is refused with a 503; by default any",
         examples=["30s"],
     )
-    exit_with_engine: bool = Field(
-        default=False,
-        description="end with status 1 when an engine in this process dies, so that systemd or Docker start the server "
-        "again; without it the server goes on with its stored responses, and /health returns a 503",
-    )
     shadow: Texts = Field(
         default=[],
         title="URL",
@@ -111,7 +90,6 @@ class EngineSettings(BaseSettings):
     engine_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     shadow_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     vllm: CliSuppress[Table] = {}
-    engine_arguments: CliUnknownArgs = []
 
     @field_validator("engine")
     @classmethod
@@ -140,6 +118,61 @@ class EngineSettings(BaseSettings):
     def _shadows(cls, urls: list[str]) -> list[str]:
         return http_urls(urls)
 
+    @model_validator(mode="after")
+    def _events_of_each_engine(self) -> Self:
+        if self.kv_events and len(self.kv_events) != len(self.engine):
+            raise ValueError(f"--kv-events: {len(self.kv_events)} addresses for {len(self.engine)} --engine")
+        if self.kv_events and len({url.rstrip("/") for url in self.engine}) < len(self.engine):
+            raise ValueError("--kv-events: an --engine is named twice")
+        return self
+
+    @property
+    def option_tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of plug-ins that have options of their own, each under the name of its entry point."""
+        if not self.shadow:
+            return {}
+        return {"shadow": {"urls": self.shadow, "share": self.shadow_share, "key": self.shadow_key}}
+
+    @property
+    def recordings(self) -> Path | None:
+        """The folder of recordings to answer from; None if an engine generates."""
+        folders = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
+        return folders[0] if folders else None
+
+    @property
+    def engine_factory(self) -> str | None:
+        """The function that makes an engine of the operator's own, as ``file.py:function`` or ``module:function``."""
+        return self.engine[0] if self.engine and re.fullmatch(FACTORY, self.engine[0]) else None
+
+
+class EngineSettings(ModelEngineSettings, BaseSettings):
+    """The engine of a server, with its settings that are not of a model alone."""
+
+    SECTION: ClassVar[str] = "Engine"
+
+    model_alias: Texts = Field(
+        default=[],
+        title="PATTERN=NAME",
+        description="other names for a served model: a request for a name that fits the pattern (as in a shell) is "
+        "for the model NAME, and its answer has the name of the request; repeatable, the first that fits counts",
+        examples=["claude-*=openai/gpt-oss-20b"],
+    )
+    replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
+        default="max",
+        validate_default=True,
+        gt=0,
+        allow_inf_nan=False,
+        title="SPEED",
+        description="speed at which recordings are played back: 1x is the recorded speed, 2x twice that, or max",
+        examples=["2x"],
+    )
+    exit_with_engine: bool = Field(
+        default=False,
+        description="end with status 1 when an engine in this process dies, so that systemd or Docker start the server "
+        "again; without it the server goes on with its stored responses, and /health returns a 503",
+    )
+    engine_arguments: CliUnknownArgs = []
+
     @field_validator("model_alias")
     @classmethod
     def _aliases(cls, aliases: list[str]) -> list[str]:
@@ -155,14 +188,6 @@ class EngineSettings(BaseSettings):
     def _one_model(self) -> Self:
         if any(option.split("=")[0] == "--model" for option in self.engine_options):
             raise ValueError("give MODEL as the first argument, or as model before the tables of penstock.toml")
-        return self
-
-    @model_validator(mode="after")
-    def _events_of_each_engine(self) -> Self:
-        if self.kv_events and len(self.kv_events) != len(self.engine):
-            raise ValueError(f"--kv-events: {len(self.kv_events)} addresses for {len(self.engine)} --engine")
-        if self.kv_events and len({url.rstrip("/") for url in self.engine}) < len(self.engine):
-            raise ValueError("--kv-events: an --engine is named twice")
         return self
 
     @model_validator(mode="after")
@@ -189,30 +214,12 @@ class EngineSettings(BaseSettings):
         return [part for name, value in left for part in _option(name, value)] + self.engine_arguments
 
     @property
-    def option_tables(self) -> Mapping[str, Mapping[str, Any]]:
-        """The settings of plug-ins that have options of their own, each under the name of its entry point."""
-        if not self.shadow:
-            return {}
-        return {"shadow": {"urls": self.shadow, "share": self.shadow_share, "key": self.shadow_key}}
-
-    @property
     def aliases(self) -> dict[str, str]:
         """The patterns of other names for models, each with the name of a model."""
         return {pattern: model for pattern, _, model in (alias.partition("=") for alias in self.model_alias)}
 
-    @property
-    def recordings(self) -> Path | None:
-        """The folder of recordings to answer from; None if an engine generates."""
-        folders = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
-        return folders[0] if folders else None
 
-    @property
-    def engine_factory(self) -> str | None:
-        """The function that makes an engine of the operator's own, as ``file.py:function`` or ``module:function``."""
-        return self.engine[0] if self.engine and re.fullmatch(FACTORY, self.engine[0]) else None
-
-
-class ChatSettings(BaseSettings):
+class ChatSettings(BaseModel):
     """Models with a chat template, and the instructions of gpt-oss."""
 
     SECTION: ClassVar[str] = "Models with a chat template, and gpt-oss"

@@ -18,9 +18,9 @@ from penstock.pipeline.errors import CannotRun
 
 SECTIONS = {
     name: str(vars(part)["SECTION"])
-    for part in reversed(Settings.__bases__)
-    for name in part.__annotations__
-    if name in Settings.model_fields
+    for part in reversed(Settings.__mro__)
+    for name in vars(part).get("__annotations__", ())
+    if "SECTION" in vars(part) and name in Settings.model_fields
 }
 """The section of each setting."""
 

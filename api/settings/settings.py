@@ -14,7 +14,8 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from penstock.api.http.http_settings import ANY, ClientSettings, HttpSettings, is_here, is_loopback
 from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
-from penstock.api.settings.engine_settings import ChatSettings, EngineSettings
+from penstock.api.settings.engine_settings import EngineSettings
+from penstock.api.settings.model_settings import SHARED, ModelsSettings, check_tools
 from penstock.api.settings.recording_settings import RecordingSettings
 from penstock.api.settings.sources import FILE, PREFIX, check_keywords, keys, read_file, unknown_variables
 from penstock.api.settings.stage_settings import StageSettings, StageTables
@@ -25,6 +26,7 @@ from penstock.api.settings.tool_settings import (
     ToolSettings,
     WebhookSettings,
 )
+from penstock.services.own_hosts import label_of
 
 OF_VLLM = {
     "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions",
@@ -48,7 +50,7 @@ class Settings(  # pydantic begins with the fields of the last class
     StoreSettings,
     ClientSettings,
     HttpSettings,
-    ChatSettings,
+    ModelsSettings,
     EngineSettings,
 ):
     """Serve MODEL, with vLLM in this process or at --engine. Write MODEL before the options of vLLM."""
@@ -105,6 +107,41 @@ class Settings(  # pydantic begins with the fields of the last class
             self._key_of_run = token_urlsafe(16)
             self.operator_key = SecretStr(self._key_of_run)
         return self
+
+    @model_validator(mode="after")
+    def _models_stand_alone(self) -> Self:
+        if not self.models:
+            return self
+        beside = {"model": self.model, "engine": self.engine, "kv-events": self.kv_events}
+        for option in (name for name, value in beside.items() if value):
+            raise ValueError(f"--{option}: the tables of models name all models: write it into a table of its own")
+        if self.frontends > 1:
+            raise ValueError("--frontends: several models need one process")
+        if self.engine_arguments and not self.in_this_process:
+            raise ValueError(f"{self.engine_arguments[0]}: no model runs in this process: write it into its command")
+        return self
+
+    @model_validator(mode="after")
+    def _models_have_known_tools(self) -> Self:
+        check_tools(self.models, [label_of(tool) for tool in self.tool], self.places)
+        return self
+
+    def of_model(self, name: str) -> Self:
+        """Return the settings of one of the models, as if the server had no other."""
+        table = self.models[name]
+        own = {key: getattr(table, key) for key in SHARED & table.model_fields_set}
+        alone = self.model_copy(update={"models": {}, "model_file": None, "model_groups": {}, **own})
+        if not table.is_here:  # options of vLLM are for the model that it runs in this process
+            alone.vllm, alone.engine_arguments = {}, []
+            alone.model_fields_set.difference_update({"vllm", "engine_arguments"})
+        return alone
+
+    @property
+    def in_this_process(self) -> Self | None:
+        """The settings of the model that vLLM runs in this process; None if there is none."""
+        if not self.models:
+            return None if self.engine else self
+        return next((self.of_model(name) for name, table in self.models.items() if table.is_here), None)
 
     @property
     def plugins(self) -> list[str]:

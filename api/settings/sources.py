@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,14 @@ CLIENT_KEY = f"{PREFIX}KEY"
 FILE = Path("penstock.toml")
 """The file of settings, in the working directory."""
 
-_KEY = re.compile(r"""\s*\[?["']?([\w-]+)["']?\s*[=.\]]""")
+_PART = r"""(?:[\w-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+"""One part of a key of TOML, which may stand in quotes."""
+
+_KEY = re.compile(rf"\s*(\[?)\s*({_PART}(?:\s*\.\s*{_PART})*)\s*[=\]]")
 """The beginning of a line that sets a key or begins a table."""
+
+MODELS = "models"
+"""The table of the file with a table for each model."""
 
 
 def keys(fields: Mapping[str, FieldInfo]) -> list[str]:
@@ -78,17 +84,9 @@ def read_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
     """
     if not file.exists():
         return {}
-    try:
-        table = tomllib.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        is_bare = str(error).startswith(("Invalid value", "Expected newline or end of document after a statement"))
-        hint = '; a text stands in quotes: store-ttl = "7d"' if is_bare else ""
-        raise CannotRun(f"{file}: {error}{hint}") from None
-    except OSError as error:
-        raise CannotRun(f"{file}: {error.strerror}") from None
     named = {key.replace("_", "-"): key for key in known}
     settings: dict[str, Any] = {}
-    for typed, value in table.items():
+    for typed, value in read_toml(file).items():
         dashed = typed.replace("_", "-")
         key = named.get(dashed, dashed)
         if key in settings:
@@ -97,11 +95,58 @@ def read_file(file: Path, known: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a file of TOML; raise `CannotRun` for one that cannot be read."""
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        is_bare = str(error).startswith(("Invalid value", "Expected newline or end of document after a statement"))
+        hint = '; a text stands in quotes: store-ttl = "7d"' if is_bare else ""
+        raise CannotRun(f"{file}: {error}{hint}") from None
+    except OSError as error:
+        raise CannotRun(f"{file}: {error.strerror}") from None
+
+
 def locations(file: Path) -> dict[str, str]:
-    """Return each key of a file with its line, ``store-ttl (penstock.toml, line 3)``, by its name with underscores."""
+    """Return each key of a file with its line, ``store-ttl (penstock.toml, line 3)``, by its name with underscores.
+
+    Those of the tables of models are left out: `line_of` finds them.
+    """
     found: dict[str, str] = {}
-    lines = file.read_text("utf-8").splitlines() if file.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if match := _KEY.match(line):
-            found.setdefault(match[1].replace("-", "_"), f"{match[1]} ({file}, line {number})")
+    for number, table, key in _key_lines(file):
+        if not key or table[:1] != (MODELS,):
+            name = (key or table)[0]
+            found.setdefault(name.replace("-", "_"), f"{name} ({file}, line {number})")
     return found
+
+
+def line_of(file: Path, table: tuple[str, ...], spellings: Collection[str]) -> int | None:
+    """Return the line of a key with one of these ``spellings`` in a table of a file, or else that of the table."""
+    of_table = None
+    dashed = {spelling.replace("_", "-") for spelling in spellings}
+    for number, above, key in _key_lines(file):
+        path = (*above, *key)
+        if path[: len(table)] == table:
+            of_table = of_table or number
+            if len(path) > len(table) and path[len(table)].replace("_", "-") in dashed:
+                return number
+    return of_table
+
+
+def _key_lines(file: Path) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
+    """Yield each line that begins a table or sets a key: its number, its table, and its key, or none."""
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(file.read_text("utf-8").splitlines() if file.exists() else [], start=1):
+        if match := _KEY.match(line):
+            parts = tuple(map(_name, re.findall(_PART, match[2])))
+            if match[1]:
+                table = parts
+            yield number, table, () if match[1] else parts
+
+
+def _name(part: str) -> str:
+    """Return the name that a part of a key stands for; in the middle of a text that looks like a key, the part."""
+    try:
+        return next(iter(tomllib.loads(f"{part} = 0")))
+    except ValueError:
+        return part

@@ -90,7 +90,8 @@ def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
 async def start_shown(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
     """Start the engine as `start` does, and report for how long a model has been loading in this process."""
     async with AsyncExitStack() as closing:
-        shown = None if settings.engine else closing.enter_context(loading(settings))
+        here = settings.in_this_process
+        shown = closing.enter_context(loading(here)) if here else None
         running = await closing.enter_async_context(start(settings))
         if shown:
             shown.finish()
@@ -99,7 +100,8 @@ async def start_shown(settings: Settings) -> AsyncGenerator[RunningEngine, None]
 
 def reason_to_wait(settings: Settings) -> str:
     """Return what a server does while it starts, for its clients."""
-    return "waiting for the engine" if settings.engine else f"loading {settings.model or DEFAULT_MODEL}"
+    here = settings.in_this_process
+    return f"loading {here.model or DEFAULT_MODEL}" if here else "waiting for the engine"
 
 
 def loading(settings: Settings) -> Loading:
@@ -211,15 +213,16 @@ def check_options(settings: Settings) -> None:
     vLLM's parser, whose import takes seconds, is used only for what its source cannot tell: short forms, beginnings of
     names, parts of tables, and options of vLLM's plug-ins.
     """
-    if settings.engine or find_spec("vllm") is None:
+    here = settings.in_this_process
+    if here is None or find_spec("vllm") is None:
         return
-    known, names = option_names(), [option_name(part) for part in settings.engine_options if part.startswith("-")]
+    known, names = option_names(), [option_name(part) for part in here.engine_options if part.startswith("-")]
     unknown = [name for name in dict.fromkeys(names) if name.replace("--no-", "--", 1) not in known]
     wrong = [name for name in unknown if instead_of(name) or not (_is_cut(name, known) or has_plugins())]
     if wrong:
         raise WrongOption(f"unrecognized arguments: {' '.join(wrong)}", known)
     if unknown:
-        check_arguments(settings.engine_options)
+        check_arguments(here.engine_options)
 
 
 def model_here(settings: Settings) -> str:
