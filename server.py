@@ -34,7 +34,6 @@ from penstock.api.start.parts import (
     preloaded,
     sealer_of,
     unreachable,
-    upstream,
 )
 from penstock.api.start.share import ALONE, Share
 from penstock.pipeline.core import Pipeline, Step
@@ -80,7 +79,6 @@ async def running(
             serves_metrics=settings.metrics_port is None,
             metrics_key=settings.metrics_key.get_secret_value() if settings.metrics_key else "",
             dialects=loaded.dialects,
-            embeddings=upstream(settings),
             resources=resources,
             proxies=Proxies.parse(settings.trusted_proxy, settings.forwarded_header),
         )

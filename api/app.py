@@ -31,7 +31,6 @@ from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import PATH, Metrics
 from penstock.api.open_sockets import OpenSockets
 from penstock.api.peers import Peers
-from penstock.api.routes.embeddings import Upstream
 from penstock.api.routes.tokenization import Tokenization
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.distribution import own_version
@@ -55,7 +54,6 @@ class Api:
     serves_metrics: bool = True
     metrics_key: str = ""
     dialects: tuple[Dialect, ...] = field(default_factory=spoken)
-    embeddings: Upstream | None = None
     resources: tuple[web.RouteDef, ...] = ()
     """The routes of the resources."""
     proxies: Proxies = field(default_factory=Proxies)
@@ -81,8 +79,6 @@ class Api:
         app[HELD] = self.held
         app[REFUSALS] = Seldom()
         app.cleanup_ctx.append(self.sampler.run)
-        if self.embeddings:
-            app.cleanup_ctx.append(self.embeddings.run)
         app[SPOKEN] = SpokenByRoute()
         app.add_routes(self.house_routes)
         for dialect, routes in self.dialect_routes.items():
@@ -133,7 +129,6 @@ class Api:
             web.get(DESCRIPTION, self.describe, name=DESCRIPTION_NAME),
         ]
         routes += self.resources
-        routes += self.embeddings.routes if self.embeddings else ()
         routes += [route for edge in self._chat for route in Tokenization(edge).routes]
         if self.serves_metrics:
             metrics = Metrics(self.sampler, self.metrics_key, needs_key=self.keys.are_needed)

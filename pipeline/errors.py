@@ -546,7 +546,7 @@ class StoreFailed(StageError):
 class UpstreamFailed(StageError):
     """The server that answers such requests for this one cannot be reached, or does not answer.
 
-    Cure: the operator checks the server that ``--embeddings`` names.
+    Cure: the operator checks the server that ``--embeddings`` or ``engine`` of the model names.
     """
 
     status = 502

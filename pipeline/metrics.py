@@ -98,6 +98,13 @@ TURNS = Histogram(
 )
 COMPACTIONS = Counter("penstock_compactions", "Compactions of conversations that were made")
 
+PASSED_SECONDS = Histogram(
+    "penstock_passed_duration_seconds",
+    "Time of requests that another server answers unread, from their bodies to the ends of their answers",
+    ["model", "status"],
+    buckets=_REQUEST_SECONDS,
+)
+
 # Streams
 
 STREAMS_OPEN = Gauge(

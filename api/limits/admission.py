@@ -167,6 +167,10 @@ class Admission:
         """Note that a response has ended: its tokens are spent."""
         owner, usage = run.origin.owner, run.response.usage
         tokens = usage.total_tokens if usage else run.event_count  # at least a token for each delta
+        self.spend_tokens(owner, tokens)
+
+    def spend_tokens(self, owner: str, tokens: int) -> None:
+        """Note that the owner has used tokens."""
         self._spend(owner, TOKENS, tokens)
 
     def headers(self, owner: str) -> dict[str, str]:

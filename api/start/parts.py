@@ -18,7 +18,6 @@ from penstock.api.http.auth import Keys
 from penstock.api.http.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership
-from penstock.api.routes.embeddings import Upstream
 from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.store_settings import NO_STORE, is_missing, without_password
@@ -161,12 +160,6 @@ async def delivering(settings: Settings, store: Store, keys: Keys) -> AsyncGener
     allowed = AllowedNetworks.parse(settings.allow_address)
     async with Webhooks(store.webhooks, receiver_of, allowed).delivering():
         yield
-
-
-def upstream(settings: Settings) -> Upstream | None:
-    """Return the server that embeds, if there is one."""
-    key = settings.embeddings_key.get_secret_value() if settings.embeddings_key else ""
-    return Upstream(settings.embeddings, key) if settings.embeddings else None
 
 
 def unreachable() -> str:

@@ -23,7 +23,6 @@ from penstock.api.http.origins import Origins
 from penstock.api.http.proxies import Proxies
 from penstock.api.peers import Membership, Peers
 from penstock.api.resources.resources import ServerParts, opened
-from penstock.api.routes.embeddings import Upstream
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
 from penstock.pipeline.frames import EngineFrame, Prompt
@@ -104,7 +103,6 @@ async def running_server(
     metrics_key: str = "",
     proxies: Proxies | None = None,
     dialects: tuple[Dialect, ...] = DIALECTS,
-    embeddings: Upstream | None = None,
     aliases: Mapping[str, str] | None = None,
     resources: Sequence[str] = (),
     settings: Settings | None = None,
@@ -155,7 +153,6 @@ async def running_server(
             origins or Origins(),
             metrics_key=metrics_key,
             dialects=dialects,
-            embeddings=embeddings,
             resources=await closing.enter_async_context(opened(parts, resources)),
             proxies=proxies or Proxies(),
         )

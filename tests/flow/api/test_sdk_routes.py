@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from penstock.api.cli.command_line import read_settings
 from penstock.api.resources.resources import SHIPPED
-from penstock.api.routes.embeddings import Upstream
 from tests.support.paths import ROOT
 from tests.support.sdk_routes import Route, sdk_routes
 from tests.support.server import ScriptedServer
@@ -58,7 +58,7 @@ async def serving_all_routes(folder: Path) -> AsyncGenerator[ScriptedServer, Non
 
     async with (
         web_server(embed) as url,
-        tool_server(folder, resources=SHIPPED, embeddings=Upstream(url, "")) as served,
+        tool_server(folder, resources=SHIPPED, settings=read_settings([f"--embeddings={url}"])) as served,
     ):
         yield served
 

@@ -14,12 +14,12 @@ import openai
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
+from penstock.api.cli.command_line import read_settings
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.routes.embeddings import PATHS, Upstream
 from penstock.api.settings import Settings
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
@@ -27,6 +27,7 @@ from tests.support.api_clients import openai_client, wait_until
 from tests.support.paths import HARMONY
 from tests.support.server import ScriptedServer, running_server
 
+PATHS = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/rerank", "/score", "/v2/rerank")
 KEY, OTHER_KEY = "a-key-of-a-client", "a-key-of-this-server"
 EMBEDDED = {"object": "list", "model": "e", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}]}
 
@@ -68,8 +69,11 @@ async def embedding(where: Path, **options: Any) -> AsyncGenerator[tuple[Scripte
     app.router.add_route("*", "/{path:.*}", other.handle)
     async with TestServer(app, handler_cancellation=True) as server:
         other.url = str(server.make_url("")).rstrip("/")
-        upstream = Upstream(other.url, options.pop("key", ""))
-        async with running_server(ScriptedEngine(), where, embeddings=upstream, **options) as served:
+        settings = read_settings([f"--embeddings={other.url}"])
+        settings.embeddings_key = SecretStr(options.pop("key", "")) or None
+        async with running_server(
+            ScriptedEngine(), where, resources=("passing",), settings=settings, **options
+        ) as served:
             yield served, other
 
 
@@ -141,7 +145,8 @@ async def test_redirect_is_not_followed(tmp_path: Path) -> None:
 
 
 async def test_server_that_cannot_be_reached_is_a_bad_gateway(tmp_path: Path) -> None:
-    async with running_server(ScriptedEngine(), tmp_path, embeddings=Upstream("http://127.0.0.1:9")) as served:
+    settings = read_settings(["--embeddings=http://127.0.0.1:9"])
+    async with running_server(ScriptedEngine(), tmp_path, resources=("passing",), settings=settings) as served:
         status, answer = await served.post({"input": "Hi"}, PATHS[0])
     assert (status, answer["error"]["type"]) == (502, "server_error")
 
@@ -168,7 +173,8 @@ async def test_the_setting_takes_the_url_with_and_without_its_version(tmp_path: 
         {**given, "embeddings": f"http://embedder:8001{end}", "embeddings_key": "a-key-of-the-embedder"}
     )
     async with running(settings) as started:
-        assert started.api.embeddings == Upstream("http://embedder:8001", "a-key-of-the-embedder")
+        assert {route.path for route in started.api.resources} >= {*PATHS}
+        assert settings.embeddings == "http://embedder:8001"
 
 
 @pytest.mark.parametrize("url", ["embedder:8001", "ftp://embedder", "http://", "http://a b"])

@@ -1,0 +1,208 @@
+"""The models whose requests go through unread: which of them a request is for, and which servers answer for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import Protocol, runtime_checkable
+
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import InvalidRequest, ModelNotFound
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.services.model_names import in_words, resolved_name, served_name
+
+ANY = "any"
+"""The kind of a server that answers all routes."""
+
+_SCORING = frozenset({"score", "rerank", "embed"})
+
+ROUTES: Mapping[str, frozenset[str]] = {
+    "/v1/embeddings": frozenset({"embed"}),
+    "/v2/embed": frozenset({"embed"}),
+    "/v1/score": _SCORING,
+    "/score": _SCORING,
+    "/v1/rerank": _SCORING,
+    "/v2/rerank": _SCORING,
+    "/rerank": _SCORING,
+    "/classify": frozenset({"classify"}),
+    "/pooling": frozenset({"pool", "embed", "classify"}),
+    "/v1/audio/speech": frozenset({"audio"}),
+    "/v1/audio/transcriptions": frozenset({"audio"}),
+    "/v1/audio/translations": frozenset({"audio"}),
+    "/v1/images/generations": frozenset(),
+    "/v1/images/edits": frozenset(),
+}
+"""The routes, each with the kinds of the models that answer it, besides `ANY`.
+
+Those of vLLM; those of OpenAI that vLLM-Omni has, too; and Cohere's.
+"""
+
+LEFT_OUT_SECONDS = 5.0
+"""Seconds for which a server is tried after the others once it has refused a connection."""
+
+
+class Place(Protocol):
+    """Where the requests for one model are answered."""
+
+    def servers(self) -> AbstractAsyncContextManager[Sequence[str]]:
+        """Open the place for the length of one request; yield the URLs of its servers, in the order to try them."""
+        ...
+
+    def leave_out(self, url: str) -> None:
+        """Note that a server has refused a connection."""
+        ...
+
+
+@runtime_checkable
+class Leases(Protocol):
+    """Models that are loaded as they are used."""
+
+    def leased(self, model: str) -> AbstractAsyncContextManager[str]:
+        """Have a model stay loaded for the length of a block; yield the URL of its server.
+
+        Raises `ModelUnavailable` if it cannot be loaded.
+        """
+        ...
+
+
+@dataclass(eq=False)
+class Replicas:
+    """Servers at several URLs, which take turns."""
+
+    urls: Sequence[str]
+    clock: Callable[[], float] = time.monotonic
+    _turn: int = 0
+    _out_until: dict[str, float] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def servers(self) -> AsyncGenerator[Sequence[str], None]:
+        """Yield the URLs, the next one first, and those last that have refused a connection."""
+        now = self.clock()
+        begin, self._turn = self._turn, (self._turn + 1) % len(self.urls)
+        in_turn = (*self.urls[begin:], *self.urls[:begin])
+        yield sorted(in_turn, key=lambda url: self._out_until.get(url, now) > now)
+
+    def leave_out(self, url: str) -> None:
+        """Have a server wait behind the others for some seconds."""
+        self._out_until[url] = self.clock() + LEFT_OUT_SECONDS
+
+
+@dataclass(frozen=True)
+class Leased:
+    """The server of a model that is loaded as it is used."""
+
+    model: str
+    leases: Leases
+
+    @asynccontextmanager
+    async def servers(self) -> AsyncGenerator[Sequence[str], None]:
+        """Yield its URL, while the model stays loaded."""
+        async with self.leases.leased(self.model) as url:
+            yield (url,)
+
+    def leave_out(self, url: str) -> None:
+        """Do nothing: the lease knows whether it is up."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model, its other names (patterns among them), its kind, and the ``place`` of those that this server passes on.
+
+    Without a ``name``, its server has models of its own, and gets the names of all clients.
+    """
+
+    name: str
+    kind: str
+    place: Place | None = None
+    key: str = field(default="", repr=False)
+    names: Sequence[str] = ()
+
+    def fits(self, path: str) -> bool:
+        """True if the model answers a route."""
+        return self.place is not None and (self.kind == ANY or self.kind in ROUTES[path])
+
+    def servers(self) -> AbstractAsyncContextManager[Sequence[str]]:
+        """Open the place of a model that fits, for the length of one request."""
+        assert self.place is not None
+        return self.place.servers()
+
+    def leave_out(self, url: str) -> None:
+        """Note that a server has refused a connection."""
+        if self.place is not None:
+            self.place.leave_out(url)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """All models of a server."""
+
+    named: Mapping[str, Target] = field(default_factory=dict)
+    unnamed: Target | None = None
+    """The server of ``--embeddings``."""
+
+    def fit(self, path: str) -> bool:
+        """True if a model answers a route."""
+        return any(target.fits(path) for target in self._all)
+
+    def of(self, model: str | None, path: str, allowed: Collection[str] | None = None) -> Target:
+        """Return the target of a request that names a ``model``, or none, from a client who may use some names.
+
+        The names are patterns; None allows all.  Raises `ModelNotFound` or `InvalidRequest`.
+        """
+        usable = {name: target for name, target in self.named.items() if _is_allowed(target, allowed)}
+        fitting = [name for name, target in usable.items() if target.fits(path)]
+        others = self.unnamed if self.unnamed and self.unnamed.fits(path) else None
+        if others and not _fits(model or "", allowed):
+            others = None
+        if model is None:
+            return self._only(fitting, others, path)
+        name = served_name(model, usable, _aliases(usable.values()))
+        if name is None:
+            if others:
+                return others
+            if not fitting:
+                raise ModelNotFound(f"This server has no model for {path} that this client may use.", param="model")
+            name = resolved_name(model, fitting, _aliases(usable[each] for each in fitting))
+        if not usable[name].fits(path):
+            raise InvalidRequest(
+                f"The model {shortened(model)!r} is of the kind {usable[name].kind!r}, which does not answer {path}.",
+                param="model",
+            )
+        return usable[name]
+
+    def _only(self, fitting: Sequence[str], others: Target | None, path: str) -> Target:
+        candidates = [*(self.named[name] for name in fitting), *([others] if others else [])]
+        match candidates:
+            case [only]:
+                return only
+            case []:
+                raise ModelNotFound(f"This server has no model for {path} that this client may use.", param="model")
+            case _:
+                raise InvalidRequest(f"Name the model: {in_words(fitting)}.", param="model")
+
+    @property
+    def _all(self) -> Iterable[Target]:
+        return chain(self.named.values(), (self.unnamed,) if self.unnamed else ())
+
+
+def _aliases(targets: Iterable[Target]) -> dict[str, str]:
+    return {pattern: target.name for target in targets for pattern in target.names}
+
+
+def _fits(name: str, allowed: Collection[str] | None) -> bool:
+    return allowed is None or any(fnmatchcase(name, pattern) for pattern in allowed)
+
+
+def _is_allowed(target: Target, allowed: Collection[str] | None) -> bool:
+    return any(_fits(name, allowed) for name in (target.name, *target.names))
+
+
+def targets_of(settings: Settings, engine: object) -> Targets:
+    """Return the targets of the settings; the ``engine`` leases models that are loaded as they are used."""
+    key = settings.embeddings_key.get_secret_value() if settings.embeddings_key else ""
+    url = settings.embeddings
+    return Targets({}, Target("", "embed", Replicas((url,)), key) if url else None)
