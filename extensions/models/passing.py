@@ -1,4 +1,4 @@
-"""What this server does not read goes through: embeddings, scores, rankings, audio and images, as bytes.
+"""The requests that this server does not read: embeddings, scores, rankings, audio and images, passed on as bytes.
 
 A request goes to the server of the model that it names, and the answer comes back as it comes.  Its client's key stays
 here, and so does the key of the other server.

@@ -1,4 +1,4 @@
-"""The models whose requests go through unread: which of them a request is for, and which servers answer for it."""
+"""The models whose requests are passed on unread: the one that a request is for, and the servers that answer for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEFT_OUT_SECONDS = 5.0
 
 
 class Place(Protocol):
-    """Where the requests for one model are answered."""
+    """The servers of one model."""
 
     def servers(self) -> AbstractAsyncContextManager[Sequence[str]]:
         """Open the place for the length of one request; yield the URLs of its servers, in the order to try them."""
