@@ -5,9 +5,10 @@
 
 * Models that wait are served by their priority, then in the order in which they began to wait.  A model takes the
   places of all its groups at once, and the first that waits keeps those that are free for it.
-* A place that another model waits for is given up by a model without leases: the least recently used one.
+* Another model that is up yields for it: of those without leases the least recently used one.
 * If all are in use, one goes on giving leases until it was up for as long as its start took, and at least for
   `SHORTEST_SLICE`.  Then it gives no more, and yields after its last lease.  So swaps take about half of the time.
+* Before that, a model between two leases does not yield at once, but after `LINGERS` of that time.
 * A model of a lower priority yields at once, even with leases.  One of a higher priority yields only if it was unused
   for as long as its start took.
 """
@@ -27,6 +28,12 @@ SHORTEST_SLICE = 5.0
 
 LONGEST_SLICE = 120.0
 """Seconds after which it gives no more leases, however long its start took."""
+
+LINGERS = 0.1
+"""The share of its slice for which a model waits for its next lease before it yields.
+
+A client that calls a tool comes back soon, and would else find another model up.
+"""
 
 
 @dataclass(eq=False)
@@ -143,10 +150,10 @@ class _Offer(NamedTuple):
 
     kind: int
     """0 if it is unused, 1 if its priority is lower, 2 if it is in use."""
+    ready_at: float
+    """The time from which it gives up its place, not before now; infinity if a lease has to end first."""
     rank: float
     """Of unused ones the time of the last use, of others the priority, or the time at which they close."""
-    ready_at: float
-    """The time from which it gives up its place; infinity if a lease has to end first."""
 
 
 @dataclass(eq=False)
@@ -221,14 +228,21 @@ class _Round:
         if group not in member.groups or not member.has_place or member.yields or member in self.claimed:
             return None
         if member.is_unused:
-            rests = member.slice if member.priority > waiter.priority else 0.0
-            return _Offer(0, member.used_at, member.used_at + rests)
+            return _Offer(0, max(self.now, self._rests_until(member, waiter)), member.used_at)
         if member.priority < waiter.priority:
-            return _Offer(1, member.priority, self.now)
+            return _Offer(1, self.now, member.priority)
         if member.priority > waiter.priority or member.up_at is None:
             return None
         ends = member.up_at + member.slice
-        return _Offer(2, ends, inf if member.leases else ends)
+        return _Offer(2, inf if member.leases else max(self.now, ends), ends)
+
+    def _rests_until(self, member: Member, waiter: Member) -> float:
+        """Return the time until which an unused model stays up for its next lease."""
+        if member.up_at is None or member.priority < waiter.priority:
+            return self.now
+        if member.priority > waiter.priority:
+            return member.used_at + member.slice
+        return min(member.used_at + LINGERS * member.slice, member.up_at + member.slice)
 
 
 def _now() -> float:
