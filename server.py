@@ -21,7 +21,7 @@ from penstock.api.resources.resources import ServerParts, opened
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.watchdog import watching
 from penstock.api.settings import Settings
-from penstock.api.start.assembly import admitting, assembled, recording_of
+from penstock.api.start.assembly import admitting, aliases_of, assembled, recording_of
 from penstock.api.start.backends import EngineStarter, start
 from penstock.api.start.entrance import Entrance
 from penstock.api.start.parts import (
@@ -113,7 +113,7 @@ async def _scheduler(
             restarts=settings.resume_interrupted,
             unserved_after=settings.unserved_after,
             admission=loaded.admission,
-            aliases=settings.aliases,
+            aliases=aliases_of(settings, backend),
             traits_of=backend.model.traits_of,
             sees_images=lambda name: backend.model.of(name).traits.sees_images,
             tools_of=tools.usable,

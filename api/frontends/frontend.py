@@ -175,6 +175,6 @@ async def _serve(frontend: Frontend) -> None:
         frontend.attached(runner, server.scheduler),
     ):
         example = recorded_example(server.scheduler.pipeline)
-        frontend.link.send(Serving(server.scheduler.engine.models, example, tuple(frontend.greetings)))
+        frontend.link.send(Serving(tuple(server.scheduler.engine.models), example, tuple(frontend.greetings)))
         await frontend.stop.wait()
         await drained(config.settings, server.scheduler, frontend.hurry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -76,6 +76,8 @@ class RunningEngine:
     toolbox: Toolbox | None = None
     settings_of: Callable[[str], Settings] | None = None
     """Gives the settings of one of several models, by a name that is served."""
+    aliases: Mapping[str, str] | None = None
+    """Patterns of other names in place of those of the settings; they may change while the server runs."""
 
 
 def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
@@ -189,7 +191,7 @@ async def assembled(
     level = partial(strict_level, settings.tool_strict_level, running.engine)
     tools = replace(tools, left_out=leavable(settings.leave_out_tool), strict_level=level)
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
-    pipeline = aliasing(sealing(pipeline, sealer), settings.aliases)
+    pipeline = aliasing(sealing(pipeline, sealer), aliases_of(settings, running))
     pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
@@ -203,6 +205,11 @@ async def assembled(
     async with load(settings.plugins, settings.tables)(pipeline) as pipeline:
         _warn_of_partly_run(pipeline, declared)
         yield pipeline
+
+
+def aliases_of(settings: Settings, running: RunningEngine) -> Mapping[str, str]:
+    """Return the patterns of other names for models, each with the name of one that is served."""
+    return settings.aliases if running.aliases is None else running.aliases
 
 
 def strict_level(chosen: Literal["auto"] | StrictLevel, engine: Backend) -> StrictLevel | UnsetType:

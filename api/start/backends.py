@@ -156,8 +156,10 @@ def planned(settings: Settings, process: int = 0) -> tuple[VllmPlan, ModelStages
 
 
 @asynccontextmanager
-async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGenerator[RunningEngine, None]:
-    """Generate on vLLM servers over HTTP.
+async def over_http(
+    settings: Settings, wait: float = ENGINE_WAIT, known: ModelStages | None = None
+) -> AsyncGenerator[RunningEngine, None]:
+    """Generate on vLLM servers over HTTP, with the stages for their model, if these are ``known`` already.
 
     The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.  The
     servers do not always reveal that a model speaks Harmony, so the config of the model decides.
@@ -172,7 +174,8 @@ async def over_http(settings: Settings, wait: float = ENGINE_WAIT) -> AsyncGener
             logger.warning("--tool-strict-level holds no calls as long as an engine refuses structured output")
         try:
             model = None if engine.speaks_harmony else settings.model or engine.root
-            yield RunningEngine(engine, stages_elsewhere(settings, model))
+            own = known or await asyncio.to_thread(stages_elsewhere, settings, model)
+            yield RunningEngine(engine, own)
         finally:
             await engine.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
@@ -47,7 +47,7 @@ class Backend(Protocol):
     """The part of an engine that starts, cancels and ends generations, whatever they consist of."""
 
     @property
-    def models(self) -> tuple[str, ...]:
+    def models(self) -> Sequence[str]:
         """Model names that a request may use: the model's own name, then its aliases and LoRA adapters."""
         ...
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.pipeline import errors
@@ -59,7 +59,7 @@ class Recall:
     """
 
     store: Store
-    models: tuple[str, ...]
+    models: Sequence[str]
     """The model names that a request may give; the first is the default."""
     traits_of: Callable[[str], Awaitable[ModelTraits]] = usual_traits
     """Gives the traits of one of the ``models``, after it has loaded it if that is needed."""

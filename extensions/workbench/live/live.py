@@ -132,7 +132,7 @@ class Live:
         return as_json(
             LiveServer(
                 own_version(),
-                models=engine.models,
+                models=tuple(engine.models),
                 is_alive=engine.is_alive,
                 goes_on=self.goes_on,
                 records=has_folder,

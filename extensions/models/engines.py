@@ -1,0 +1,107 @@
+"""The engines of several models, which stand for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from penstock.extensions.models.catalogue import Catalogue, Model, Names
+from penstock.pipeline.errors import ModelUnavailable
+from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.engine import UNLIMITED, Backend, Engine, ModelState
+
+ANY_TOKEN = 2**31
+"""Upper bound of token ids where no model is known: the stage ``generate`` of a model checks its own."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The engine of a model that is not open now: what is known of it."""
+
+    model: Model
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of its model."""
+        return tuple(self.model.names)
+
+    @property
+    def context_length(self) -> int:
+        """That of its engine, once that has been open."""
+        return self.model.context_length or UNLIMITED
+
+    @property
+    def is_alive(self) -> bool:
+        """True unless the latest start has failed."""
+        return self.model.life.state != "failed"
+
+    async def cancel(self, response_id: str) -> bool:
+        """Cancel nothing: it generates nothing."""
+        return False
+
+    async def stop(self) -> None:
+        """Stop nothing."""
+
+    async def close(self) -> None:
+        """Close nothing."""
+
+
+@dataclass(frozen=True)
+class ManyEngines:
+    """The engines of all models.  Prompts reach them through the stages of their models."""
+
+    catalogue: Catalogue
+    context_length: int = UNLIMITED
+    vocabulary_size: int = ANY_TOKEN
+
+    @property
+    def models(self) -> Names:
+        """The names of all models."""
+        return self.catalogue.names
+
+    @property
+    def is_alive(self) -> bool:
+        """True if any model can answer, or could be started."""
+        return any(self._of(model).is_alive for model in self.catalogue.all.values())
+
+    def of(self, model: str) -> Backend:
+        """Return the engine of a model, or what is known of it if it is not open."""
+        return self._of(self.catalogue.of(model))
+
+    def _of(self, model: Model) -> Backend:
+        return model.engine or Closed(model)
+
+    def title(self, model: str) -> str:
+        """Return the own name of a model."""
+        return self.catalogue.of(model).name
+
+    def state(self, model: str) -> ModelState:
+        """Return the state of a model."""
+        return self.catalogue.of(model).life.state
+
+    @property
+    def _open(self) -> list[Engine]:
+        return [model.engine for model in self.catalogue.all.values() if model.engine]
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        """Run one generation on the engine of the model of a prompt, if it is open."""
+        model = self.catalogue.of(prompt.facts.model)
+        if model.engine is None:
+            raise ModelUnavailable(model.name, "it is not up")
+        async with model.engine.open(prompt) as frames:
+            yield frames
+
+    async def cancel(self, response_id: str) -> bool:
+        """End the generations for a response."""
+        return any([await engine.cancel(response_id) for engine in self._open])
+
+    async def stop(self) -> None:
+        """End all generations."""
+        await asyncio.gather(*(engine.stop() for engine in self._open))
+
+    async def close(self) -> None:
+        """End all models."""
+        await self.catalogue.close()

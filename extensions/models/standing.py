@@ -1,0 +1,126 @@
+"""A model whose engine others start and end: its servers, or a function of the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Generic, TypeVar
+
+from penstock.extensions.models.life import FIRST_PAUSE, LONGEST_PAUSE, Lease
+from penstock.pipeline.errors import CannotStart, ModelUnavailable, ServerStopping, StageError
+from penstock.pipeline.foreign_errors import named_error
+from penstock.services.engines.engine import ModelState
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Standing(Generic[T]):
+    """A model that ``opened`` opens when it is asked for, and that stays open until it is closed."""
+
+    def __init__(self, name: str, opened: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self.name = name
+        self.state: ModelState = "stopped"
+        self.reason = ""
+        """Why it could not be opened, in words for clients; empty if the latest attempt has not failed."""
+        self.changed_at = time.time()
+        """The time of the change to the state."""
+        self.running = 0
+        """The leases that are held."""
+        self.waiting = 0
+        """The requests that wait for a lease."""
+        self._opened = opened
+        self._value: asyncio.Future[T] | None = None
+        self._closing = asyncio.Event()
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._pause_ends = 0.0
+
+    async def acquire(self, wait: float | None) -> Lease[T]:
+        """Return a lease as soon as the model is open.
+
+        Raises `ModelUnavailable` after ``wait`` seconds, if it cannot be opened, and if that has just failed.
+        """
+        if self._closing.is_set():
+            raise ServerStopping
+        if self._value is None:
+            self._begin()
+        assert self._value is not None
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(wait):
+                value = await asyncio.shield(self._value)  # others wait for it, too
+        except TimeoutError:
+            raise ModelUnavailable(self.name, "it is starting") from None
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        self._unused.clear()
+        return Lease(value, self._release)
+
+    def _release(self) -> None:
+        self.running -= 1
+        if not self.running:
+            self._unused.set()
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        if (pause := self._pause_ends - loop.time()) > 0:
+            raise ModelUnavailable(self.name, self.reason, pause)
+        self._value = loop.create_future()
+        self._task = asyncio.create_task(self._stay(self._value))
+
+    async def _stay(self, given: asyncio.Future[T]) -> None:
+        """Open the model, and keep it open until it is closed."""
+        self._turn("starting")
+        try:
+            async with self._opened() as value:
+                self._turn("ready")
+                self.reason, self._failures = "", 0
+                given.set_result(value)
+                await self._closing.wait()
+        except asyncio.CancelledError:
+            given.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - those that wait get it
+            self._fail(given, error)
+        finally:
+            self._value = None
+
+    def _fail(self, given: asyncio.Future[T], error: Exception) -> None:
+        is_known = isinstance(error, StageError | CannotStart)
+        logger.error("Model %s cannot be used: %s", self.name, error, exc_info=None if is_known else error)
+        self.reason = f"it cannot be used ({type(error).__name__ if is_known else named_error(error)})"
+        pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
+        self._failures += 1
+        self._pause_ends = asyncio.get_running_loop().time() + pause
+        self._turn("failed")
+        if not given.done():
+            given.set_exception(ModelUnavailable(self.name, self.reason, pause))
+            given.exception()  # nobody may wait by now
+
+    def _turn(self, state: ModelState) -> None:
+        self.state, self.changed_at = state, time.time()
+
+    async def retire(self) -> None:
+        """Refuse requests from now on, and close when no lease is held."""
+        self._closing.set() if not self.running else None
+        while self.running:
+            await self._unused.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the model, and refuse requests from now on."""
+        self._closing.set()
+        if self._task is not None:
+            if self._value is not None and not self._value.done():
+                self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._turn("stopped")
