@@ -74,7 +74,7 @@ EngineStarter: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[Runn
 
 def start(settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
     """Start the engine that the settings name, or those of several models, for the length of a block."""
-    if getattr(settings, "models", None):
+    if settings.models:
         several: EngineStarter | None = optional_function("several", ENGINES)
         if several is None:
             raise CannotStart("[models] needs penstock.extensions.models, which is not installed")
@@ -174,8 +174,9 @@ async def over_http(
             logger.warning("--tool-strict-level holds no calls as long as an engine refuses structured output")
         try:
             model = None if engine.speaks_harmony else settings.model or engine.root
-            own = known or await asyncio.to_thread(stages_elsewhere, settings, model)
-            yield RunningEngine(engine, own)
+            if known is None:
+                known = await asyncio.to_thread(stages_elsewhere, settings, model)
+            yield RunningEngine(engine, known)
         finally:
             await engine.close()
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.extensions.models.catalogue import Catalogue, Model, Names
+from penstock.extensions.models.life import OnDemand
 from penstock.pipeline.errors import ModelUnavailable
 from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.services.engines.engine import UNLIMITED, Backend, Engine, ModelState
@@ -93,6 +94,17 @@ class ManyEngines:
             raise ModelUnavailable(model.name, "it is not up")
         async with model.engine.open(prompt) as frames:
             yield frames
+
+    @asynccontextmanager
+    async def leased(self, model: str) -> AsyncGenerator[str, None]:
+        """Have a model that penstock starts stay up for the length of a block; yield the URL of its process."""
+        one = self.catalogue.all[model]
+        assert isinstance(one.life, OnDemand)
+        lease = await one.life.acquire(one.wait)
+        try:
+            yield one.life.url
+        finally:
+            lease.release()
 
     async def cancel(self, response_id: str) -> bool:
         """End the generations for a response."""

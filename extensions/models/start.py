@@ -22,6 +22,7 @@ from penstock.extensions.models.turns import Groups
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import load
 from penstock.services.engines.engine import Engine, TextBackend
+from penstock.services.model_names import is_name
 
 CHILD_WAIT, SERVER_WAIT = 30.0, 5.0
 """Seconds that an engine gets to answer: one whose process is up, and one that others start."""
@@ -65,7 +66,8 @@ class House:
                 models[name] = known
                 continue
             models[name] = self._made(Model(name, table, own))
-        self.catalogue.take(models, settings.aliases)
+        patterns = {name: model.name for model in models.values() for name in model.table.names if not is_name(name)}
+        self.catalogue.take(models, settings.aliases | patterns)
 
     def _made(self, model: Model) -> Model:
         """Give a model its life."""
