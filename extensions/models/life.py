@@ -312,13 +312,15 @@ class OnDemand(Generic[T]):
                 try:
                     await self._start(life)
                     await self._stay()
+                except (_PutDown, _Failed) as error:
+                    end = error  # of the process: what is open below is left as usual
                 finally:
                     self._turn("stopping")
                     self._put_down()
-        except _PutDown:
-            self._turn("stopped")
-        except _Failed as error:
-            self._fail(str(error))
+            if isinstance(end, _Failed):
+                self._fail(str(end))
+            else:
+                self._turn("stopped")
         except Exception as error:
             logger.exception("Model %s cannot be used", self.name)
             self._fail(f"it cannot be used ({named_error(error)})")
@@ -362,7 +364,7 @@ class OnDemand(Generic[T]):
         if self._member.yields:
             raise _PutDown
 
-    async def _stay(self) -> None:
+    async def _stay(self) -> NoReturn:
         """Give leases and sleep, until the process is to end: with `_PutDown`, or with `_Failed` if it fails."""
         while True:
             self._turn("ready")
@@ -378,7 +380,9 @@ class OnDemand(Generic[T]):
     async def _end(self) -> NoReturn:
         """End the process, under leases if there are any."""
         assert self._child is not None
+        self._turn("stopping")
         reason = self._child.end_reason
+        self.reason = reason or self.reason
         if self.running and self._given is not None:
             if reason is None:
                 logger.warning("Model %s ends under its responses, as another one has a higher priority", self.name)

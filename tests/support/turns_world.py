@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +15,7 @@ from penstock.extensions.models.turns import LONGEST_SLICE, Decision, Member, Tu
 class Plan:
     """All that happens; times are in seconds."""
 
-    sizes: dict[str, int]
+    sizes: Mapping[str, int]
     models: tuple[PlannedModel, ...]
     clients: tuple[Client, ...]
     until: float
@@ -66,7 +66,7 @@ class _Request:
 class World:
     """One run of a plan."""
 
-    def __init__(self, plan: Plan, turns: Callable[[dict[str, int], Callable[[], float]], Turns] = Turns) -> None:
+    def __init__(self, plan: Plan, turns: Callable[[Mapping[str, int], Callable[[], float]], Turns] = Turns) -> None:
         self.now = 0.0
         self.served = 0
         self.swaps = 0

@@ -37,7 +37,7 @@ def plans(draw: st.DrawFn, *, has_priorities: bool = False) -> Plan:
     )
     clients = draw(st.lists(client, min_size=1, max_size=8))
     sizes = draw(st.dictionaries(st.sampled_from(GROUPS), st.integers(1, 3)))
-    return Plan(sizes, tuple(models), tuple(clients), until=draw(st.sampled_from((50.0, 500.0, 3000.0))))
+    return Plan({**sizes}, tuple(models), tuple(clients), until=draw(st.sampled_from((50.0, 500.0, 3000.0))))
 
 
 @pytest.mark.slow
