@@ -9,6 +9,7 @@ import shlex
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -18,6 +19,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Literal
 
+from penstock.extensions.models.guardian import KILL_SECONDS, LOOK_SECONDS
 from penstock.services.engines.workers import MARK as END_WITH_PARENT
 from penstock.services.engines.workers import NO_REPORTS
 
@@ -223,10 +225,12 @@ def _ended_words(status: int) -> str:
 def _kill_tree(tree: str) -> None:
     """Kill all processes that have the mark of a tree, until none is left."""
     mark = f"{TREE}={tree}".encode()
-    while left := {pid for pid in _processes() if mark in _variables(pid)}:
+    deadline = time.monotonic() + KILL_SECONDS
+    while (left := [pid for pid in _processes() if mark in _variables(pid)]) and time.monotonic() < deadline:
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
 
 
 def _processes() -> list[int]:

@@ -35,13 +35,13 @@ _SET_CHILD_SUBREAPER = 36
 _ON_LINUX = sys.platform == "linux"
 _LIBC = ctypes.CDLL(None)
 
-_KILL_SECONDS = 30.0
+KILL_SECONDS = 30.0
 """Seconds that processes have to end after SIGKILL: the kernel may be busy with freeing their memory."""
 
 _ORPHAN_SECONDS = 2.0
 """Seconds that processes have to end by themselves after the one that has started them."""
 
-_LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.02
 """Seconds between two looks at the processes that are left."""
 
 
@@ -94,7 +94,7 @@ class _Guarded:
             self._wait(seconds, lambda: self._has_ended)
             self._wait(min(seconds, _ORPHAN_SECONDS), lambda: not self._left())
         self._signal_group(signal.SIGKILL)
-        self._wait(_KILL_SECONDS, self._kill_all)
+        self._wait(KILL_SECONDS, self._kill_all)
 
     def _kill_all(self) -> bool:
         """Kill the processes that are left; return True if none was."""
@@ -107,7 +107,7 @@ class _Guarded:
     def _wait(self, seconds: float, is_over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
         while not (self._reap() and is_over()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
     def _reap(self) -> bool:
         """Collect processes that have ended; return True if the first one has."""

@@ -334,7 +334,7 @@ class OnDemand(Generic[T]):
         self._turn("starting")
         try:
             async with self._within(self.spec.start_timeout):
-                running = running_child(self.name, self.spec, self._port, self._notice, self._grace)
+                running = running_child(self.name, self.spec, self._port, self._put_down, self._grace)
                 self._child = await life.enter_async_context(running)
                 headers = {"Authorization": f"Bearer {self.spec.key}"} if self.spec.key else {}
                 self._session = await life.enter_async_context(
