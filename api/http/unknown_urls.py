@@ -14,10 +14,12 @@ from penstock.pipeline.protocol.params.json_body import shortened
 
 _ROUTES = "GET /openapi.json describes all routes."
 
+_UNREAD = "A model of [models] whose kind fits answers such requests"
+
 ELSEWHERE = {
-    "/v1/embeddings|(/v[12])?/rerank|(/v1)?/score": "The model of this server writes text. Set --embeddings to the "
-    "URL of a server that answers such requests.",
-    "/embeddings|(/v1)?/(pooling|classify)": f"The model of this server writes text. {_ROUTES}",
+    "/v1/embeddings|/v2/embed|(/v[12])?/rerank|(/v1)?/score|/pooling": f"{_UNREAD}, or the server of --embeddings.",
+    "/embeddings|/v1/pooling": f"The model of this server writes text. {_ROUTES}",
+    "(/v1)?/classify|/v1/audio/(speech|transcriptions|translations)|/v1/images/(generations|edits)": f"{_UNREAD}.",
     "/(responses|conversations|models|chat/completions|messages)(/.*)?": f"The routes are under /v1. {_ROUTES}",
     "/(docs|redoc)": f"{_ROUTES} In a browser, GET / is a page to try them.",
     "/metrics": "The metrics are on the port of --metrics-port.",

@@ -30,7 +30,7 @@ from penstock.stages.normalize.tool_types import named
 LONGEST_NAME = 256
 """The characters of the longest name of a model."""
 
-Kind = Literal["generate", "embed", "score", "rerank", "classify", "pool", "audio", "any"]
+Kind = Literal["generate", "embed", "score", "rerank", "classify", "pool", "audio", "image", "any"]
 """The work of a model: penstock reads the answers of those that generate, and passes on those of all others."""
 
 OF_PROCESS = ("idle", "sleep", "start_timeout", "groups", "priority")

@@ -145,14 +145,19 @@ class Names:
     session: ClientSession
     known: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    async def sent(self, url: str, target: Target, asked: str | None) -> str | None:
+    async def sent(self, url: str, target: Target, given: str | None) -> str | None:
         """Return the name that a server gets for its model, in the place of the one that the client gave."""
         if not target.name:
-            return asked
-        if url not in self.known:
-            self.known[url] = await self._listed(url, target)
-        there = self.known[url] or (target.name,)
-        return next((name for name in (asked, target.name) if name in there), there[0])
+            return given
+        there = self.known.get(url)
+        if there is None:
+            try:
+                there = self.known[url] = await self._listed(url, target)
+            except REFUSED:
+                raise
+            except (ClientError, TimeoutError):
+                there = ()
+        return next((name for name in (given, target.name) if name in there), there[0] if there else target.name)
 
     def forget(self, url: str) -> None:
         """Ask a server again: another one may be there."""
@@ -215,7 +220,7 @@ class Passing:
         async with self.admission.responding(request[OWNER]), target.servers() as urls:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
-                answer = await self._answer(request, given, target, urls)
+                answer = await self._first_answer(request, given, target, urls)
                 del given
                 async with answer:
                     release(request)
@@ -228,14 +233,14 @@ class Passing:
                 label = target.name or UNNAMED
                 metrics.PASSED_SECONDS.labels(label, str(status)).observe(time.monotonic() - began)
 
-    async def _answer(
+    async def _first_answer(
         self, request: web.Request, given: NamedBody, target: Target, urls: Iterable[str]
     ) -> ClientResponse:
         """Return the answer of the first server that takes a connection."""
         refused: Exception | None = None
         for url in urls:
             try:
-                return await self._asked(request, given, target, url)
+                return await self._answer_at(request, given, target, url)
             except REFUSED as error:
                 logger.warning("%s refuses a connection: %s", shown_url(url), named_error(error))
                 target.leave_out(url)
@@ -245,7 +250,7 @@ class Passing:
                 raise UpstreamFailed from error
         raise UpstreamFailed from refused
 
-    async def _asked(self, request: web.Request, given: NamedBody, target: Target, url: str) -> ClientResponse:
+    async def _answer_at(self, request: web.Request, given: NamedBody, target: Target, url: str) -> ClientResponse:
         name = await self.names.sent(url, target, given.model)
         body = given.body
         if name is not None and name != given.model:

@@ -8,15 +8,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
+
+from pydantic import SecretStr
 
 from penstock.api.settings import Settings
+from penstock.api.settings.model_settings import ModelTable
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.model_names import in_words, resolved_name, served_name
 
-ANY = "any"
-"""The kind of a server that answers all routes."""
+ANY, GENERATE = "any", "generate"
+"""The kind of a server that answers all routes, and the kind of a model whose answers penstock reads."""
 
 _SCORING = frozenset({"score", "rerank", "embed"})
 
@@ -33,8 +36,8 @@ ROUTES: Mapping[str, frozenset[str]] = {
     "/v1/audio/speech": frozenset({"audio"}),
     "/v1/audio/transcriptions": frozenset({"audio"}),
     "/v1/audio/translations": frozenset({"audio"}),
-    "/v1/images/generations": frozenset(),
-    "/v1/images/edits": frozenset(),
+    "/v1/images/generations": frozenset({"image"}),
+    "/v1/images/edits": frozenset({"image"}),
 }
 """The routes, each with the kinds of the models that answer it, besides `ANY`.
 
@@ -57,7 +60,6 @@ class Place(Protocol):
         ...
 
 
-@runtime_checkable
 class Leases(Protocol):
     """Models that are loaded as they are used."""
 
@@ -203,6 +205,18 @@ def _is_allowed(target: Target, allowed: Collection[str] | None) -> bool:
 
 def targets_of(settings: Settings, engine: object) -> Targets:
     """Return the targets of the settings; the ``engine`` leases models that are loaded as they are used."""
-    key = settings.embeddings_key.get_secret_value() if settings.embeddings_key else ""
+    named = {name: _target(name, table, settings.of_model(name), engine) for name, table in settings.models.items()}
     url = settings.embeddings
-    return Targets({}, Target("", "embed", Replicas((url,)), key) if url else None)
+    return Targets(named, Target("", "embed", Replicas((url,)), _text(settings.embeddings_key)) if url else None)
+
+
+def _target(name: str, table: ModelTable, settings: Settings, engine: object) -> Target:
+    place: Place | None = None
+    if table.kind != GENERATE:
+        urls = [url.rstrip("/").removesuffix("/v1") for url in settings.engine]
+        place = Leased(name, cast("Leases", engine)) if table.command else Replicas(urls)
+    return Target(name, table.kind, place, _text(settings.engine_key), table.names)
+
+
+def _text(key: SecretStr | None) -> str:
+    return key.get_secret_value() if key else ""

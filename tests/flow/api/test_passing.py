@@ -1,180 +1,605 @@
-"""Requests for embeddings go to another server, and its answers come back as they are."""
+"""What penstock does not read goes to the server of its model as it is, and the answer comes back as it is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
+from aiohttp import FormData, web
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from penstock.api.cli.command_line import read_settings
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.settings import Settings
+from penstock.extensions.models.passing import FORMS
+from penstock.extensions.models.targets import ROUTES
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client, wait_until
+from tests.support.examples import examples
 from tests.support.paths import HARMONY
+from tests.support.processes import free_port
 from tests.support.server import ScriptedServer, running_server
 
-PATHS = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/rerank", "/score", "/v2/rerank")
 KEY, OTHER_KEY = "a-key-of-a-client", "a-key-of-this-server"
+EMBEDDINGS, SPEECH = "/v1/embeddings", "/v1/audio/speech"
+OF_EMBEDDINGS = sorted(path for path, kinds in ROUTES.items() if "embed" in kinds)
 EMBEDDED = {"object": "list", "model": "e", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}]}
+SOUND = bytes(range(256)) * 100
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
-class Embedding:
-    """A server that embeds, the requests that it got, and its next answer."""
+class Seen:
+    """A request that a server got."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def model(self) -> Any:
+        return json.loads(self.body).get("model")
+
+
+@dataclass
+class Upstream:
+    """A server that answers requests with ``answer``, and what it got; ``names`` are its models."""
 
     url: str = ""
-    seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
-    answer: Any = None
+    seen: list[Seen] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    answer: Handler | None = None
     waiting: int = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            assert request.path == "/v1/models"
+            return web.json_response({"data": [{"id": name} for name in self.names]})
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.seen.append((request.path_qs, headers, await request.read()))
-        if self.answer == "never":
-            self.waiting += 1
-            try:
-                await asyncio.sleep(60)
-            finally:
-                self.waiting -= 1
-        if self.answer == "half":
-            half = web.StreamResponse(headers={"Content-Length": "100"})
-            await half.prepare(request)
-            await half.write(b"half")
-            assert request.transport
-            request.transport.close()
-            return half
-        answer: Any = self.answer or web.json_response(EMBEDDED)
-        assert isinstance(answer, web.Response)
-        return answer
+        self.seen.append(Seen(request.path_qs, headers, await request.read()))
+        return await self.answer(request) if self.answer else web.json_response(EMBEDDED)
+
+    async def never(self, _: web.Request) -> web.StreamResponse:
+        self.waiting += 1
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.waiting -= 1
+        raise AssertionError
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None, None]:
+        app = web.Application(client_max_size=2**30)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        async with TestServer(app, handler_cancellation=True) as server:
+            self.url = str(server.make_url("")).rstrip("/")
+            yield
+
+
+async def half(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse(headers={"Content-Length": "100"})
+    await answer.prepare(request)
+    await answer.write(b"half")
+    assert request.transport
+    request.transport.close()
+    return answer
+
+
+def always(answer: Callable[[], web.Response]) -> Handler:
+    async def answered(_: web.Request) -> web.StreamResponse:
+        return answer()
+
+    return answered
 
 
 @asynccontextmanager
-async def embedding(where: Path, **options: Any) -> AsyncGenerator[tuple[ScriptedServer, Embedding], None]:
-    """A server, and the one that embeds for it."""
-    other, app = Embedding(), web.Application()
-    app.router.add_route("*", "/{path:.*}", other.handle)
-    async with TestServer(app, handler_cancellation=True) as server:
-        other.url = str(server.make_url("")).rstrip("/")
-        settings = read_settings([f"--embeddings={other.url}"])
-        settings.embeddings_key = SecretStr(options.pop("key", "")) or None
-        async with running_server(
-            ScriptedEngine(), where, resources=("passing",), settings=settings, **options
-        ) as served:
-            yield served, other
+async def passing(
+    where: Path, *kinds: str, embeds: bool = False, key: str = "", **options: Any
+) -> AsyncGenerator[tuple[ScriptedServer, list[Upstream]], None]:
+    """A server with a model for each of the ``kinds``, and their servers; ``embeds`` adds that of ``--embeddings``.
+
+    The name of a model is its kind, of which others follow an underscore, and other names begin with ``my-``.
+    """
+    async with AsyncExitStack() as closing:
+        upstreams = [Upstream(names=(kind,)) for kind in (*kinds, *["any"][: int(embeds)])]
+        for each in upstreams:
+            await closing.enter_async_context(each.serving())
+        models = {
+            name: {"kind": name.partition("_")[0], "engine": [each.url], "names": [f"my-{name}*"]}
+            | keyed("engine", key)
+            for name, each in zip(kinds, upstreams, strict=False)
+        }
+        own = {"embeddings": upstreams[-1].url} | keyed("embeddings", key) if embeds else {}
+        settings = Settings.model_validate({"models": models, **own})
+        served = await closing.enter_async_context(
+            running_server(ScriptedEngine(), where, resources=("passing",), settings=settings, **options)
+        )
+        yield served, upstreams
+
+
+def keyed(name: str, key: str) -> dict[str, Any]:
+    return {f"{name}_key": SecretStr(key)} if key else {}
+
+
+def form(**fields: Any) -> FormData:
+    """A form with a sound, whose model comes last."""
+    written = FormData(default_to_multipart=True)
+    written.add_field("file", SOUND, filename="a.wav", content_type="audio/wav")
+    for name, value in fields.items():
+        written.add_field(name, value)
+    return written
+
+
+def body_of(path: str, **fields: Any) -> dict[str, Any]:
+    """Return the body of a request, as arguments of aiohttp."""
+    return {"data": form(**fields)} if path in FORMS else {"json": fields}
+
+
+# Clients
 
 
 async def test_openai_python_gets_embeddings(tmp_path: Path) -> None:
-    async with embedding(tmp_path) as (served, other), openai_client(served.url) as client:
-        answer = await client.embeddings.create(model="e", input="Hi", encoding_format="float")
+    async with passing(tmp_path, "embed") as (served, [other]), openai_client(served.url) as client:
+        answer = await client.embeddings.create(model="embed", input="Hi", encoding_format="float")
         assert answer.data[0].embedding == [0.5, 1.0]
-        other.answer = web.json_response({"error": {"message": "No.", "param": "input"}}, status=400)
+        other.answer = always(lambda: web.json_response({"error": {"message": "No.", "param": "input"}}, status=400))
         with pytest.raises(openai.BadRequestError, match=r"No\."):
-            await client.embeddings.create(model="e", input="")
+            await client.embeddings.create(model="embed", input="")
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["audio", "my-audio", "my-audio-2"])
+async def test_openai_python_gets_a_transcription(tmp_path: Path, name: str) -> None:
+    async with passing(tmp_path, "embed", "audio") as (served, [_, other]), openai_client(served.url) as client:
+        other.answer = always(lambda: web.json_response({"text": "Hello."}))
+        answer = await client.audio.transcriptions.create(
+            model=name, file=("a.wav", SOUND), timestamp_granularities=["word", "segment"]
+        )
+        assert answer.text == "Hello."
+        [request] = other.seen
+        assert request.path == "/v1/audio/transcriptions"
+        assert SOUND in request.body
+        assert b'name="model"\r\n\r\naudio\r\n' in request.body
+
+
+async def test_openai_python_streams_a_transcription(tmp_path: Path) -> None:
+    events = [{"type": "transcript.text.delta", "delta": "Hel"}, {"type": "transcript.text.done", "text": "Hello."}]
+    going = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        streamed = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await streamed.prepare(request)
+        for event in events:
+            await streamed.write(f"data: {json.dumps(event)}\n\n".encode())
+            await going.wait()
+        await streamed.write_eof()
+        return streamed
+
+    async with passing(tmp_path, "audio") as (served, [other]), openai_client(served.url) as client:
+        other.answer = answer
+        stream = await client.audio.transcriptions.create(model="audio", file=("a.wav", SOUND), stream=True)
+        assert (await anext(stream)).type == "transcript.text.delta"  # while the other has more to say
+        assert stream.response.headers["X-Accel-Buffering"] == "no"
+        going.set()
+        assert [event.type async for event in stream] == ["transcript.text.done"]
+
+
+async def test_openai_python_streams_speech(tmp_path: Path) -> None:
+    going = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        streamed = web.StreamResponse(headers={"Content-Type": "audio/wav"})
+        await streamed.prepare(request)
+        await streamed.write(SOUND[:1000])
+        await going.wait()
+        await streamed.write_eof(SOUND[1000:])
+        return streamed
+
+    async with passing(tmp_path, "audio") as (served, [other]), openai_client(served.url) as client:
+        other.answer = answer
+        speaking = client.audio.speech.with_streaming_response.create(model="audio", voice="alloy", input="Hi")
+        async with speaking as spoken:
+            pieces: AsyncIterator[bytes] = spoken.iter_bytes(1000)
+            assert spoken.headers["Content-Type"] == "audio/wav"
+            assert await anext(pieces) == SOUND[:1000]  # while the other has more to say
+            going.set()
+            assert b"".join([piece async for piece in pieces]) == SOUND[1000:]
+
+
+async def test_openai_python_gets_images(tmp_path: Path) -> None:
+    async with passing(tmp_path, "image") as (served, [other]), openai_client(served.url) as client:
+        other.answer = always(lambda: web.json_response({"created": 0, "data": [{"b64_json": "aQ=="}]}))
+        made = await client.images.generate(model="image", prompt="A cat.")
+        edited = await client.images.edit(model="image", image=[("a.png", SOUND), ("b.png", SOUND)], prompt="A dog.")
+        assert made.data == edited.data
+        assert [request.path for request in other.seen] == ["/v1/images/generations", "/v1/images/edits"]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+async def test_ranking_as_cohere_has_it(tmp_path: Path, path: str) -> None:
+    ranked = {"id": "r", "results": [{"index": 1, "relevance_score": 0.9}], "meta": {"billed_units": {}}}
+    async with passing(tmp_path, "rerank") as (served, [other]):
+        other.answer = always(lambda: web.json_response(ranked))
+        body = {"model": "rerank", "query": "tea", "documents": ["The moon", "Green tea"], "top_n": 1}
+        assert await served.post(body, path) == (200, ranked)
+        assert json.loads(other.seen[0].body) == body
+
+
+# The model
+
+
+async def test_every_route_goes_to_the_model_whose_kind_fits(tmp_path: Path) -> None:
+    kinds = sorted({kind for kinds in ROUTES.values() for kind in kinds})
+    async with passing(tmp_path, *kinds) as (served, upstreams):
+        for path, fitting in ROUTES.items():
+            for kind, other in zip(kinds, upstreams, strict=True):
+                async with served.client.post(served.url + path, **body_of(path, model=kind)) as answer:
+                    body = await answer.json()
+                if kind in fitting:
+                    assert (answer.status, body, other.seen.pop().path) == (200, EMBEDDED, path)
+                else:
+                    assert (answer.status, body["error"]["param"]) == (400, "model"), path
+                    assert f"of the kind {kind!r}" in body["error"]["message"]
+        assert not any(other.seen for other in upstreams)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_body_is_passed_on_byte_for_byte(tmp_path: Path, path: str) -> None:
+    async with passing(tmp_path, "any") as (served, [other]):
+        written = form(model="any")() if path in FORMS else None
+        body = await written.as_bytes() if written else b'\n{"model" :"any",  "a": 1.0e2, "b": "\\u00e4"}'
+        kind = written.headers["Content-Type"] if written else "application/json; charset=utf-8"
+        async with served.client.post(served.url + path, data=body, headers={"Content-Type": kind}) as answer:
+            assert (answer.status, await answer.json()) == (200, EMBEDDED)
+        [request] = other.seen
+        assert (request.body, request.headers["content-type"]) == (body, kind)
+        assert request.headers["content-length"] == str(len(body))
+
+
+@pytest.mark.parametrize(
+    ("names", "named", "sent"),
+    [
+        (("embed",), "embed", "embed"),
+        (("embed",), "my-embed", "embed"),
+        (("embed", "my-embed"), "my-embed", "my-embed"),
+        (("BAAI/bge-m3", "an-adapter"), "embed", "BAAI/bge-m3"),
+        (("BAAI/bge-m3",), None, "BAAI/bge-m3"),
+        ((), "my-embed", "embed"),
+    ],
+)
+async def test_model_has_the_name_that_its_server_knows(
+    tmp_path: Path, names: tuple[str, ...], named: str | None, sent: str
+) -> None:
+    async with passing(tmp_path, "embed") as (served, [other]):
+        other.names = names
+        body = {"input": "Hi"} | ({"model": named} if named else {})
+        assert (await served.post(body, EMBEDDINGS))[0] == 200
+        assert json.loads(other.seen[0].body) == body | {"model": sent}
+        other.names, other.answer = ("another",), always(lambda: web.json_response({}, status=404))
+        assert (await served.post(body, EMBEDDINGS))[0] == 404
+        other.answer = None
+        assert (await served.post(body, EMBEDDINGS))[0] == 200
+        assert [request.model for request in other.seen] == [sent, sent, "another"]
+
+
+async def test_unknown_model_gets_the_nearest_name_and_several_need_one(tmp_path: Path) -> None:
+    async with passing(tmp_path, "embed", "embed_small", "audio") as (served, upstreams):
+        status, answer = await served.post({"model": "embd"}, EMBEDDINGS)
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert "did you mean embed?" in answer["error"]["message"]
+        status, answer = await served.post({}, EMBEDDINGS)
+        assert (status, answer["error"]["param"]) == (400, "model")
+        assert (await served.post({}, SPEECH))[0] == 200
+        assert [len(other.seen) for other in upstreams] == [0, 0, 1]
+
+
+async def test_server_of_embeddings_takes_all_names_but_those_of_models(tmp_path: Path) -> None:
+    async with passing(tmp_path, "embed", embeds=True) as (served, upstreams):
+        for name in ("embed", "my-embed", "text-embedding-3-small", "any"):
+            assert (await served.post({"model": name}, EMBEDDINGS))[0] == 200
+        assert [[request.model for request in other.seen] for other in upstreams] == [
+            ["embed", "embed"],
+            ["text-embedding-3-small", "any"],
+        ]
+
+
+@pytest.mark.parametrize("path", OF_EMBEDDINGS)
+@pytest.mark.parametrize("body", [b'{"a": 1 }', b'{"model": "x",\n"a": 1}'])
+async def test_server_of_embeddings_gets_bodies_as_they_are(tmp_path: Path, path: str, body: bytes) -> None:
+    async with passing(tmp_path, embeds=True) as (served, [other]):
+        headers = {"Content-Type": "application/json"}
+        async with served.client.post(f"{served.url}{path}?q=1", data=body, headers=headers) as answer:
+            assert (answer.status, await answer.json()) == (200, EMBEDDED)
+        assert [(request.path, request.body) for request in other.seen] == [(path, body)]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_without_such_a_server_the_options_are_named(served: ScriptedServer, path: str) -> None:
+    status, answer = await served.post({"input": "Hi"}, path)
+    assert (status, answer["error"]["code"]) == (404, "unknown_url")
+    assert "[models]" in answer["error"]["message"]
+    assert ("--embeddings" in answer["error"]["message"]) is (path in OF_EMBEDDINGS)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": 1}'])
+async def test_body_that_names_no_model_in_json_is_refused(tmp_path: Path, body: bytes) -> None:
+    async with passing(tmp_path, "embed") as (served, [other]):
+        headers = {"Content-Type": "application/json"}
+        async with served.client.post(served.url + EMBEDDINGS, data=body, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (400, "invalid_request_error")
+        assert other.seen == []
+
+
+# Keys and headers
+
+
+@pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("key", ["", OTHER_KEY])
 async def test_request_is_passed_on_without_the_key_of_its_client(tmp_path: Path, path: str, key: str) -> None:
-    async with embedding(tmp_path, key=key, keys=Keys(given=[KEY])) as (served, other):
-        headers = {
-            "Authorization": f"Bearer {KEY}",
-            "X-Request-Id": "a-1",
-            "Cookie": "a=b",
-            "Content-Type": "application/json; charset=utf-8",
-        }
-        async with served.client.post(f"{served.url}{path}?q=1", data=b'{"a": 1 }', headers=headers) as answer:
+    async with passing(tmp_path, "any", key=key, keys=Keys(given=[KEY])) as (served, [other]):
+        headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "a-1", "Cookie": "a=b"}
+        async with served.client.post(f"{served.url}{path}", headers=headers, **body_of(path, model="any")) as answer:
             assert (answer.status, await answer.json()) == (200, EMBEDDED)
             assert answer.headers["X-Request-Id"] == "a-1"
-        [(got_path, got, body)] = other.seen
-        assert (got_path, body) == (path, b'{"a": 1 }')
-        assert (got["x-request-id"], got["content-type"]) == ("a-1", "application/json; charset=utf-8")
-        assert got.get("authorization") == (f"Bearer {key}" if key else None)
-        assert "cookie" not in got
-        assert (await served.post({"input": "Hi"}, path))[0] == 401
+        [request] = other.seen
+        assert request.headers["x-request-id"] == "a-1"
+        assert request.headers.get("authorization") == (f"Bearer {key}" if key else None)
+        async with served.client.post(served.url + path, **body_of(path, model="any")) as answer:
+            assert answer.status == 401
+
+
+OF_REQUESTS = {"host", "accept", "accept-encoding", "content-type", "content-length", "x-request-id"}
+OF_ANSWERS = {"content-type", "content-length", "date", "server", "x-request-id", "retry-after"}
+
+tokens = st.text(st.characters(codec="ascii", categories=("L", "N")) | st.just("-"), min_size=1, max_size=12)
+values = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20)
+KNOWN = (
+    "Authorization",
+    "X-Api-Key",
+    "Cookie",
+    "Set-Cookie",
+    "Via",
+    "X-Forwarded-For",
+    "User-Agent",
+    "Server",
+    "Accept",
+)
+headers_sent = st.dictionaries(st.sampled_from(KNOWN) | tokens.map(lambda name: f"x-{name}"), values, max_size=8)
+
+
+def test_no_header_leaks_in_either_direction(tmp_path: Path) -> None:
+    secret = "secret-of-the-operator"
+    with asyncio.Runner() as runner:
+        opened = passing(tmp_path, "embed", key=secret)
+        served, [other] = runner.run(opened.__aenter__())
+
+        @examples(100)
+        @given(headers_sent, headers_sent)
+        def check(sent: dict[str, str], answered: dict[str, str]) -> None:
+            other.answer = always(lambda: web.json_response(EMBEDDED, headers=answered))
+            runner.run(exchange(sent))
+
+        async def exchange(sent: dict[str, str]) -> None:
+            async with served.client.post(
+                served.url + EMBEDDINGS, json={"model": "embed"}, headers=sent | {"X-Request-Id": "a-1"}
+            ) as answer:
+                assert (answer.status, await answer.json()) == (200, EMBEDDED)
+                got = {name.lower(): value for name, value in answer.headers.items()}
+            assert got.keys() <= OF_ANSWERS
+            assert secret not in str(got)
+            passed = other.seen.pop().headers
+            assert passed.keys() == OF_REQUESTS | {"authorization"}
+            assert (passed["authorization"], passed["accept"]) == (f"Bearer {secret}", "*/*")
+
+        try:
+            check()
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
 
 
 async def test_status_and_content_type_come_back(tmp_path: Path) -> None:
-    async with embedding(tmp_path) as (served, other):
-        other.answer = web.Response(
-            body=b"\x00\x01",
-            status=429,
-            content_type="application/x-floats",
-            headers={"Retry-After": "7", "X-Own": "1"},
+    headers = {"Retry-After": "7", "X-Own": "1"}
+    async with passing(tmp_path, "embed") as (served, [other]):
+        other.answer = always(
+            lambda: web.Response(body=b"\x00\x01", status=429, content_type="application/x-floats", headers=headers)
         )
-        async with served.client.post(served.url + PATHS[0], json={}) as answer:
+        async with served.client.post(served.url + EMBEDDINGS, json={}) as answer:
             assert (answer.status, await answer.read()) == (429, b"\x00\x01")
             assert answer.headers["Content-Type"] == "application/x-floats"
             assert (answer.headers["Retry-After"], "X-Own" in answer.headers) == ("7", False)
 
 
+@pytest.mark.parametrize("status", [301, 307, 401, 403])
+async def test_redirect_is_not_followed_and_a_refused_key_is_no_fault_of_the_client(
+    tmp_path: Path, status: int
+) -> None:
+    async with passing(tmp_path, "embed", key=OTHER_KEY) as (served, [other]):
+        error = {"error": {"message": f"Wrong key {OTHER_KEY}"}}
+        other.answer = always(
+            lambda: web.json_response(error, status=status, headers={"Location": "http://192.0.2.1/"})
+        )
+        status, answer = await served.post({"input": "Hi"}, EMBEDDINGS)
+        assert (status, answer["error"]["type"]) == (502, "server_error")
+        assert OTHER_KEY not in str(answer)
+
+
+# Streams
+
+
 async def test_client_that_leaves_ends_the_request(tmp_path: Path) -> None:
-    async with embedding(tmp_path) as (served, other):
-        other.answer = "never"
-        asking = asyncio.create_task(served.post({"input": "Hi"}, PATHS[0]))
+    async with passing(tmp_path, "embed") as (served, [other]):
+        other.answer = other.never
+        asking = asyncio.create_task(served.post({"input": "Hi"}, EMBEDDINGS))
         await wait_until(lambda: other.waiting == 1)
         asking.cancel()
         await wait_until(lambda: other.waiting == 0)
 
 
+async def test_client_that_leaves_a_stream_ends_it_and_holds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = asyncio.Event()
+    written = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        streamed = web.StreamResponse(headers={"Content-Type": "audio/wav"})
+        await streamed.prepare(request)
+        try:
+            while True:
+                await streamed.write(SOUND)
+                written += len(SOUND)
+        finally:
+            ended.set()
+
+    async with passing(tmp_path, "audio") as (served, [other]):
+        other.answer = answer
+        async with served.client.post(served.url + SPEECH, json={"input": "Hi"}) as spoken:
+            await spoken.content.readexactly(10)
+            before = -1
+            while before != written:  # until the other server waits for the client, which reads no more
+                before = written
+                await asyncio.sleep(0.1)
+            assert served.api.held.count == 0
+            spoken.close()
+        await ended.wait()
+    assert written < 2**26
+    assert "broke off" not in caplog.text
+
+
 async def test_broken_answer_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
-    async with embedding(tmp_path) as (served, other):
-        other.answer = "half"
+    async with passing(tmp_path, "embed") as (served, [other]):
+        other.answer = half
         with pytest.raises(aiohttp.ClientPayloadError):
-            async with served.client.post(served.url + PATHS[0], json={}) as answer:
+            async with served.client.post(served.url + EMBEDDINGS, json={}) as answer:
                 await answer.read()
 
 
-async def test_redirect_is_not_followed(tmp_path: Path) -> None:
-    async with embedding(tmp_path) as (served, other):
-        other.answer = web.Response(status=307, headers={"Location": "http://192.0.2.1/"})
-        assert (await served.post({"input": "Hi"}, PATHS[0]))[0] == 502
+# Servers
 
 
 async def test_server_that_cannot_be_reached_is_a_bad_gateway(tmp_path: Path) -> None:
-    settings = read_settings(["--embeddings=http://127.0.0.1:9"])
+    settings = Settings.model_validate({"embeddings": f"http://127.0.0.1:{free_port()}"})
     async with running_server(ScriptedEngine(), tmp_path, resources=("passing",), settings=settings) as served:
-        status, answer = await served.post({"input": "Hi"}, PATHS[0])
+        status, answer = await served.post({"input": "Hi"}, EMBEDDINGS)
     assert (status, answer["error"]["type"]) == (502, "server_error")
+
+
+async def test_servers_of_a_model_take_turns_and_one_that_is_down_costs_no_request(tmp_path: Path) -> None:
+    one, two = Upstream(names=("embed",)), Upstream(names=("embed",))
+    async with one.serving(), two.serving():
+        urls = [one.url, f"http://127.0.0.1:{free_port()}", f"{two.url}/v1/"]
+        settings = Settings.model_validate({"models": {"embed": {"kind": "embed", "engine": urls}}})
+        async with running_server(ScriptedEngine(), tmp_path, resources=("passing",), settings=settings) as served:
+            statuses = [(await served.post({"input": "Hi"}, EMBEDDINGS))[0] for _ in range(6)]
+    assert statuses == [200] * 6
+    assert min(len(one.seen), len(two.seen)) >= 2
+
+
+# Limits
 
 
 async def test_limits_of_requests_hold(tmp_path: Path) -> None:
     admission = Admission()
     admission.tables = {"default": KeyLimits(requests_per_minute=1)}
-    async with embedding(tmp_path, admission=admission) as (served, other):
-        assert [(await served.post({"input": "Hi"}, PATHS[0]))[0] for _ in range(2)] == [200, 429]
+    async with passing(tmp_path, "embed", admission=admission) as (served, [other]):
+        assert [(await served.post({"input": "Hi"}, EMBEDDINGS))[0] for _ in range(2)] == [200, 429]
         assert len(other.seen) == 1
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_without_such_a_server_the_option_is_named(served: ScriptedServer, path: str) -> None:
-    status, answer = await served.post({"input": "Hi"}, path)
-    assert (status, answer["error"]["code"]) == (404, "unknown_url")
-    assert "--embeddings" in answer["error"]["message"]
+async def test_limits_of_running_responses_hold(tmp_path: Path) -> None:
+    admission = Admission()
+    admission.tables = {"default": KeyLimits(responses=1)}
+    async with passing(tmp_path, "embed", admission=admission) as (served, [other]):
+        other.answer = other.never
+        asking = asyncio.create_task(served.post({"input": "Hi"}, EMBEDDINGS))
+        await wait_until(lambda: other.waiting == 1)
+        assert (await served.post({"input": "Hi"}, EMBEDDINGS))[0] == 429
+        asking.cancel()
+        await wait_until(lambda: other.waiting == 0)
+        other.answer = None
+        assert (await served.post({"input": "Hi"}, EMBEDDINGS))[0] == 200
+
+
+USAGE = {"usage": {"prompt_tokens": 60, "prompt_tokens_details": None, "total_tokens": 60}}
+LONG = {"data": [0.5] * 5_000}
+
+
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [
+        (USAGE | LONG, True),
+        (LONG | USAGE, True),
+        ({"usage": {"input_token_details": {"text_tokens": 0}, "total_tokens": 60}}, True),
+        (LONG, False),
+        ({"text": json.dumps(USAGE)}, False),
+    ],
+)
+async def test_limits_of_tokens_count_what_an_answer_says(tmp_path: Path, answer: Any, counts: bool) -> None:
+    admission = Admission()
+    admission.tables = {"default": KeyLimits(tokens_per_minute=100)}
+    async with passing(tmp_path, "embed", admission=admission) as (served, [other]):
+        other.answer = always(lambda: web.json_response(answer))
+        statuses = [(await served.post({"input": "Hi"}, EMBEDDINGS))[0] for _ in range(3)]
+    assert statuses == [200, 200, 429 if counts else 200]
+
+
+@pytest.mark.parametrize("path", [EMBEDDINGS, "/v1/audio/transcriptions"])
+async def test_body_that_is_too_large_is_refused(tmp_path: Path, path: str) -> None:
+    async with passing(tmp_path, "any", max_body_bytes=len(SOUND)) as (served, [other]):
+        async with served.client.post(
+            served.url + path, **body_of(path, model="any", input="x" * len(SOUND))
+        ) as answer:
+            assert answer.status == 413
+        assert other.seen == []
+
+
+async def test_large_bodies_are_passed_on_and_held_until_the_answer_begins(tmp_path: Path) -> None:
+    async with passing(tmp_path, "audio", max_body_bytes=2**25) as (served, [other]):
+        going = asyncio.Event()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            streamed = web.StreamResponse()
+            await streamed.prepare(request)
+            await streamed.write(b"{")
+            await going.wait()
+            await streamed.write_eof(b"}")
+            return streamed
+
+        other.answer = answer
+        written = form(more=BytesIO(b"\r\n" * 2**21), model="my-audio")
+        async with served.client.post(f"{served.url}/v1/audio/transcriptions", data=written) as answered:
+            assert await answered.content.readexactly(1) == b"{"
+            assert served.api.held.count == 0
+            going.set()
+            assert await answered.read() == b"}"
+        assert len(other.seen[0].body) > 2**22
+
+
+# Settings
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 async def test_the_setting_takes_the_url_with_and_without_its_version(tmp_path: Path, end: str) -> None:
-    given = {"engine": [f"replay:{HARMONY}"], "store": str(tmp_path / "store.sqlite3"), "sandbox": False}
-    settings = Settings.model_validate(
-        {**given, "embeddings": f"http://embedder:8001{end}", "embeddings_key": "a-key-of-the-embedder"}
-    )
+    given_settings = {"engine": [f"replay:{HARMONY}"], "store": str(tmp_path / "store.sqlite3"), "sandbox": False}
+    settings = Settings.model_validate({**given_settings, "embeddings": f"http://embedder:8001{end}"})
     async with running(settings) as started:
-        assert {route.path for route in started.api.resources} >= {*PATHS}
         assert settings.embeddings == "http://embedder:8001"
+        assert {route.path for route in started.api.resources} & ROUTES.keys() == {*OF_EMBEDDINGS}
 
 
 @pytest.mark.parametrize("url", ["embedder:8001", "ftp://embedder", "http://", "http://a b"])
