@@ -294,6 +294,25 @@ GROUPS = (
                 )
                 for path in ("/v1/score", "/score")
             ),
+            Example(route="POST /classify", body={"model": "tiny-classifier", "input": "Say hello."}),
+            Example(route="POST /pooling", body={"model": EMBEDDER, "input": "Say hello."}),
+            Example(
+                route="POST /v2/embed",
+                body={"model": EMBEDDER, "texts": ["Say hello."], "embedding_types": ["float"]},
+            ),
+            Example(
+                route="POST /v1/audio/speech",
+                body={"model": "tiny-speaker", "voice": "alloy", "input": "Say hello.", "response_format": "wav"},
+            ),
+            *(
+                Example(route=f"POST /v1/audio/{task}", form={"file": "@hello.wav", "model": "tiny-speaker"})
+                for task in ("transcriptions", "translations")
+            ),
+            Example(route="POST /v1/images/generations", body={"model": "tiny-painter", "prompt": "A pipe."}),
+            Example(
+                route="POST /v1/images/edits",
+                form={"image": "@pipe.png", "prompt": "Longer.", "model": "tiny-painter"},
+            ),
             Example(route="GET /v1/prompts"),
             Example(route="GET /v1/prompts/{prompt_id}", query="version=1"),
         ),

@@ -80,12 +80,53 @@ def _engine() -> ExampleEngine:
     return ExampleEngine(Script(tokens), models=(MODEL,), likely=likely)
 
 
-async def _embed(request: web.Request) -> web.Response:
-    """Answer as the server of ``--embeddings`` does; all texts have one vector."""
-    if request.path.endswith("models"):
-        return web.json_response({"object": "list", "data": [{"id": EMBEDDER}]})
-    if not request.path.endswith("embeddings"):
-        return web.json_response(RANKED if request.path.endswith("rerank") else SCORED)
+SPOKEN = b"RIFF"
+UNREAD: Mapping[str, Any] = {
+    "models": {"object": "list", "data": [{"id": EMBEDDER}]},
+    "rerank": RANKED,
+    "score": SCORED,
+    "embed": {"id": "embd-1", "embeddings": {"float": [[0.5, -0.25, 0.125]]}, "texts": ["Say hello."]},
+    "classify": {
+        "object": "list",
+        "model": "tiny-classifier",
+        "data": [{"index": 0, "label": "greeting", "probs": [0.9, 0.1], "num_classes": 2}],
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    },
+    "pooling": {
+        "object": "list",
+        "model": EMBEDDER,
+        "data": [{"index": 0, "object": "pooling", "data": [0.5, -0.25, 0.125]}],
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    },
+    "transcriptions": {"text": "Guten Tag."},
+    "translations": {"text": "Good day."},
+    "generations": {"created": 1_800_000_000, "data": [{"b64_json": "aVZCT1J3MEtHZ28="}]},
+    "edits": {"created": 1_800_000_000, "data": [{"b64_json": "aVZCT1J3MEtHZ28="}]},
+}
+"""Answers of a server whose answers penstock passes on, by the ends of paths."""
+
+PASSED = """
+[tiny-classifier]
+kind = "classify"
+engine = "{url}"
+
+[tiny-speaker]
+kind = "audio"
+engine = "{url}"
+
+[tiny-painter]
+kind = "image"
+engine = "{url}"
+"""
+
+
+async def _answer_unread(request: web.Request) -> web.Response:
+    """Answer as the server of ``--embeddings`` does, and those of other models; all texts have one vector."""
+    end = request.path.rpartition("/")[2]
+    if end in UNREAD:
+        return web.json_response(UNREAD[end])
+    if end == "speech":
+        return web.Response(body=SPOKEN, content_type="audio/wav")
     given = (await request.json())["input"]
     texts = [given] if isinstance(given, str) else given
     data = [{"object": "embedding", "index": at, "embedding": [0.5, -0.25, 0.125]} for at, _ in enumerate(texts)]
@@ -124,9 +165,11 @@ async def example_server(folder: Path) -> AsyncGenerator[ExampleServer, None]:
     shutil.copytree(ROOT / "fixtures/harmony/weather", recordings / "weather")
     async with AsyncExitStack() as closing:
         embedder = web.Application()
-        embedder.router.add_route("*", "/{path:.*}", _embed)
+        embedder.router.add_route("*", "/{path:.*}", _answer_unread)
         upstream = await closing.enter_async_context(TestServer(embedder))
         options = [f"--embeddings={_url(upstream)}", f"--store={folder / 'store.sqlite3'}", f"--prompts={prompts}"]
+        (folder / "models.toml").write_text(PASSED.format(url=_url(upstream)))
+        options += [f"--model-config={folder / 'models.toml'}"]
         options += [f"--record={recordings}", "--record-if=x-record", "--log-level=WARNING"]
         settings = read_settings(options)
         keys = {"api_keys": (KEYS[CLIENT], KEYS[ANTHROPIC])} | {

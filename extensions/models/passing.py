@@ -97,10 +97,6 @@ class PassedOn(Body):
     """The model; by default the only one that answers such requests."""
 
 
-class PassedForm(PassedOn):
-    """A form that another server reads; this one reads the name of the model, and passes all on as it came."""
-
-
 _REFUSALS = (InvalidRequest, ModelNotFound, UpstreamFailed)
 
 
@@ -140,7 +136,7 @@ class TokenCount:
 
 @dataclass(eq=False)
 class Names:
-    """The names under which servers have their models, by the URL of each server; asked for once."""
+    """The names under which servers have their models, by the URL of each server; each lists them once."""
 
     session: ClientSession
     known: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -203,7 +199,7 @@ class Passing:
         """Have the server of the model answer, and pass its answer back as it comes."""
         return await self._pass(request)
 
-    @operation(Operation(Any, body=PassedForm, refusals=_REFUSALS, body_type=FORM))
+    @operation(Operation(Any, body=PassedOn, refusals=_REFUSALS, body_type=FORM))
     async def pass_form_on(self, request: web.Request) -> web.StreamResponse:
         """Have the server of the model answer a form, and pass its answer back as it comes."""
         return await self._pass(request)

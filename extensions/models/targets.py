@@ -215,7 +215,7 @@ def _target(name: str, table: ModelTable, settings: Settings, engine: object) ->
     if table.kind != GENERATE:
         urls = [url.rstrip("/").removesuffix("/v1") for url in settings.engine]
         place = Leased(name, cast("Leases", engine)) if table.command else Replicas(urls)
-    return Target(name, table.kind, place, _text(settings.engine_key), table.names)
+    return Target(name, table.kind, place, key=_text(settings.engine_key), names=table.names)
 
 
 def _text(key: SecretStr | None) -> str:

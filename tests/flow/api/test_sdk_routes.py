@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.api.cli.command_line import read_settings
 from penstock.api.resources.resources import SHIPPED
+from penstock.api.settings import Settings
 from tests.support.paths import ROOT
 from tests.support.sdk_routes import Route, sdk_routes
 from tests.support.server import ScriptedServer
@@ -51,16 +51,15 @@ def test_every_route_of_the_sdk_has_one_verdict(sdk: str) -> None:
 
 @asynccontextmanager
 async def serving_all_routes(folder: Path) -> AsyncGenerator[ScriptedServer, None]:
-    """Serve every route of penstock, over a server of embeddings that answers all."""
+    """Serve every route of penstock, over a server that answers what is passed on."""
 
-    async def embed(_: web.Request) -> web.Response:
+    async def answer(_: web.Request) -> web.Response:
         return web.json_response({})
 
-    async with (
-        web_server(embed) as url,
-        tool_server(folder, resources=SHIPPED, settings=read_settings([f"--embeddings={url}"])) as served,
-    ):
-        yield served
+    async with web_server(answer) as url:
+        settings = Settings.model_validate({"models": {"any": {"kind": "any", "engine": [url]}}})
+        async with tool_server(folder, resources=SHIPPED, settings=settings) as served:
+            yield served
 
 
 @pytest.mark.parametrize("sdk", TABLE)

@@ -164,7 +164,7 @@ C = '[models.c]\ncommand = "sh"\n'
         (f"{A}max_model_len = 1\n", "[models.a] max-model-len (penstock.toml, line 3): it is an option of vLLM's "
                                     "engine: move it into the model's table vllm, or its command"),
         (f'{A}kind = "talk"\n', "[models.a] kind (penstock.toml, line 3): Input should be 'generate', 'embed', "
-                                "'score', 'rerank', 'classify', 'pool', 'audio' or 'any', not 'talk'"),
+                                "'score', 'rerank', 'classify', 'pool', 'audio', 'image' or 'any', not 'talk'"),
         (f'{A}tools = ["hammer"]\n', "[models.a] tools (penstock.toml, line 3): 'hammer' is not one of TOOLS and none"),
         ("models = 3\n", "models: expected a table for each model, such as [models.big]"),
         ('[models]\nengine = "http://a"\n', "[models.engine] (penstock.toml, line 2): a model is a table, such as "
