@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -37,8 +37,8 @@ from penstock.api.http.openapi import FORM, JSON, Operation, operation
 from penstock.api.http.prefix import path_of
 from penstock.api.http.request_body import off_loop, receive, release
 from penstock.api.http.sse import SSE_HEADERS
-from penstock.api.limits.admission import Admission
 from penstock.api.resources.resources import ServerParts
+from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.models.named_bodies import NamedBody, read_named
 from penstock.extensions.models.targets import ROUTES, Target, Targets, targets_of
 from penstock.pipeline import metrics
@@ -181,7 +181,7 @@ class Passing:
 
     session: ClientSession
     targets: Targets
-    admission: Admission
+    scheduler: Scheduler
     names: Names = field(init=False)
 
     def __post_init__(self) -> None:
@@ -212,8 +212,8 @@ class Passing:
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         given = await off_loop(read_named, await receive(request), _content_type(request))
         request[MODEL] = given.model or ""
-        target = self.targets.of(given.model, path_of(request), _allowed(request))
-        async with self.admission.responding(request[OWNER]), target.servers() as urls:
+        target = self.targets.of(given.model, path_of(request), self.scheduler.allowed(request[OWNER]))
+        async with self.scheduler.admission.responding(request[OWNER]), target.servers() as urls:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
                 answer = await self._first_answer(request, given, target, urls)
@@ -280,7 +280,7 @@ class Passing:
                 request.transport.close()
             return passed
         finally:
-            self.admission.spend_tokens(request[OWNER], tokens.total)
+            self.scheduler.admission.spend_tokens(request[OWNER], tokens.total)
         await passed.write_eof()
         return passed
 
@@ -292,11 +292,6 @@ async def _pieces(answer: ClientResponse) -> AsyncIterator[bytes]:
             yield data
     except (ClientError, TimeoutError) as error:
         raise BrokenOff from error
-
-
-def _allowed(request: web.Request) -> Collection[str] | None:
-    """Return the patterns of the models that the key of a request may use; None for all."""
-    return None
 
 
 def _content_type(request: web.Request) -> str:
@@ -340,4 +335,4 @@ async def passing(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], 
         skip_auto_headers=(hdrs.USER_AGENT,),
     ) as session:
         targets = targets_of(parts.settings, parts.scheduler.engine)
-        yield Passing(session, targets, parts.scheduler.admission).routes
+        yield Passing(session, targets, parts.scheduler).routes
