@@ -310,8 +310,10 @@ class ToolAccess:
     def of(self, owner: str) -> frozenset[str] | None:
         return self.of_all if (own := self.of_key(owner)) is None else own
 
-    def of_denied(self, owner: str) -> str:
+    def of_denied(self, owner: str, *, by_model: bool = False) -> str:
         """Return the beginning of the error about a tool that an owner may not use, by who has decided that."""
+        if by_model:
+            return "This model may not use"
         return "Clients of this server may not use" if self.of_key(owner) is None else "This API key may not use"
 
 
@@ -339,7 +341,7 @@ class Toolbox:
     """The end of the error about a label that is not among the ``labels``."""
     containers: Containers | None = None
     """The containers in which code and commands run."""
-    strict_level: Callable[[], StrictLevel | UnsetType] = lambda: UNSET
+    strict_level: Callable[[str], StrictLevel | UnsetType] = lambda _: UNSET
     """Gives the level to which all calls are held now."""
 
     @property
@@ -352,14 +354,18 @@ class Toolbox:
         """The labels of the operator's MCP servers, and of the hosts of the operator's own."""
         return self.mcp.labels | self.own.keys()
 
-    def usable(self, owner: str) -> frozenset[str]:
-        """Return the namespaces of the built-in tools that an owner may use."""
-        return self.namespaces - self.denied(owner)
+    def usable(self, owner: str, of_model: frozenset[str] | None = None) -> frozenset[str]:
+        """Return the namespaces of the built-in tools that an owner may use with a model, whose tools are these."""
+        return self.namespaces - self.denied(owner, of_model)
 
-    def denied(self, owner: str) -> frozenset[str]:
-        """Return the built-in tools, by namespace, and those of the operator's own that an owner may not use."""
-        may_use = self.access.of(owner)
-        return frozenset() if may_use is None else frozenset(kinds()).union(self.own) - may_use
+    def denied(self, owner: str, of_model: frozenset[str] | None = None) -> frozenset[str]:
+        """Return the built-in tools, by namespace, and those of the operator's own that an owner may not use.
+
+        The model may use those of ``of_model``, or all if that is None.
+        """
+        known = frozenset(kinds()).union(self.own)
+        may_use = (tools for tools in (self.access.of(owner), of_model) if tools is not None)
+        return known - known.intersection(*may_use)
 
     def own_host(self, server: McpServer) -> OwnHost | None:
         """Return the host of the operator's own that a request names as a server; None if it names another server."""

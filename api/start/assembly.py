@@ -188,7 +188,11 @@ async def assembled(
     """Yield the pipeline of these settings, with all stages that the operator inserts, for the length of a block."""
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     caches = CacheSharing(settings.share_caches, settings.salt_caches)
-    level = partial(strict_level, settings.tool_strict_level, running.engine)
+    settings_of = running.settings_of or (lambda _: settings)
+
+    def level(model: str) -> StrictLevel | UnsetType:
+        return strict_level(settings_of(model).tool_strict_level, engine_of(running.engine, model))
+
     tools = replace(tools, left_out=leavable(settings.leave_out_tool), strict_level=level)
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = aliasing(sealing(pipeline, sealer), aliases_of(settings, running))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -23,6 +24,9 @@ from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.plugins import load
 from penstock.services.engines.engine import Engine, TextBackend
 from penstock.services.model_names import is_name
+from penstock.services.own_hosts import label_of
+from penstock.stages.normalize.tool_types import named
+from penstock.stages.responses import ModelStages
 
 CHILD_WAIT, SERVER_WAIT = 30.0, 5.0
 """Seconds that an engine gets to answer: one whose process is up, and one that others start."""
@@ -94,7 +98,7 @@ class House:
         async with self._running(model, url) as running:
             if isinstance(running.engine, TextBackend):
                 raise CannotStart(f"[models.{model.name}]: an engine of texts cannot stand beside other models")
-            stages = model.stages or running.model
+            stages = model.stages or self._with_tools(model, running.model)
             turn = stages.turn(running.engine, self.catalogue.runs, self.catalogue.retry_seconds)
             options = model.settings.option_tables
             async with load(list(options), options)(turn) as edited:
@@ -105,6 +109,13 @@ class House:
                     yield RunningEngine(running.engine, stages)
                 finally:
                     model.engine = None
+
+    def _with_tools(self, model: Model, stages: ModelStages) -> ModelStages:
+        """Return the stages of a model that may use the tools of its table alone, if it names some."""
+        if model.table.tools is None:
+            return stages
+        own = [label_of(name) for name in model.settings.tool]
+        return replace(stages, traits=replace(stages.traits, tools=named(model.table.tools, own)))
 
     def _running(self, model: Model, url: str | None) -> AbstractAsyncContextManager[RunningEngine]:
         if url is not None:

@@ -29,6 +29,8 @@ class ModelTraits:
     """True if the model has a chat template, and so does not speak Harmony."""
     takes_prompts: bool = True
     """False if prompts are laid out elsewhere, so that no client can lay out one."""
+    tools: frozenset[str] | None = None
+    """The built-in tools, by namespace, and those of the operator's own that the model may use; None for all."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """vLLM's sampling defaults for the model, such as ``temperature``, for parameters that a request leaves out.
 

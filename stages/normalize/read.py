@@ -80,19 +80,20 @@ class Read:
 
     def _offered(self, recalled: RecalledRequest, history: Sequence[Item]) -> ToolsetBuilder:
         """Return the tools of the request and of its history."""
-        toolbox, denied = self.toolbox, self.toolbox.denied(recalled.owner)
+        toolbox, of_model = self.toolbox, recalled.traits.tools
+        denied = toolbox.denied(recalled.owner, of_model)
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(
-            usable=toolbox.usable(recalled.owner),
+            usable=toolbox.usable(recalled.owner, of_model),
             labels=toolbox.labels - denied,
             left_out=toolbox.left_out,
             denied=toolbox.namespaces & denied,
-            of_denied=toolbox.access.of_denied(recalled.owner),
+            of_denied=toolbox.access.of_denied(recalled.owner, by_model=of_model is not None),
             own=frozenset(toolbox.own),
             sees_images=recalled.traits.sees_images,
             of_unknown=toolbox.of_unknown,
             takes_agents=recalled.request.envelope.body is not None,
-            strict_level=toolbox.strict_level(),
+            strict_level=toolbox.strict_level(recalled.served),
         )
         builder.add_all(recalled.request.tools or ())
         builder.inherit(history)

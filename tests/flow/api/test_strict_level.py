@@ -67,7 +67,7 @@ def holds(prompt: Prompt) -> str:
 
 
 def server(where: Path, level: StrictLevel | None = "parameter", **options: Any) -> Any:
-    toolbox = Toolbox(strict_level=lambda: level or UNSET)
+    toolbox = Toolbox(strict_level=lambda _: level or UNSET)
     return running_server(ScriptedEngine(script(HELLO)), where, toolbox=toolbox, **options)
 
 
