@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -42,7 +42,7 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.models.named_bodies import NamedBody, read_named
 from penstock.extensions.models.targets import ROUTES, Target, Targets, targets_of
 from penstock.pipeline import metrics
-from penstock.pipeline.errors import InvalidRequest, ModelNotFound, UpstreamFailed
+from penstock.pipeline.errors import InvalidRequest, ModelNotFound, ModelUnavailable, StageError, UpstreamFailed
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.request import trace_headers
@@ -97,7 +97,7 @@ class PassedOn(Body):
     """The model; by default the only one that answers such requests."""
 
 
-_REFUSALS = (InvalidRequest, ModelNotFound, UpstreamFailed)
+_REFUSALS = (InvalidRequest, ModelNotFound, ModelUnavailable, UpstreamFailed)
 
 
 class _Card(msgspec.Struct):
@@ -213,26 +213,40 @@ class Passing:
         given = await off_loop(read_named, await receive(request), _content_type(request))
         request[MODEL] = given.model or ""
         target = self.targets.of(given.model, path_of(request), self.scheduler.allowed(request[OWNER]))
-        async with self.scheduler.admission.responding(request[OWNER]), target.servers() as urls:
+        async with self.scheduler.admission.responding(request[OWNER]), AsyncExitStack() as leases:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
-                answer = await self._first_answer(request, given, target, urls)
+                answer = await self._first_answer(request, given, target, leases)
                 del given
                 async with answer:
                     release(request)
                     status = answer.status
                     return await self._passed_back(request, answer)
-            except UpstreamFailed:
-                status = UpstreamFailed.status
+            except StageError as error:
+                status = error.status
                 raise
             finally:
                 label = target.name or UNNAMED
                 metrics.PASSED_SECONDS.labels(label, str(status)).observe(time.monotonic() - began)
 
     async def _first_answer(
+        self, request: web.Request, given: NamedBody, target: Target, leases: AsyncExitStack
+    ) -> ClientResponse:
+        """Return the answer of the first model that can, of a target and those that stand in for it."""
+        failed: StageError | None = None
+        for one in self.targets.in_turn(target):
+            try:
+                urls = await leases.enter_async_context(one.servers())
+                return await self._answer_of(request, given, one, urls)
+            except (ModelUnavailable, UpstreamFailed) as error:
+                failed = error
+        assert failed is not None
+        raise failed
+
+    async def _answer_of(
         self, request: web.Request, given: NamedBody, target: Target, urls: Iterable[str]
     ) -> ClientResponse:
-        """Return the answer of the first server that takes a connection."""
+        """Return the answer of the first server of a model that takes a connection."""
         refused: Exception | None = None
         for url in urls:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -122,6 +122,8 @@ class Target:
     place: Place | None = None
     key: str = field(default="", repr=False)
     names: Sequence[str] = ()
+    instead: str | None = None
+    """The name of the model that answers if this one cannot."""
 
     def fits(self, path: str) -> bool:
         """True if the model answers a route."""
@@ -176,6 +178,12 @@ class Targets:
             )
         return usable[name]
 
+    def in_turn(self, target: Target) -> Iterator[Target]:
+        """Yield a target, and then those that answer if it cannot."""
+        yield target
+        if target.instead is not None:
+            yield from self.in_turn(self.named[target.instead])
+
     def _only(self, fitting: Sequence[str], others: Target | None, path: str) -> Target:
         candidates = [*(self.named[name] for name in fitting), *([others] if others else [])]
         match candidates:
@@ -215,7 +223,7 @@ def _target(name: str, table: ModelTable, settings: Settings, engine: object) ->
     if table.kind != GENERATE:
         urls = [url.rstrip("/").removesuffix("/v1") for url in settings.engine]
         place = Leased(name, cast("Leases", engine)) if table.command else Replicas(urls)
-    return Target(name, table.kind, place, key=_text(settings.engine_key), names=table.names)
+    return Target(name, table.kind, place, key=_text(settings.engine_key), names=table.names, instead=table.instead)
 
 
 def _text(key: SecretStr | None) -> str:

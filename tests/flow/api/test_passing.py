@@ -23,15 +23,18 @@ from pydantic import SecretStr, ValidationError
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
+from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
+from penstock.extensions.models.engines import ManyEngines
 from penstock.extensions.models.passing import FORMS
 from penstock.extensions.models.targets import ROUTES
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
-from tests.support.api_clients import openai_client, wait_until
+from tests.support.api_clients import ApiClient, openai_client, wait_until
 from tests.support.examples import examples
 from tests.support.paths import HARMONY
 from tests.support.processes import free_port
+from tests.support.scripted_model import MODEL
 from tests.support.server import ScriptedServer, running_server
 
 KEY, OTHER_KEY = "a-key-of-a-client", "a-key-of-this-server"
@@ -510,6 +513,19 @@ async def test_servers_of_a_model_take_turns_and_one_that_is_down_costs_no_reque
     assert min(len(one.seen), len(two.seen)) >= 2
 
 
+async def test_another_model_answers_for_one_that_cannot(tmp_path: Path) -> None:
+    other = Upstream(names=("small",))
+    async with other.serving():
+        down = {"kind": "embed", "engine": [f"http://127.0.0.1:{free_port()}"], "instead": "small"}
+        models = {"big": down, "small": {"kind": "embed", "engine": [other.url]}}
+        settings = Settings.model_validate({"models": models})
+        async with running_server(ScriptedEngine(), tmp_path, resources=("passing",), settings=settings) as served:
+            assert (await served.post({"model": "big", "input": "Hi"}, EMBEDDINGS))[0] == 200
+            other.answer = always(lambda: web.json_response({}, status=401))
+            assert (await served.post({"model": "big", "input": "Hi"}, EMBEDDINGS))[0] == 502
+    assert [request.model for request in other.seen] == ["small", "small"]
+
+
 # Limits
 
 
@@ -606,3 +622,41 @@ async def test_the_setting_takes_the_url_with_and_without_its_version(tmp_path: 
 def test_the_setting_needs_a_url(url: str) -> None:
     with pytest.raises(ValidationError, match="http://"):
         Settings.model_validate({"embeddings": url})
+
+
+# Models that are loaded as they are used
+
+
+@asynccontextmanager
+async def commanded(folder: Path, command: str) -> AsyncGenerator[tuple[ApiClient, Scheduler], None]:
+    """Serve a model that embeds by a command for the length of a block."""
+    models = {"embed": {"kind": "embed", "command": command, "engine_key": SecretStr(OTHER_KEY)}}
+    settings = Settings.model_validate({"models": models, "store": str(folder / "store.sqlite3"), "sandbox": False})
+    async with AsyncExitStack() as closing:
+        started = await closing.enter_async_context(running(settings))
+        http = await closing.enter_async_context(TestServer(started.api.app(10_000)))
+        client = await closing.enter_async_context(aiohttp.ClientSession())
+        yield ApiClient(str(http.make_url("")).rstrip("/"), client), started.scheduler
+
+
+async def test_model_is_loaded_for_a_request_and_stays_for_its_length(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with commanded(tmp_path, f"{MODEL} --log {log} --hang /pooling") as (served, scheduler):
+        assert isinstance(scheduler.engine, ManyEngines)
+        life = scheduler.engine.catalogue.all["embed"].life
+        assert life.state == "stopped"
+        async with served.client.post(served.url + EMBEDDINGS, json={"input": "Hi"}) as answer:
+            assert (await answer.json(content_type=None))["environment"]
+        assert log.read_text().splitlines() == ["start", '/v1/embeddings {"input":"Hi","model":"scripted"}']
+        assert (life.state, life.running) == ("ready", 0)
+        asking = asyncio.create_task(served.post({"input": "Hi"}, "/pooling"))
+        await wait_until(lambda: life.running == 1)
+        asking.cancel()
+        await wait_until(lambda: life.running == 0)
+
+
+async def test_model_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async with commanded(tmp_path, f"{MODEL} --exit-at-start 3") as (served, _):
+        status, answer = await served.post({"input": "Hi"}, EMBEDDINGS)
+        assert status == 503
+        assert "ended with status 3" in answer["error"]["message"]
