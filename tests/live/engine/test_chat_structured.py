@@ -104,7 +104,7 @@ async def test_optional_strict_tool_is_called_or_not(model: ChatEngine) -> None:
 
 
 async def test_level_holds_calls_of_clients_that_send_no_strict(model: ChatEngine) -> None:
-    level = Toolbox(strict_level=lambda: "parameter")
+    level = Toolbox(strict_level=lambda _: "parameter")
     tools = [{**WEATHER, "strict": None}, {**LOOKUP, "strict": False}]
     wild: dict[str, Any] = {"temperature": 1.0, "max_output_tokens": 400, "tools": tools}
     answers = [await model.respond(QUESTION, toolbox=level, seed=seed, **wild) for seed in range(8)]

@@ -208,7 +208,7 @@ async def test_broken_grammar_fails_the_response(engine: VllmEngine) -> None:
 
 
 async def test_level_holds_calls_of_clients_that_send_no_strict(engine: VllmEngine) -> None:
-    level = Toolbox(strict_level=lambda: "parameter")
+    level = Toolbox(strict_level=lambda _: "parameter")
     tools = [{**tool, "strict": strict} for tool, strict in ((WEATHER, None), (LOOKUP, False))]
     wild: dict[str, Any] = {"temperature": 1.0, "max_output_tokens": 400, "tools": tools}
     answers = [await respond(engine, WEATHER_QUESTION, level, seed=seed, **wild) for seed in range(8)]
