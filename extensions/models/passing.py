@@ -40,7 +40,7 @@ from penstock.api.http.sse import SSE_HEADERS
 from penstock.api.resources.resources import ServerParts
 from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.models.named_bodies import NamedBody, read_named
-from penstock.extensions.models.targets import ROUTES, Target, Targets, targets_of
+from penstock.extensions.models.targets import ROUTES, Directory, Target
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound, ModelUnavailable, StageError, UpstreamFailed
 from penstock.pipeline.foreign_errors import named_error
@@ -177,10 +177,10 @@ class Names:
 
 @dataclass(frozen=True)
 class Passing:
-    """The routes of the ``targets``."""
+    """The routes of the targets in a ``directory``."""
 
     session: ClientSession
-    targets: Targets
+    directory: Directory
     scheduler: Scheduler
     names: Names = field(init=False)
 
@@ -192,7 +192,7 @@ class Passing:
         """The routes that a model answers."""
         handlers = {path: self.pass_form_on if path in FORMS else self.pass_on for path in ROUTES}
         handlers["/v1/audio/speech"] = self.pass_speech_on
-        return [web.post(path, handler) for path, handler in handlers.items() if self.targets.fit(path)]
+        return [web.post(path, handlers[path]) for path in self.directory.paths]
 
     @operation(Operation(Any, body=PassedOn, refusals=_REFUSALS))
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
@@ -210,13 +210,16 @@ class Passing:
         return await self._pass(request)
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        targets, path = self.directory.targets, path_of(request)
+        if not targets.fit(path):
+            raise web.HTTPNotFound
         given = await off_loop(read_named, await receive(request), _content_type(request))
         request[MODEL] = given.model or ""
-        target = self.targets.of(given.model, path_of(request), self.scheduler.allowed(request[OWNER]))
+        target = targets.of(given.model, path, self.scheduler.allowed(request[OWNER]))
         async with self.scheduler.admission.responding(request[OWNER]), AsyncExitStack() as leases:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
-                answer = await self._first_answer(request, given, target, leases)
+                answer = await self._first_answer(request, given, targets.in_turn(target), leases)
                 del given
                 async with answer:
                     release(request)
@@ -230,11 +233,11 @@ class Passing:
                 metrics.PASSED_SECONDS.labels(label, str(status)).observe(time.monotonic() - began)
 
     async def _first_answer(
-        self, request: web.Request, given: NamedBody, target: Target, leases: AsyncExitStack
+        self, request: web.Request, given: NamedBody, targets: Iterable[Target], leases: AsyncExitStack
     ) -> ClientResponse:
-        """Return the answer of the first model that can, of a target and those that stand in for it."""
+        """Return the answer of the first of several models that can answer."""
         failed: StageError | None = None
-        for one in self.targets.in_turn(target):
+        for one in targets:
             try:
                 urls = await leases.enter_async_context(one.servers())
                 return await self._answer_of(request, given, one, urls)
@@ -348,5 +351,5 @@ async def passing(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], 
         auto_decompress=False,
         skip_auto_headers=(hdrs.USER_AGENT,),
     ) as session:
-        targets = targets_of(parts.settings, parts.scheduler.engine)
-        yield Passing(session, targets, parts.scheduler).routes
+        directory = Directory(parts.settings, parts.scheduler.engine)
+        yield Passing(session, directory, parts.scheduler).routes

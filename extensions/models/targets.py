@@ -8,12 +8,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Protocol, cast
+from typing import Protocol
 
 from pydantic import SecretStr
 
 from penstock.api.settings import Settings
-from penstock.api.settings.model_settings import ModelTable
+from penstock.extensions.models.catalogue import Model
+from penstock.extensions.models.engines import ManyEngines
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.model_names import in_words, resolved_name, served_name
@@ -60,17 +61,6 @@ class Place(Protocol):
         ...
 
 
-class Leases(Protocol):
-    """Models that are loaded as they are used."""
-
-    def leased(self, model: str) -> AbstractAsyncContextManager[str]:
-        """Have a model stay loaded for the length of a block; yield the URL of its server.
-
-        Raises `ModelUnavailable` if it cannot be loaded.
-        """
-        ...
-
-
 @dataclass(eq=False)
 class Replicas:
     """Servers at several URLs, which take turns."""
@@ -98,16 +88,16 @@ class Leased:
     """The server of a model that is loaded as it is used."""
 
     model: str
-    leases: Leases
+    engines: ManyEngines
 
     @asynccontextmanager
     async def servers(self) -> AsyncGenerator[Sequence[str], None]:
         """Yield its URL, while the model stays loaded."""
-        async with self.leases.leased(self.model) as url:
+        async with self.engines.leased(self.model) as url:
             yield (url,)
 
     def leave_out(self, url: str) -> None:
-        """Do nothing: the lease knows whether it is up."""
+        """Do nothing: a model with a lease is up, or starts again."""
 
 
 @dataclass(frozen=True)
@@ -211,19 +201,53 @@ def _is_allowed(target: Target, allowed: Collection[str] | None) -> bool:
     return any(_fits(name, allowed) for name in (target.name, *target.names))
 
 
-def targets_of(settings: Settings, engine: object) -> Targets:
-    """Return the targets of the settings; the ``engine`` leases models that are loaded as they are used."""
-    named = {name: _target(name, table, settings.of_model(name), engine) for name, table in settings.models.items()}
-    url = settings.embeddings
-    return Targets(named, Target("", "embed", Replicas((url,)), _text(settings.embeddings_key)) if url else None)
+class Directory:
+    """The targets of a server, whose models may change while it runs.
 
+    An ``engine`` of another make than `ManyEngines` stands for the models of the ``settings`` that generate.
+    """
 
-def _target(name: str, table: ModelTable, settings: Settings, engine: object) -> Target:
-    place: Place | None = None
-    if table.kind != GENERATE:
-        urls = [url.rstrip("/").removesuffix("/v1") for url in settings.engine]
-        place = Leased(name, cast("Leases", engine)) if table.command else Replicas(urls)
-    return Target(name, table.kind, place, key=_text(settings.engine_key), names=table.names, instead=table.instead)
+    def __init__(self, settings: Settings, engine: object) -> None:
+        self._settings = settings
+        self._engines = engine if isinstance(engine, ManyEngines) else None
+        self._given = {name: Model(name, table, settings.of_model(name)) for name, table in settings.models.items()}
+        self._known: Mapping[str, Model] | None = None
+        self._targets = Targets()
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The routes that a model answers, or might answer once the models have changed."""
+        return [path for path in ROUTES if self._settings.models or self.targets.fit(path)]
+
+    @property
+    def targets(self) -> Targets:
+        """The targets of the models that are served now."""
+        models = self._engines.catalogue.all if self._engines else self._given
+        if models is not self._known:
+            self._known = models
+            self._targets = Targets({name: self._target(model) for name, model in models.items()}, self._unnamed())
+        return self._targets
+
+    def _target(self, model: Model) -> Target:
+        return Target(
+            model.name,
+            model.table.kind,
+            self._place(model),
+            key=_text(model.settings.engine_key),
+            names=model.table.names,
+            instead=model.table.instead,
+        )
+
+    def _place(self, model: Model) -> Place | None:
+        if model.table.kind == GENERATE:
+            return None
+        if model.table.command:
+            return Leased(model.name, self._engines) if self._engines else None
+        return Replicas([url.rstrip("/").removesuffix("/v1") for url in model.settings.engine])
+
+    def _unnamed(self) -> Target | None:
+        url = self._settings.embeddings
+        return Target("", "embed", Replicas((url,)), key=_text(self._settings.embeddings_key)) if url else None
 
 
 def _text(key: SecretStr | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -25,8 +25,10 @@ from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
+from penstock.extensions.models.catalogue import Model
 from penstock.extensions.models.engines import ManyEngines
 from penstock.extensions.models.passing import FORMS
+from penstock.extensions.models.standing import Standing
 from penstock.extensions.models.targets import ROUTES
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
@@ -308,6 +310,13 @@ async def test_unknown_model_gets_the_nearest_name_and_several_need_one(tmp_path
         assert (status, answer["error"]["param"]) == (400, "model")
         assert (await served.post({}, SPEECH))[0] == 200
         assert [len(other.seen) for other in upstreams] == [0, 0, 1]
+
+
+async def test_route_without_a_model_that_could_answer_it_is_unknown(tmp_path: Path) -> None:
+    async with passing(tmp_path, "embed") as (served, _):
+        for path in ROUTES.keys() - {*OF_EMBEDDINGS}:
+            async with served.client.post(served.url + path, **body_of(path, model="embed")) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_url"), path
 
 
 async def test_server_of_embeddings_takes_all_names_but_those_of_models(tmp_path: Path) -> None:
@@ -660,3 +669,16 @@ async def test_model_that_cannot_start_says_why(tmp_path: Path) -> None:
         status, answer = await served.post({"input": "Hi"}, EMBEDDINGS)
         assert status == 503
         assert "ended with status 3" in answer["error"]["message"]
+
+
+async def test_models_change_while_the_server_runs(tmp_path: Path) -> None:
+    other = Upstream(names=("later",))
+    async with other.serving(), commanded(tmp_path, MODEL) as (served, scheduler):
+        assert isinstance(scheduler.engine, ManyEngines)
+        assert (await served.post({"model": "later"}, EMBEDDINGS))[0] == 404
+        later = Settings.model_validate({"models": {"later": {"kind": "audio", "engine": [other.url]}}})
+        model = Model("later", later.models["later"], later.of_model("later"))
+        model.life = Standing("later", nullcontext)
+        scheduler.engine.catalogue.take({"later": model}, {})
+        assert (await served.post({"model": "embed"}, EMBEDDINGS))[0] == 404
+        assert (await served.post({"model": "later"}, SPEECH))[0] == 200
