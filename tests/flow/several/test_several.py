@@ -256,3 +256,14 @@ async def test_models_change_under_running_responses(tmp_path: Path) -> None:
         assert "I am big." in json.dumps(events)
         assert kept
     await asyncio.sleep(0)
+
+
+async def test_a_model_may_use_the_tools_of_its_table(tmp_path: Path) -> None:
+    engines = {"big": says("I am big."), "small": says("I am small.")}
+    tables = {"small": {"tools": ["web_search"]}}
+    async with several_models(tmp_path, engines, tables) as served:
+        tool = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+        allowed, _ = await served.post({"model": "big", "input": "Hi", "tools": [tool]})
+        status, answer = await served.post({"model": "small", "input": "Hi", "tools": [tool]})
+        assert (allowed == 403, status, answer["error"]["param"]) == (False, 400, "tools[0].type")
+        assert answer["error"]["message"].startswith("This model may not use")
