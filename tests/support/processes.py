@@ -74,13 +74,16 @@ RunCommand = Callable[..., CommandResult]
 
 @contextmanager
 def running_process(
-    command: Sequence[str | Path], health: str, log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    health: str,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server, from its first answer at ``health`` until SIGTERM; its output is appended to ``log``."""
+    """Run a server from its first answer at ``health`` until SIGTERM; its output is appended to ``log``."""
+    variables = {**os.environ, **(environment or {})}
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            list(map(str, command)), stdout=output, stderr=output, env={**os.environ, **(environment or {})}
-        )
+        process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output, env=variables, cwd=folder)
     try:
         _wait_until_healthy(health, process, log)
         yield process

@@ -54,12 +54,28 @@ def running(
     It listens at a free port, or at the ``url`` of an earlier server.  ``environment`` is added to this process's
     variables.
     """
+    with _serving(store, model, *ARGUMENTS, *options, url=url, **environment) as server:
+        yield server
+
+
+@contextmanager
+def running_models(folder: Path, settings: str, **environment: str) -> Generator[Command, None, None]:
+    """Run the command in a folder with a ``penstock.toml`` of several models until SIGTERM."""
+    (folder / "penstock.toml").write_text(settings)
+    with _serving(folder / "responses.sqlite3", folder=folder, **environment) as server:
+        yield server
+
+
+@contextmanager
+def _serving(
+    store: Path, *options: str, url: str = "", folder: Path | None = None, **environment: str
+) -> Generator[Command, None, None]:
     url = url or f"http://127.0.0.1:{free_port()}"
     program = Path(sys.executable).with_name("penstock")
-    command: list[str | Path] = [program, "serve", model, "--port", url.rpartition(":")[2], "--store", store]
-    command += [*ARGUMENTS, "--drain-timeout", "1", *options]
+    command: list[str | Path] = [program, "serve", *options, "--port", url.rpartition(":")[2], "--store", store]
+    command += ["--drain-timeout", "1"]
     with (
-        running_process(command, f"{url}/health", store.parent / "serve.log", environment) as process,
+        running_process(command, f"{url}/health", store.parent / "serve.log", environment, folder) as process,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client,
     ):
         yield Command(url, client, process, store)
