@@ -21,7 +21,7 @@ from penstock.api.resources.resources import ServerParts, opened
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.watchdog import watching
 from penstock.api.settings import Settings
-from penstock.api.start.assembly import admitting, aliases_of, assembled, recording_of
+from penstock.api.start.assembly import RunningEngine, admitting, aliases_of, assembled, recording_of
 from penstock.api.start.backends import EngineStarter, start
 from penstock.api.start.entrance import Entrance
 from penstock.api.start.parts import (
@@ -63,7 +63,9 @@ async def running(
     loaded, peers, place = preloaded(settings), Peers(siblings=siblings), url or unreachable()
     async with AsyncExitStack() as closing:
         with while_starting or nullcontext():
-            scheduler, tools = await closing.enter_async_context(_scheduler(settings, loaded, start_engine, share))
+            scheduler, tools, backend = await closing.enter_async_context(
+                _scheduler(settings, loaded, start_engine, share)
+            )
         await closing.enter_async_context(joined(settings, scheduler, place))
         await closing.enter_async_context(delivering(settings, scheduler.store, loaded.keys))
         parts = ServerParts(settings, scheduler, tools, peers, loaded.prompts)
@@ -82,13 +84,13 @@ async def running(
             resources=resources,
             proxies=Proxies.parse(settings.trusted_proxy, settings.forwarded_header),
         )
-        yield Running(loaded.keys, loaded.prompts, scheduler, api)
+        yield Running(loaded.keys, loaded.prompts, scheduler, api, backend.take)
 
 
 @asynccontextmanager
 async def _scheduler(
     settings: Settings, loaded: Preloaded, start_engine: EngineStarter, share: Share
-) -> AsyncGenerator[tuple[Scheduler, Toolbox], None]:
+) -> AsyncGenerator[tuple[Scheduler, Toolbox, RunningEngine], None]:
     """Run the store, the tools, the engine and the pipeline for the length of a block."""
     async with AsyncExitStack() as closing:
         store = await closing.enter_async_context(opened_store(settings, loaded, str(share.counts or settings.store)))
@@ -120,7 +122,7 @@ async def _scheduler(
         )
         if recording:
             scheduler.closing = recording.closing
-        yield scheduler, tools
+        yield scheduler, tools, backend
 
 
 async def application(settings: Settings, start_engine: EngineStarter = start) -> web.Application:

@@ -13,6 +13,10 @@ MOST_NAMED = 5
 """The most names to list in an error; a server of recordings may have thousands."""
 
 
+LONGEST_NAME = 256
+"""The characters of the longest name of a model."""
+
+
 def served_name(name: str, served: Collection[str], aliases: Mapping[str, str]) -> str | None:
     """Return the served name that a ``name`` stands for: itself, or that of the first pattern; None if unknown."""
     if name in served:
@@ -47,6 +51,17 @@ def resolved_name(name: str, served: Sequence[str], aliases: Mapping[str, str]) 
 def is_name(pattern: str) -> bool:
     """Return True for the alias of one name, and False for a pattern of many."""
     return not {*"*?["} & {*pattern}
+
+
+def wrong_name(name: str) -> str:
+    """Return why a text is no name for a model; empty if it is one."""
+    if not name.strip():
+        return "the name of a model cannot be empty"
+    if not name.isprintable():
+        return f"{shortened(name)!a} has characters that cannot be printed"
+    if len(name) > LONGEST_NAME:
+        return f"{shortened(name)!r} is longer than {LONGEST_NAME} characters"
+    return ""
 
 
 def served_instead(name: str, served: Sequence[str], aliases: Iterable[str] = ()) -> str:

@@ -28,7 +28,7 @@ from penstock.api.http.api_key import HASHED, ApiKey, key_of
 from penstock.api.http.key_sources import api_keys, text_of, without_comment
 from penstock.api.limits.table import read_limits
 from penstock.api.runs.store_settings import NO_STORE, is_missing, store_place
-from penstock.api.start.assembly import open_store, unknown_limits
+from penstock.api.start.assembly import open_store, unknown_limits, unknown_models
 from penstock.api.values import seconds
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
 from penstock.services.standard_webhooks import Signer
@@ -145,9 +145,10 @@ def main(arguments: Sequence[str]) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     make = commands.add_parser("make", parents=[place], help="make a key, and print it")
     make.add_argument("name", help="a name for the holder of the key")
-    make.add_argument("--like", metavar="KEY", help="a key whose limits, tools, webhook and expiry it has, too")
+    make.add_argument("--like", metavar="KEY", help="a key whose limits, tools, models, webhook and expiry it has, too")
     make.add_argument("--limits", metavar="NAME", help="the table of limits that holds for the key")
     make.add_argument("--tools", metavar="TOOLS", help="the tools that it may use, with commas, or none")
+    make.add_argument("--models", metavar="MODELS", help="the models that it may use: names or patterns, with commas")
     make.add_argument("--webhook", metavar="URL", help="the URL that gets its webhooks")
     make.add_argument("--expires", metavar="TIME", help="a date (2027-01-31), or a time from now on (90d)")
     commands.add_parser("list", parents=[place], help="list the keys")
@@ -188,7 +189,7 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_KeyStore, None]
 
 async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     expires = None if chosen.expires is None else _moment(chosen.expires)
-    fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools}
+    fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools, "models": chosen.models}
     fields |= {"webhook": chosen.webhook, "expires": expires}
     like = dict(word.split("=", 1) for word in (await _found(place, chosen.like)).words.split()) if chosen.like else {}
     fields = like | {field: value for field, value in fields.items() if value is not None}
@@ -198,10 +199,10 @@ async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
         key = key_of(" ".join((plain, *words)), own=None)
     except ValueError as error:
         raise ValueError(f"the key {error}") from None
-    warning = _limits_warning(key)
+    warnings = list(_warnings(key))
     await place.add(key)
     print(plain)
-    if warning:
+    for warning in warnings:
         print(f"penstock: {warning}", file=sys.stderr)
     print(
         f"This is the only time that the key {key.digest[:LEAST_SHOWN]} is shown. It is valid {place.effect}.",
@@ -209,20 +210,21 @@ async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     )
 
 
-def _limits_warning(key: ApiKey) -> str:
-    """Return that the limits of a key could not be compared with those of the server; empty if they were.
+def _warnings(key: ApiKey) -> Iterator[str]:
+    """Yield what of a key could not be compared with the settings of the server.
 
-    Raises `CannotRun` if the settings that are read here have no such table.
+    Raises `CannotRun` if the settings that are read here have no such limits or models.
     """
-    if not key.limits:
-        return ""
-    file = parsed_settings([]).limits
-    if file is None:
-        where = "set PENSTOCK_LIMITS, or run this where the server's penstock.toml is"
-        return f"it was not checked whether the server has limits called {key.limits}: {where}"
-    if reason := unknown_limits(key, read_limits(file)):
-        raise CannotRun(f"the key has {reason} ({file})")
-    return ""
+    settings = parsed_settings([]) if key.limits or key.models else None
+    here = "run this where the server's penstock.toml is"
+    if settings and key.limits and settings.limits is None:
+        yield f"it was not checked whether the server has limits called {key.limits}: set PENSTOCK_LIMITS, or {here}"
+    elif settings and settings.limits and (reason := unknown_limits(key, read_limits(settings.limits))):
+        raise CannotRun(f"the key has {reason} ({settings.limits})")
+    if settings and key.models and not settings.models:
+        yield f"it was not checked whether the server has models of these names: {here}"
+    elif settings and (reason := unknown_models(key, settings)):
+        raise CannotRun(f"the key has {reason}")
 
 
 def _moment(text: str) -> str:

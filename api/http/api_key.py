@@ -1,7 +1,7 @@
 """An API key, as a line of a key file or of the store describes it.
 
 A line has the key itself, or the SHA-256 of one as ``sha256:HEX``, and then words that begin with ``name=``,
-``limits=``, ``tools=``, ``webhook=`` or ``expires=``.
+``limits=``, ``tools=``, ``models=``, ``webhook=`` or ``expires=``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.services.model_names import wrong_name
 from penstock.services.standard_webhooks import checked_url
 from penstock.stages.normalize.tool_types import named
 
@@ -36,6 +37,8 @@ class ApiKey(msgspec.Struct, frozen=True):
     """The name of the table of limits that holds for this key; empty for the default."""
     tools: frozenset[str] | None = None
     """The tools that the client may use, built-in and of the operator's own; None for those of all clients."""
+    models: frozenset[str] | None = None
+    """The models that the client may use, by names or patterns of names; None for all."""
     webhook: str = ""
     """The URL that gets the webhooks of this key; empty for that of the server."""
     expires: float | None = None
@@ -105,6 +108,14 @@ def _name(value: str) -> str:
     return value
 
 
+def _models(value: str) -> frozenset[str]:
+    names = value.split(",")
+    for name in names:
+        if reason := wrong_name(name):
+            raise ValueError(reason)
+    return frozenset(names)
+
+
 def _time(value: str) -> float:
     """Return a time of ISO 8601 in seconds; a date is its first moment, and without a zone it is UTC."""
     try:
@@ -121,6 +132,7 @@ def _readers(own: Collection[str] | None) -> dict[str, Callable[[str], Any]]:
         "name": _name,
         "limits": _name,
         "tools": lambda value: named(value.split(","), own),
+        "models": _models,
         "webhook": checked_url,
         "expires": _time,
     }

@@ -65,7 +65,7 @@ class Keys:
 
     Without any of these sources the server is open to all clients.  ``own_tools`` are the labels of the operator's own
     tools; other servers of a store may have others.  ``operator`` is the key of the routes `for_operators`.
-    ``obstacle`` returns why this server cannot serve a key; a key of the store that has one is refused.
+    ``obstacle`` returns why this server cannot serve a key; `take` refuses a key of the store that has one.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Keys:
         """True if a request needs a key."""
         self._file, self._given, self._own_tools, self._reads_store = file, given, own_tools, reads_store
         self._operator = digest_of(operator) if operator else ""
-        self._obstacle = obstacle
+        self.obstacle = obstacle
         self._rows: tuple[tuple[str, str], ...] = ()
         self.refused: frozenset[str] = frozenset()
         """The keys of the store that this server refuses, each with the reason."""
@@ -106,7 +106,7 @@ class Keys:
             except ValueError as error:
                 refused.add(f"{digest[:8]} of the store {error}")
                 continue
-            if reason := self._obstacle(key):
+            if reason := self.obstacle(key):
                 refused.add(f"{key.title} of the store is refused: it has {reason}")
             else:
                 stored.append(key)
@@ -148,6 +148,10 @@ class Keys:
     def tools(self, owner: str) -> frozenset[str] | None:
         """Return the tools that an owner may use; None for those of all clients."""
         return key.tools if (key := self.of(owner)) else None
+
+    def models(self, owner: str) -> frozenset[str] | None:
+        """Return the models that an owner may use, by names or patterns of names; None for all."""
+        return key.models if (key := self.of(owner)) else None
 
     def limits(self, owner: str) -> str:
         """Return the name of the limits of an owner; empty for those of all keys without a name for theirs."""

@@ -19,16 +19,14 @@ from pydantic_settings import BaseSettings, CliSuppress, NoDecode
 
 from penstock.api.settings.engine_settings import REPLAY, ChatSettings, ModelEngineSettings
 from penstock.api.settings.expected import expected
-from penstock.api.settings.sources import FILE, MODELS, keys, line_of, read_toml, variable
+from penstock.api.settings.sources import FILE, MODELS, keys, line_of, read_file, read_toml, variable
 from penstock.api.values import Duration, decoded
+from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.vllm import option_names
-from penstock.services.model_names import is_name
+from penstock.services.model_names import is_name, wrong_name
 from penstock.stages.normalize.tool_types import named
-
-LONGEST_NAME = 256
-"""The characters of the longest name of a model."""
 
 Kind = Literal["generate", "embed", "score", "rerank", "classify", "pool", "audio", "image", "any"]
 """The work of a model: penstock reads the answers of those that generate, and passes on those of all others."""
@@ -164,17 +162,6 @@ class ModelTable(ChatSettings, ModelEngineSettings, extra="forbid", hide_input_i
         return not (self.command or self.engine)
 
 
-def wrong_name(name: str) -> str:
-    """Return why a text is no name for a model; empty if it is one."""
-    if not name.strip():
-        return "the name of a model cannot be empty"
-    if not name.isprintable():
-        return f"{shortened(name)!a} has characters that cannot be printed"
-    if len(name) > LONGEST_NAME:
-        return f"{shortened(name)!r} is longer than {LONGEST_NAME} characters"
-    return ""
-
-
 def wrong_command(command: str) -> str:
     """Return why a command cannot run; empty if nothing speaks against it."""
     try:
@@ -242,24 +229,34 @@ class ModelsSettings(ChatSettings, BaseSettings):
     @field_validator("models", mode="before")
     @classmethod
     def _read(cls, given: Any, info: ValidationInfo) -> dict[str, ModelTable]:
-        tables, file = decoded(given), info.data.get("model_file")
+        return cls.read_models(given, info.data.get("model_file"))
+
+    @classmethod
+    def read_models(cls, given: Any, file: Path | None) -> dict[str, ModelTable]:
+        """Return the models that the settings give, or those of their ``file``; raise an error for wrong ones."""
+        tables = decoded(given)
         if file is None:
             return checked(tables, Places(), keys(cls.model_fields))
         if tables:
             raise _wrong(
                 [f"--model-config: models stand in {Places().of(next(iter(tables)))} as well: keep one of both"]
             )
-        if not (tables := read_toml(file)):
+        if not (of_file := read_toml(file)):
             raise _wrong([f"--model-config: {file} has no model: begin a table for each, such as [big]"])
-        return checked(tables, Places(file, ()), keys(cls.model_fields))
+        return checked(of_file, Places(file, ()), keys(cls.model_fields))
 
     @field_validator("model_groups", mode="before")
     @classmethod
     def _groups_of_models(cls, given: Any, info: ValidationInfo) -> Any:
+        return cls.read_groups(given, info.data["models"]) if "models" in info.data else {}
+
+    @classmethod
+    def read_groups(cls, given: Any, tables: Mapping[str, ModelTable]) -> dict[str, int]:
+        """Return how many models of each group may be up at once; raise an error for wrong groups of these models."""
         groups = decoded(given)
-        if "models" not in info.data or not isinstance(groups, dict):
-            return groups
-        known = sorted({group for table in info.data["models"].values() for group in table.groups})
+        if not isinstance(groups, dict):
+            raise _wrong(["model-groups: expected a table with a number for each group"])
+        known = sorted({group for table in tables.values() for group in table.groups})
         for group, most in groups.items():
             place = _place_of_group(group)
             if group not in known:
@@ -267,6 +264,24 @@ class ModelsSettings(ChatSettings, BaseSettings):
             if type(most) is not int or most < 1:
                 raise _wrong([f"{place}: expected the number of models that may be up at once, not {most!r}"])
         return groups
+
+    def with_models_of_files(self, own_tools: Collection[str]) -> Self:
+        """Return the settings with the models that their files have now; raise `CannotRun` for wrong ones.
+
+        ``own_tools`` are the labels of the operator's own tools.
+        """
+        in_file = read_file(FILE, keys(type(self).model_fields))
+        models = os.environ.get(variable("models"), in_file.get("models", {}))
+        groups = os.environ.get(variable("model_groups"), in_file.get("model_groups", {}))
+        try:
+            tables = self.read_models(models, self.model_file)
+            found = self.read_groups(groups, tables)
+            check_tools(tables, own_tools, self.places)
+        except PydanticCustomError as error:
+            raise CannotRun(error.message()) from None
+        if not tables:
+            raise CannotRun(f"{FILE} has no table of a model")
+        return self.model_copy(update={"models": tables, "model_groups": found})
 
     @property
     def places(self) -> Places:

@@ -26,7 +26,6 @@ from penstock.api.settings.tool_settings import (
     ToolSettings,
     WebhookSettings,
 )
-from penstock.services.own_hosts import label_of
 
 OF_VLLM = {
     "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "harmony_system_instructions",
@@ -123,7 +122,7 @@ class Settings(  # pydantic begins with the fields of the last class
 
     @model_validator(mode="after")
     def _models_have_known_tools(self) -> Self:
-        check_tools(self.models, [label_of(tool) for tool in self.tool], self.places)
+        check_tools(self.models, self.tool_labels, self.places)
         return self
 
     def of_model(self, name: str) -> Self:

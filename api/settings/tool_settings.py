@@ -79,6 +79,11 @@ class ToolSettings(BaseSettings):
     )
     max_turns: int = Field(default=100, gt=0, description="turns of the model in one response")
 
+    @property
+    def tool_labels(self) -> list[str]:
+        """The labels of the operator's own tools."""
+        return [label_of(name) for name in self.tool]
+
     @field_validator("leave_out_tool")
     @classmethod
     def _leavable(cls, tools: list[str]) -> list[str]:

@@ -45,7 +45,7 @@ from penstock.services.engines.engine import (
 )
 from penstock.services.file_reading import open_files
 from penstock.services.mcp_config import ServerConfig, read_servers
-from penstock.services.own_hosts import label_of
+from penstock.services.model_names import is_name
 from penstock.services.prompts import Prompts
 from penstock.services.runs.run import RunRegistry
 from penstock.services.sealing import Sealer
@@ -78,6 +78,8 @@ class RunningEngine:
     """Gives the settings of one of several models, by a name that is served."""
     aliases: Mapping[str, str] | None = None
     """Patterns of other names in place of those of the settings; they may change while the server runs."""
+    take: Callable[[Settings], None] | None = None
+    """Adds, changes and removes models, so that they are those of the settings; raises `CannotStart` for others."""
 
 
 def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
@@ -87,15 +89,14 @@ def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
 
 def keys_of(settings: Settings, admission: Admission) -> Keys:
     """Return the API keys of the settings, each with limits of the admission; raises `UnusableKeys`."""
-    own_tools = [label_of(name) for name in settings.tool]
     operator = settings.operator_key.get_secret_value() if settings.operator_key else ""
     keys = Keys(
         settings.api_key_file,
         settings.api_keys,
-        own_tools,
+        settings.tool_labels,
         reads_store=settings.store_keys,
         operator=operator,
-        obstacle=lambda key: obstacle(key, settings, admission.tables),
+        obstacle=obstacles(settings, admission),
     )
     check_keys(keys.own, settings, admission.tables)
     return keys
@@ -108,13 +109,18 @@ def check_keys(keys: Iterable[ApiKey], settings: Settings, tables: Collection[st
             raise UnusableKeys(f"the API key {key.title} has {reason}")
 
 
+def obstacles(settings: Settings, admission: Admission) -> Callable[[ApiKey], str]:
+    """Return the function that says why a server cannot serve a key: its limits may change while it runs."""
+    return lambda key: obstacle(key, settings, admission.tables)
+
+
 def obstacle(key: ApiKey, settings: Settings, tables: Collection[str]) -> str:
     """Return why a server with these settings and tables of limits cannot serve a key; empty if it can."""
     if key.webhook and settings.store == NO_STORE:
         return "webhook=, which needs a store"
     if key.webhook and settings.webhook_secret is None:
         return "webhook=, which needs a secret: set PENSTOCK_WEBHOOK_SECRET"
-    return unknown_limits(key, tables)
+    return unknown_limits(key, tables) or unknown_models(key, settings)
 
 
 def unknown_limits(key: ApiKey, tables: Collection[str]) -> str:
@@ -122,6 +128,18 @@ def unknown_limits(key: ApiKey, tables: Collection[str]) -> str:
     if not key.limits or key.limits in tables:
         return ""
     return f"limits={key.limits}, and --limits has no table of that name{nearest(key.limits, sorted(tables))}"
+
+
+def unknown_models(key: ApiKey, settings: Settings) -> str:
+    """Return that a key names a model that is not among several of the settings; empty if it does not.
+
+    The names of a single model are not known yet: its engine gives them.  A pattern may fit none.
+    """
+    known = {*settings.models, *settings.aliases, *(name for table in settings.models.values() for name in table.names)}
+    unknown = [name for name in sorted(key.models or ()) if is_name(name) and name not in known]
+    if not (settings.models and unknown):
+        return ""
+    return f"models={unknown[0]}, and no model has that name{nearest(unknown[0], sorted(filter(is_name, known)))}"
 
 
 async def toolbox(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import uuid4
@@ -50,6 +50,8 @@ class Running:
     prompts: Prompts
     scheduler: Scheduler
     api: Api
+    take_models: Callable[[Settings], None] | None = None
+    """Takes the models of settings in place of those that run; None for a server of one model."""
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,20 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Generic, NoReturn, TypeVar
 
 from penstock.api.http.connections import Runner, serving
-from penstock.api.http.key_sources import UnusableKeys
 from penstock.api.metrics.scrape import serving_metrics
 from penstock.api.runs.housekeeping import forget_generators, tune_gc
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
-from penstock.api.start.assembly import check_keys
+from penstock.api.settings.sources import FILE
+from penstock.api.start.assembly import check_keys, obstacles
 from penstock.api.start.parts import Running
-from penstock.pipeline.errors import CannotStart, Stopped
+from penstock.pipeline.errors import CannotRun, CannotStart, Stopped
 from penstock.pipeline.logs import counted
 
 Value = TypeVar("Value")
@@ -40,7 +41,7 @@ async def serving_requests(
         forget_generators()
         tune_gc()
         _switch_level_at_sigusr1()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, settings, server)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, FileReader(settings, server).read_again)
         yield runner
 
 
@@ -67,25 +68,42 @@ def stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
     return first, second
 
 
-def _read_again(settings: Settings, server: Running) -> None:
-    """Read files again.
+@dataclass
+class FileReader:
+    """A reader of the files of a server, whose settings have the models that it has now."""
 
-    A wrong file leaves in effect what was read before.  So do keys that do not fit the limits, in both files.
-    """
-    keys, admission, prompts = server.keys, server.scheduler.admission, server.prompts
-    if not (settings.api_key_file or settings.limits or settings.prompts):
-        logger.info("SIGHUP: there is no file of API keys, limits or prompts to read again")
-    templates = _read("prompts", settings.prompts, prompts.read, prompts.templates)
-    own = _read("API keys", settings.api_key_file, keys.read, keys.own)
-    tables = _read("limits", settings.limits, admission.read, admission.tables)
-    prompts.templates = templates.taken()
-    try:
-        check_keys(own.value, settings, tables.value)
-    except UnusableKeys as error:
-        logger.error("SIGHUP: the API keys and the limits stay as they were: %s", error)  # noqa: TRY400
-    else:
-        admission.tables = tables.taken()
-        keys.take(own.taken())
+    settings: Settings
+    server: Running
+
+    def read_again(self) -> None:
+        """Read files again.
+
+        A wrong file leaves in effect what was read before.  So do keys that do not fit the limits or the models, in
+        all these files.
+        """
+        settings, server = self.settings, self.server
+        keys, admission, prompts = server.keys, server.scheduler.admission, server.prompts
+        takes_models = server.take_models
+        if not (settings.api_key_file or settings.limits or settings.prompts or takes_models):
+            logger.info("SIGHUP: there is no file of API keys, limits, prompts or models to read again")
+        templates = _read("prompts", settings.prompts, prompts.read, prompts.templates)
+        own = _read("API keys", settings.api_key_file, keys.read, keys.own)
+        tables = _read("limits", settings.limits, admission.read, admission.tables)
+        file = (settings.model_file or FILE) if takes_models else None
+        models = _read("models", file, partial(settings.with_models_of_files, settings.tool_labels), settings, _changes)
+        prompts.templates = templates.taken()
+        try:
+            check_keys(own.value, models.value, tables.value)
+            if takes_models and models.line:
+                takes_models(models.value)
+        except CannotStart as error:
+            all_of_them = "the API keys, the limits and the models" if takes_models else "the API keys and the limits"
+            logger.error("SIGHUP: %s stay as they were: %s", all_of_them, error)  # noqa: TRY400 - the error says all
+        else:
+            admission.tables = tables.taken()
+            self.settings = models.taken()
+            keys.obstacle = obstacles(self.settings, admission)
+            keys.take(own.taken())
 
 
 @dataclass(frozen=True)
@@ -103,15 +121,37 @@ class _Read(Generic[Value]):
         return self.value
 
 
-def _read(name: str, file: Path | None, read: Callable[[], Value], known: Value) -> _Read[Value]:
+def _no_changes(known: Value, value: Value) -> str:
+    return ", and have not changed" if value == known else ""
+
+
+def _changes(known: Settings, value: Settings) -> str:
+    """Return which models are new, have changed or are gone."""
+    before, after = known.models, value.models
+    changes = {
+        "new": after.keys() - before.keys(),
+        "changed": {name for name in after.keys() & before.keys() if after[name] != before[name]},
+        "gone": before.keys() - after.keys(),
+    }
+    named = [f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names]
+    return f"; {'; '.join(named)}" if named else _no_changes(known.model_groups, value.model_groups)
+
+
+def _read(
+    name: str,
+    file: Path | None,
+    read: Callable[[], Value],
+    known: Value,
+    changes: Callable[[Value, Value], str] = _no_changes,
+) -> _Read[Value]:
     if file is None:
         return _Read(known)
     try:
         value = read()
-    except CannotStart as error:
+    except (CannotStart, CannotRun) as error:
         logger.error("SIGHUP: the %s stay as they were: %s", name, error)  # noqa: TRY400 - the error says all
         return _Read(known)
-    return _Read(value, f"the {name} were read again{', and have not changed' if value == known else ''}")
+    return _Read(value, f"the {name} were read again{changes(known, value)}")
 
 
 def _switch_level_at_sigusr1() -> None:

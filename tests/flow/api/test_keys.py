@@ -386,7 +386,7 @@ async def test_sighup_reads_the_key_file_again(key_file: Path, tmp_path: Path) -
 async def test_sighup_without_a_file_says_so(tmp_path: Path) -> None:
     async with running_process("none", tmp_path, "quick") as server:
         os.kill(server.pid, signal.SIGHUP)
-        line = "SIGHUP: there is no file of API keys, limits or prompts to read again"
+        line = "SIGHUP: there is no file of API keys, limits, prompts or models to read again"
         await wait_until(lambda: line in server.log.read_text())
     assert "were read again" not in server.log.read_text()
 

@@ -145,6 +145,39 @@ def test_expiry_may_be_a_duration(place: Place, keys_command: Callable[..., str]
     assert late.endswith("Z")
 
 
+MODELS = """
+model-alias = ["gpt-4o=big"]
+[models.big]
+engine = "http://a"
+names = ["opus", "claude-*"]
+"""
+
+
+@pytest.mark.parametrize("models", ["big", "opus,gpt-4o", "claude-*", "no-such-*", "big,x[yz]"])
+def test_key_has_models_of_the_server(place: Place, keys_command: Callable[..., str], models: str) -> None:
+    Path("penstock.toml").write_text(MODELS)
+    made = keys_command("make", "alice", *place, "--models", models).strip()
+    keys = keys_at(place)
+    assert keys.models(keys.owner(f"Bearer {made}")) == frozenset(models.split(","))
+    assert keys.models("unknown") is None
+    assert keys_command("list", *place).endswith(f" name=alice models={models}\n")
+
+
+def test_key_with_an_unknown_model_is_not_made(
+    place: Place, keys_command: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("penstock.toml").write_text(MODELS)
+    keys_command("make", "bob", *place)
+    with pytest.raises(
+        CannotRun, match=r"^the key has models=bigg, and no model has that name \(did you mean big\?\)$"
+    ):
+        keys_command("make", "alice", *place, "--models", "opus,bigg")
+    assert "alice" not in keys_command("list", *place)
+    Path("penstock.toml").unlink()
+    main(["make", "alice", *place, "--models", "bigg"])
+    assert "it was not checked whether the server has models of these names" in capsys.readouterr().err
+
+
 def test_key_is_revoked_by_its_digest_if_several_have_the_name(place: Place, keys_command: Callable[..., str]) -> None:
     keys = [ALICE, f"{ALICE}-2"]
     if place[0] == "--file":

@@ -28,6 +28,8 @@ def test_words_of_a_line_describe_its_key() -> None:
     assert key == ApiKey(
         DIGEST, words, "alice@example.com", "gold", frozenset({"browser", "container"}), expires=1801353600.0
     )
+    assert key_of(f"{KEY} models=big,Qwen/*").models == frozenset({"big", "Qwen/*"})
+    assert key_of(KEY).models is None
     assert key_of(f"{KEY} tools=none").tools == frozenset()
 
 
@@ -42,12 +44,16 @@ def test_key_expires_at_a_time(expires: str, is_expired: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("alice", "a word after it that is none of name, limits, tools, webhook, expires"),
-        ("owner=alice", "a word after it that is none of name, limits, tools, webhook, expires"),
+        ("alice", "a word after it that is none of name, limits, tools, models, webhook, expires"),
+        ("owner=alice", "a word after it that is none of name, limits, tools, models, webhook, expires"),
         ("name=", "has an invalid name=: expected up to 64 letters"),
         ("name=al/ice", "has an invalid name=: expected up to 64 letters"),
         ("limits=" + "x" * 65, "has an invalid limits=: expected up to 64 letters"),
         ("tools=python,ALL", "has an invalid tools=: 'ALL' is not one of"),
+        ("models=", "has an invalid models=: the name of a model cannot be empty"),
+        ("models=big,,small", "has an invalid models=: the name of a model cannot be empty"),
+        ("models=big\0", "has an invalid models=: 'big\\x00' has characters that cannot be printed"),
+        ("models=" + "x" * 257, " is longer than 256 characters"),
         ("expires=tomorrow", "has an invalid expires=: expected a date such as 2027-01-31"),
         ("name=a name=b", "has name= twice"),
     ],

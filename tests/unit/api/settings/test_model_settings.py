@@ -10,8 +10,9 @@ import pytest
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.sample_config import sample
 from penstock.api.settings import Settings
-from penstock.api.settings.model_settings import LONGEST_NAME, SHARED, ModelTable
+from penstock.api.settings.model_settings import SHARED, ModelTable
 from penstock.pipeline.errors import CannotRun
+from penstock.services.model_names import LONGEST_NAME
 
 RIGHT = """\
 [models.big]
