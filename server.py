@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -96,7 +97,8 @@ async def _scheduler(
         store = await closing.enter_async_context(opened_store(settings, loaded, str(share.counts or settings.store)))
         exporter = tracing.wanted_exporter()
         tools = await closing.enter_async_context(opened_tools(settings, loaded, store))
-        backend = await closing.enter_async_context(start_engine(settings))
+        started = await closing.enter_async_context(start_engine(settings))
+        backend = replace(started, allowed=loaded.keys.models)
         await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
         runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
         tools, sealer = backend.toolbox or tools, await sealer_of(settings, store)
@@ -115,6 +117,7 @@ async def _scheduler(
             restarts=settings.resume_interrupted,
             unserved_after=settings.unserved_after,
             admission=loaded.admission,
+            allowed=backend.allowed,
             aliases=aliases_of(settings, backend),
             traits_of=backend.model.traits_of,
             sees_images=lambda name: backend.model.of(name).traits.sees_images,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -92,6 +92,13 @@ def aliasing(
             instead = served_instead(model, recall.models)
             raise CannotStart(f"--model-alias {pattern}={model}: this server serves {instead}")
     return pipeline.replace("recall", replace(recall, aliases=aliases))
+
+
+def allowing(
+    pipeline: Pipeline[CreateResponse, ResponseEvent], allowed: Callable[[str], Collection[str] | None]
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with the patterns of the models that an owner may use, or None for all."""
+    return pipeline.replace("recall", replace(pipeline.stage("recall"), allowed=allowed))
 
 
 def reading_files(

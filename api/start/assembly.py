@@ -57,12 +57,21 @@ from penstock.services.store.store import Store
 from penstock.services.toolbox import open_toolbox
 from penstock.services.tools import ToolAccess, Toolbox
 from penstock.stages.converse.tool_loop import Limits
+from penstock.stages.normalize.recall import all_models
 from penstock.stages.normalize.resolve import CacheSharing
 from penstock.stages.normalize.tool_types import leavable, named
 from penstock.stages.optional.admit import Admit, Places
 from penstock.stages.optional.log import LogOutputs, LogPrompts
 from penstock.stages.recordings.converse import partly_run
-from penstock.stages.responses import ModelStages, aliasing, prompting, reading_files, responses_pipeline, sealing
+from penstock.stages.responses import (
+    ModelStages,
+    aliasing,
+    allowing,
+    prompting,
+    reading_files,
+    responses_pipeline,
+    sealing,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +87,8 @@ class RunningEngine:
     """Gives the settings of one of several models, by a name that is served."""
     aliases: Mapping[str, str] | None = None
     """Patterns of other names in place of those of the settings; they may change while the server runs."""
+    allowed: Callable[[str], Collection[str] | None] = all_models
+    """Gives the patterns of the names of models that an owner may use; None for all."""
     take: Callable[[Settings], None] | None = None
     """Adds, changes and removes models, so that they are those of the settings; raises `CannotStart` for others."""
 
@@ -213,7 +224,7 @@ async def assembled(
 
     tools = replace(tools, left_out=leavable(settings.leave_out_tool), strict_level=level)
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
-    pipeline = aliasing(sealing(pipeline, sealer), aliases_of(settings, running))
+    pipeline = allowing(aliasing(sealing(pipeline, sealer), aliases_of(settings, running)), running.allowed)
     pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)

@@ -48,6 +48,7 @@ async def several(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
             stages_of(house.catalogue),
             settings_of=lambda model: house.catalogue.of(model).settings,
             aliases=house.catalogue.aliases,
+            take=house.take,
         )
 
 

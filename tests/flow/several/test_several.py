@@ -72,7 +72,7 @@ async def test_models_are_opened_as_they_are_used(served: SeveralServer) -> None
 
 
 async def test_unknown_models_are_refused_with_the_nearest_name(served: SeveralServer) -> None:
-    status, answer = await served.post({"input": "Hi", "model": "smal"})
+    status, answer = await served.post({"input": "Hi", "model": "smaller"})
     assert (status, answer["error"]["param"]) == (404, "model")
     assert "did you mean small?" in answer["error"]["message"]
 
