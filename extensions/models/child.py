@@ -145,7 +145,8 @@ class Child:
         """End all of its processes, and wait until none is left, also if this is cancelled."""
         if self._ours is None:
             return
-        self._ours.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # the guardian was killed, as some systems tell here
+            self._ours.shutdown(socket.SHUT_WR)
         cancelled: asyncio.CancelledError | None = None
         while self._following and not self._following.done():
             try:
