@@ -93,7 +93,7 @@ class Model:
 
 
 class Names(Sequence[str]):
-    """The names that clients may ask for, each with its model; they change with the settings."""
+    """The names of models that clients may give, each with its model; they change with the settings."""
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
@@ -124,7 +124,7 @@ class Catalogue:
         self.all: dict[str, Model] = {}
         """The models by their own names, in the order of the settings."""
         self.names = Names()
-        """Those that generate, by all of their names."""
+        """The models that generate, by all of their names."""
         self.aliases: dict[str, str] = {}
         """Patterns of names, each with the own name of a model that generates."""
         self.runs = RunRegistry(Store(NullDatabase()))

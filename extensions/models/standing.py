@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Standing(Generic[T]):
-    """A model that ``opened`` opens when it is asked for, and that stays open until it is closed."""
+    """A model that ``opened`` opens at its first use, and that stays open until it is closed."""
 
     def __init__(self, name: str, opened: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self.name = name
@@ -103,7 +103,7 @@ class Standing(Generic[T]):
         self._turn("failed")
         if not given.done():
             given.set_exception(ModelUnavailable(self.name, self.reason, pause))
-            given.exception()  # nobody may wait by now
+            given.exception()  # those that waited may have left
 
     def _turn(self, state: ModelState) -> None:
         self.state, self.changed_at = state, time.time()
