@@ -26,6 +26,7 @@ from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
 from penstock.api.http.proxied import ProxiedRequests
 from penstock.api.http.proxies import PROXIES, Proxies
 from penstock.api.http.request_body import HELD, release_bodies
+from penstock.api.http.sse import break_off_begun
 from penstock.api.http.trace import trace_requests
 from penstock.api.metrics.sampler import Sampler
 from penstock.api.metrics.scrape import PATH, Metrics
@@ -67,6 +68,7 @@ class Api:
             trace_requests,
             log_requests,
             errors_as_json,
+            break_off_begun,
             proxied.limit,
             self.origins.check,
             self.keys.authenticate,

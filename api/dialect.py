@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -23,7 +30,7 @@ from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoke
 from penstock.api.http.errors import PROBLEM, as_json
 from penstock.api.http.long_answers import events_in_pieces, may_be_long
 from penstock.api.http.request_body import off_loop, receive, release
-from penstock.api.http.sse import send
+from penstock.api.http.sse import send, until_sent
 from penstock.api.http.wire import Reading, Wire
 from penstock.api.http.woven import Strand, woven
 from penstock.api.open_sockets import OpenSockets
@@ -195,6 +202,7 @@ class Edge:
         async with AsyncExitStack() as closing:
             prepared: list[Prepared] = []
             reading = await self.read(request, body, read)
+            closing.enter_context(self.awaited(request, reading))
             if reading.request.store is not False:
                 await self.scheduler.store.check_room(len(body))
             try:
@@ -214,6 +222,10 @@ class Edge:
                 raise
             del body, reading  # free it: the response may take long
             yield prepared
+
+    def awaited(self, request: web.Request, reading: Reading) -> AbstractContextManager[object]:
+        """Give the client of a request signs of life in a block, which answers it, if its answer is a stream."""
+        return until_sent(request, reading.wire, self.keep_alive) if reading.streams else nullcontext()
 
     @asynccontextmanager
     async def prepared(self, reading: Reading) -> AsyncGenerator[list[Prepared], None]:

@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from penstock.api.http.auth import REFUSED_KEY, title_of
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
-from penstock.api.http.errors import ENDED, PROBLEM, STREAMING, Handler, cause_of
+from penstock.api.http.errors import ENDED, PROBLEM, REFUSED, STREAMING, Handler, cause_of
 from penstock.api.http.openapi import unknown_parameters
 from penstock.api.http.prefix import is_probe
 from penstock.api.http.proxies import AS_SENT
@@ -77,7 +77,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
         status = request.get(SENT) or (CLIENT_CLOSED if ended == "client_left" else 500)
         raise
     else:
-        if status != 500 and problem and not ended:  # each failure has a line of its own
+        if problem and answer.get(REFUSED, status) != 500:  # each failure has a line of its own
             reason = _reason(problem)
         return answer
     finally:

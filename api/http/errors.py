@@ -1,4 +1,7 @@
-"""Errors over HTTP: a failure before the first header becomes an HTTP status with the error body of its dialect."""
+"""Errors over HTTP: a failure before the first header becomes an HTTP status with the error body of its dialect.
+
+A stream whose headers are out by then gets it as its last frame (`break_off_begun` in `sse.py`).
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,9 @@ STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
 
 PROBLEM: web.ResponseKey[Problem] = web.ResponseKey("problem", Problem)
 """The error in the body of an answer."""
+
+REFUSED: web.ResponseKey[int] = web.ResponseKey("refused", int)
+"""The status that the error at the end of a stream would have before the headers."""
 
 REFUSALS = web.AppKey("refusals", Seldom)
 """The warnings about requests that the server could not serve at that moment, of which a flood causes as many."""

@@ -1,4 +1,8 @@
-"""Server-sent events: every stream ends in good order, and no connection is silent for long."""
+"""Server-sent events: every stream ends in good order, and no connection is silent for long.
+
+A request may wait long for its first event: for a place at the engine, or until a model is loaded.  Its headers go out
+with the first sign of life then, and an error after that is the last frame of the stream in place of a status.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any, Self
 from aiohttp import HttpVersion11, hdrs, web
 
 from penstock.api.http.conventions import REQUEST_ID, RequestError
-from penstock.api.http.errors import ENDED, PROBLEM, STREAMING, answer_to, cause_of
+from penstock.api.http.errors import ENDED, PROBLEM, REFUSED, STREAMING, Handler, answer_to, cause_of
 from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
 from penstock.pipeline.faults import name_stage
@@ -34,78 +38,127 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
 
     After each ``keep_alive`` seconds of silence, the client gets a sign of life.  If the response moves to another
     server, the connection is closed without an end, and the client can resume after the last event that it received.
-    A stream that breaks off has ``ENDED``, and the ``PROBLEM`` if its client gets one.
+    A stream that breaks off has ``ENDED``, and the ``PROBLEM`` if its client gets one.  One that has waited, as
+    `until_sent` says, goes on here.
     """
-    answer = web.StreamResponse(headers=SSE_HEADERS | {"Content-Type": wire.content_type})
-    request[STREAMING] = True
-    if request.version < HttpVersion11:
-        answer.force_close()  # without chunked encoding, closing is the only end of a stream
-    await answer.prepare(request)
+    waiting: EventStream | None = request.pop(_WAITING, None)
+    stream = waiting or EventStream(request, wire, keep_alive)
+    stream.wire = wire
+    await stream.begin()
     mode = "stream" if request.method == hdrs.METH_POST else "resume"
     is_open = metrics.STREAMS_OPEN.labels(mode).track_inprogress()
     encode, last = wire.encode, None
-    end: bytes | None = wire.end
-    with is_open, KeepAliveWriter(answer, keep_alive, wire.keep_alive) as stream:
+    with is_open, stream:
         try:
             async for event in events:
                 await stream.write(encode(event))
                 last = event
         except RunReleased:
-            answer[ENDED], end = "released", None
+            stream.answer[ENDED] = "released"
+            return await stream.end(None)
         except ConnectionResetError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets it
-            name_stage(error)
-            refused = answer_to(request, error)
-            answer[PROBLEM], answer[ENDED] = refused[PROBLEM], cause_of(error)
-            end = _fault(wire, RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), last))
-        if end is None:
-            if request.transport is not None:
-                request.transport.close()
-            return answer
-        if end:
-            await stream.write(end)
-    await answer.write_eof()
-    return answer
+            return await stream.break_off(error, last)
+        return await stream.end(wire.end)
 
 
-def _fault(wire: Wire, error: RequestError) -> bytes | None:
-    """Return the last frame of a stream that breaks off; None if its form has none, or cannot write it."""
+def until_sent(request: web.Request, wire: Wire, keep_alive: float) -> EventStream:
+    """Return the stream that will answer a request; in its block, the client gets signs of life also before `send`."""
+    if _WAITING not in request:
+        request[_WAITING] = EventStream(request, wire, keep_alive)
+    return request[_WAITING]
+
+
+@web.middleware
+async def break_off_begun(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Write an error before the first event into the stream, if its client has got a sign of life already."""
     try:
-        return wire.fault(error) if wire.fault else None
-    except Exception:
-        logger.exception("A dialect met a bug in its fault")
-        return None
+        return await handler(request)
+    except ConnectionResetError:
+        raise
+    except Exception as error:
+        stream: EventStream | None = request.get(_WAITING)
+        if stream is None or not stream.answer.prepared:
+            raise
+        return await stream.break_off(error)
+    finally:
+        request.pop(_WAITING, None)
 
 
-class KeepAliveWriter:
-    """A writer to ``stream`` that, within its block, sends a ``sign`` of life after ``period`` seconds of silence."""
+class EventStream:
+    """A stream that, within its block, sends a sign of life after ``period`` seconds of silence.
 
-    __slots__ = ("_commenting", "_loop", "_period", "_sign", "_stream", "_timer", "_written_at")
+    Its headers go out with the first sign, if `begin` has not sent them by then.
+    """
 
-    def __init__(self, stream: web.StreamResponse, period: float, sign: bytes) -> None:
-        self._stream = stream
-        self._sign = sign
+    __slots__ = ("_commenting", "_loop", "_period", "_request", "_timer", "_written_at", "answer", "wire")
+
+    def __init__(self, request: web.Request, wire: Wire, period: float) -> None:
+        self.wire = wire
+        self.answer = web.StreamResponse(headers=SSE_HEADERS)
+        self._request = request
         self._period = period
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
         self._commenting: asyncio.Task[None] | None = None  # one task per comment; one per stream would cost more
 
     def __enter__(self) -> Self:
-        self._timer = self._loop.call_later(self._period, self._check_silence)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._period, self._check_silence)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._commenting is not None:
             self._commenting.cancel()
+
+    async def begin(self) -> None:
+        """Send the headers, unless a sign of life has."""
+        if self._commenting is not None:
+            await asyncio.wait((self._commenting,))  # it may be in the middle of the headers
+        await self._begin()
 
     async def write(self, data: bytes) -> None:
         """Write to the stream, waiting if the client reads slowly."""
         self._written_at = self._loop.time()
-        await self._stream.write(data)
+        await self.answer.write(data)
         if len(data) >= LONG_FRAME:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
+
+    async def break_off(self, error: Exception, last: Any = None) -> web.StreamResponse:
+        """End the stream with an error after its ``last`` event."""
+        name_stage(error)
+        request, answer = self._request, self.answer
+        await self.begin()
+        refused = answer_to(request, error)
+        answer[PROBLEM], answer[REFUSED], answer[ENDED] = refused[PROBLEM], refused.status, cause_of(error)
+        told = RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), last)
+        return await self.end(_fault(self.wire, told))
+
+    async def end(self, last: bytes | None) -> web.StreamResponse:
+        """End the stream with a ``last`` frame; None closes the connection without an end."""
+        if last is None:
+            if self._request.transport is not None:
+                self._request.transport.close()
+            return self.answer
+        if last:
+            await self.write(last)
+        await self.answer.write_eof()
+        return self.answer
+
+    async def _begin(self) -> None:
+        request, answer = self._request, self.answer
+        if answer.prepared:
+            return
+        request[STREAMING] = True
+        if request.version < HttpVersion11:
+            answer.force_close()  # without chunked encoding, closing is the only end of a stream
+        answer.headers["Content-Type"] = self.wire.content_type
+        await answer.prepare(request)
 
     def _check_silence(self) -> None:
         """Send a comment if the silence is long enough, unless the last comment is still on its way."""
@@ -116,4 +169,18 @@ class KeepAliveWriter:
 
     async def _comment(self) -> None:
         with suppress(ConnectionResetError):  # the next event meets the same error
-            await self.write(self._sign)
+            await self._begin()
+            await self.write(self.wire.keep_alive)
+
+
+_WAITING: web.RequestKey[EventStream] = web.RequestKey("waiting", EventStream)
+"""The stream that will answer a request, until `send` takes it."""
+
+
+def _fault(wire: Wire, error: RequestError) -> bytes | None:
+    """Return the last frame of a stream that breaks off; None if its form has none, or cannot write it."""
+    try:
+        return wire.fault(error) if wire.fault else None
+    except Exception:
+        logger.exception("A dialect met a bug in its fault")
+        return None

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field
 
+from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import RequestError
 from penstock.api.http.padding import padded
 from penstock.api.http.wire import Reading, Wire, server_sent
@@ -63,18 +64,20 @@ async def last_response(events: AsyncIterator[Any]) -> Response:
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, tag="error"):
-    """The last event of a stream that breaks off."""
+    """The last event of a stream that breaks off; OpenAI's SDKs raise the ``error``, and read no other field."""
 
     code: str
     message: str
     param: str | None
+    error: Problem
     sequence_number: int
 
 
 def fault(error: RequestError) -> bytes:
     """Return the last frame of a stream that breaks off."""
     problem, number = error.problem, error.last.sequence_number + 1 if error.last else 0
-    event = ErrorEvent(problem.code or problem.type, problem.message, problem.param, number)
+    code = problem.code or problem.type
+    event = ErrorEvent(code, message=problem.message, param=problem.param, error=problem, sequence_number=number)
     return server_sent(event, "error")
 
 

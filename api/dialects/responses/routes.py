@@ -2,7 +2,7 @@
 
 Streaming and non-streaming requests consume the same events, whether the response runs in the request's own task, runs
 elsewhere, or has long ended.  The first event is awaited before any header goes out, so that an error up to that point
-is still an HTTP status.  Later failures are events.
+is still an HTTP status, unless the client waited so long that it got a sign of life.  Later failures are events.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ const watch = (body, signal) =>
 
 const recording = (name, signal) => ask(`recordings/${encodeURIComponent(name)}`, { signal });
 
-/* Calls `take(kind, data)` for each event of a stream. */
+/* Calls `take(kind, data)` for each event of a stream, which may be refused after a long wait. */
 async function readEvents(answer, take) {
   const decoder = new TextDecoder();
   let rest = "";
@@ -55,7 +55,9 @@ async function readEvents(answer, take) {
     for (const frame of frames) {
       if (!frame.startsWith("event: ")) continue; // a comment, which keeps the connection open
       const end = frame.indexOf("\n");
-      take(frame.slice(7, end), JSON.parse(frame.slice(end + 7)));
+      const [kind, data] = [frame.slice(7, end), JSON.parse(frame.slice(end + 7))];
+      if (kind === "error") throw new Refused(answer.status, data.message, data.param);
+      take(kind, data);
     }
   }
 }
