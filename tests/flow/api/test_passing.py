@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import ApiClient, openai_client, wait_until
 from tests.support.examples import examples
-from tests.support.paths import HARMONY
+from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import free_port
 from tests.support.scripted_model import MODEL
 from tests.support.server import ScriptedServer, running_server
@@ -43,6 +44,7 @@ KEY, OTHER_KEY = "a-key-of-a-client", "a-key-of-this-server"
 EMBEDDINGS, SPEECH = "/v1/embeddings", "/v1/audio/speech"
 OF_EMBEDDINGS = sorted(path for path, kinds in ROUTES.items() if "embed" in kinds)
 EMBEDDED = {"object": "list", "model": "e", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}]}
+PAGE = (ROOT / "docs" / "ROUTES.md").read_text()
 SOUND = bytes(range(256)) * 100
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -354,6 +356,12 @@ async def test_body_that_names_no_model_in_json_is_refused(tmp_path: Path, body:
         async with served.client.post(served.url + EMBEDDINGS, data=body, headers=headers) as answer:
             assert (answer.status, (await answer.json())["error"]["type"]) == (400, "invalid_request_error")
         assert other.seen == []
+
+
+def test_page_has_the_kinds_of_each_route() -> None:
+    rows = [re.findall("`(?:POST )?([^`]+)`", row) for row in re.findall(r"^\| (`POST .*) \|$", PAGE, re.MULTILINE)]
+    listed = {path: {*row} - ROUTES.keys() for row in rows for path in row if path in ROUTES}
+    assert listed == ROUTES
 
 
 # Keys and headers
