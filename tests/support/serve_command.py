@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ def running(
     It listens at a free port, or at the ``url`` of an earlier server.  ``environment`` is added to this process's
     variables.
     """
-    with _serving(store, model, *ARGUMENTS, *options, url=url, **environment) as server:
+    with _serving(store, model, *ARGUMENTS, *options, url=url, environment=environment) as server:
         yield server
 
 
@@ -62,13 +62,13 @@ def running(
 def running_models(folder: Path, settings: str, **environment: str) -> Generator[Command, None, None]:
     """Run the command in a folder with a ``penstock.toml`` of several models until SIGTERM."""
     (folder / "penstock.toml").write_text(settings)
-    with _serving(folder / "responses.sqlite3", folder=folder, **environment) as server:
+    with _serving(folder / "responses.sqlite3", folder=folder, environment=environment) as server:
         yield server
 
 
 @contextmanager
 def _serving(
-    store: Path, *options: str, url: str = "", folder: Path | None = None, **environment: str
+    store: Path, *options: str, environment: Mapping[str, str], url: str = "", folder: Path | None = None
 ) -> Generator[Command, None, None]:
     url = url or f"http://127.0.0.1:{free_port()}"
     program = Path(sys.executable).with_name("penstock")

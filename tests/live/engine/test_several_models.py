@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import pytest
@@ -62,8 +63,8 @@ def test_each_sdk_asks_a_model_of_its_own(server: Command) -> None:
     large = server.client.responses.create(model="large", input="Hi", max_output_tokens=16)
     assert (large.model, large.usage is not None) == ("large", True)
     with anthropic.Anthropic(base_url=server.url, api_key="none", timeout=PATIENCE) as client:
-        message = {"role": "user", "content": "Hi"}
-        small = client.messages.create(model="claude-haiku-4-5", messages=[message], max_tokens=16)
+        asked: Any = [{"role": "user", "content": "Hi"}]
+        small = client.messages.create(model="claude-haiku-4-5", messages=asked, max_tokens=16)
     assert small.model == "claude-haiku-4-5"
     assert states(server)["small"] == "ready"
 
