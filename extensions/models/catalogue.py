@@ -175,6 +175,7 @@ class Catalogue:
         """Return a stage of the turns of the model that a request is for, which is loaded if it has never been."""
         model = self.of(facts.model)
         if not model.turn:
+            self._let_go(facts.response_id, model)
             (await model.life.acquire(model.wait)).release()
         return model.turn[name]
 
@@ -183,8 +184,20 @@ class Catalogue:
         model = self.of(facts.model)
         leases = self._leases[facts.response_id]
         if not any(held is model and _is_of(lease, model) for held, lease in leases):
+            self._let_go(facts.response_id, model)
             leases.append((model, await model.life.acquire(model.wait)))
         return model
+
+    def _let_go(self, response_id: str, model: Model) -> None:
+        """Let go of what a model may wait for: others of its groups, and its process that has ended under a response.
+
+        A response that held one of them would wait for itself.
+        """
+        leases, groups = self._leases.get(response_id, []), set(model.table.groups)
+        for held, lease in [*leases]:
+            if held is model or groups.intersection(held.table.groups):
+                leases.remove((held, lease))
+                lease.release()
 
     def release(self, response_id: str) -> None:
         """Let go of the models that a response holds."""
