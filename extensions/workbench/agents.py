@@ -35,6 +35,8 @@ class Served:
     sees_images: bool = False
     searches: bool = False
     """True if the server runs web searches."""
+    small: str = ""
+    """The model for small tasks, such as titles; empty for the same one."""
 
     @property
     def output(self) -> int:
@@ -81,18 +83,19 @@ class Agent:
 
 
 def claude(served: Served) -> Start:
-    """Start Claude Code: every model that it asks for is the served one, also for its tasks in the background.
+    """Start Claude Code: every model that it asks for is the served one, or the small one for small tasks.
 
     It has no web search if the server runs none.
     """
-    tiers = ("OPUS", "SONNET", "HAIKU", "FABLE")
-    models = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", *(f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in tiers))
+    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in ("OPUS", "SONNET", "FABLE")))
+    small = ("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
     clouds = ("BEDROCK", "VERTEX", "FOUNDRY")
     return Start(
         {
             "ANTHROPIC_BASE_URL": served.url,
             "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
             **dict.fromkeys(models, served.model),
+            **dict.fromkeys(small, served.small or served.model),
             **({} if served.window is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.window)}),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.output),
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
@@ -179,12 +182,13 @@ def opencode(served: Served) -> Start:
                         "attachment": served.sees_images,
                         "modalities": {"input": _modalities(served), "output": ["text"]},
                         **({} if window is None else {"limit": {"context": window, "output": served.output}}),
-                    }
+                    },
+                    **({served.small: {"name": served.small}} if served.small else {}),
                 },
             }
         },
         "model": model,
-        "small_model": model,
+        "small_model": f"penstock/{served.small or served.model}",
     }
     return Start({"OPENCODE_CONFIG_CONTENT": json.dumps(config)} | ({CLIENT_KEY: served.key} if served.key else {}))
 

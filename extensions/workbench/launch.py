@@ -6,13 +6,14 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Annotated, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
-from urllib.request import build_opener
+from urllib.request import Request, build_opener
 
 import msgspec
 
@@ -31,17 +32,25 @@ ANYWAY = "--anyway"
 ANSWER_WAIT = 10.0
 """Seconds to wait for the server's answer."""
 
+LOAD_WAIT = 900.0
+"""Seconds to wait for a model that the server loads."""
+
 
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None
     input_modalities: tuple[str, ...] = ("text",)
     tools: tuple[str, ...] = ()
+    state: str = "ready"
 
     def at(self, url: str, key: str, name: str) -> Served:
         """Return the model as an agent has to know it."""
         sees_images, searches = "image" in self.input_modalities, "web_search" in self.tools
         return Served(url, name, self.max_model_len, key, sees_images=sees_images, searches=searches)
+
+
+class _Tokens(msgspec.Struct):
+    max_model_len: int | None
 
 
 class _Models(msgspec.Struct):
@@ -60,7 +69,7 @@ class _NotFound(Exception):
     """The server does not have the model."""
 
 
-Answer = TypeVar("Answer", _Model, _Models)
+Answer = TypeVar("Answer", _Model, _Models, _Tokens)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -71,6 +80,10 @@ def main(arguments: Sequence[str]) -> None:
     agent, more = AGENTS[options.agent], words[cut + 1 :]
     key = options.api_key or os.environ.get(CLIENT_KEY, "")
     served = _served(_base(options.url), key, options.model)
+    if options.small_model:
+        if agent.program == "codex":
+            raise CannotRun("--small-model: Codex uses one model for all of its tasks")
+        served = replace(served, small=_served(served.url, key, options.small_model).model)
     start = agent.start(served)
     if shortage := agent.shortage(served):
         if not (served.holds(agent.prompt) or options.anyway or options.print):
@@ -100,6 +113,7 @@ def _parser() -> Parser:
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     parser.add_argument("--api-key", metavar="KEY", help=f"a key of the server; by default, the variable {CLIENT_KEY}")
     parser.add_argument("--model", metavar="NAME", help="a model of the server; by default, its first")
+    parser.add_argument("--small-model", metavar="NAME", help="a model for small tasks; by default, the same")
     parser.add_argument(ANYWAY, action="store_true", help="start it even if the model's context is too short for it")
     parser.add_argument("--print", action="store_true", help="print the start as lines for a shell, without the key")
     return parser
@@ -122,27 +136,41 @@ def _served(url: str, key: str, name: str | None) -> Served:
         if others:
             names = in_words([other.id for other in others])
             print(f"penstock: {model.id!r} is used; --model takes another: {names}", file=sys.stderr)
-        return model.at(url, key, model.id)
+        return _loaded(model, url, key).at(url, key, model.id)
     try:
-        return _asked(url, key, _Model, f"/{quote(name)}").at(url, key, name)
+        return _loaded(_asked(url, key, _Model, f"/{quote(name)}"), url, key).at(url, key, name)
     except _NotFound:
         instead = served_instead(name, [model.id for model in models])
         raise CannotRun(f"the server at {url} serves {instead}") from None
 
 
+def _loaded(model: _Model, url: str, key: str) -> _Model:
+    """Return a model as the server knows it once it is loaded: before that, its context is not known."""
+    if model.state == "ready" or model.max_model_len is not None:
+        return model
+    print(f"penstock: the server loads {model.id!r}, which may take minutes", file=sys.stderr)
+    _answered(url, key, _Tokens, "/tokenize", {"model": model.id, "prompt": ""})
+    return _asked(url, key, _Model, f"/{quote(model.id)}")
+
+
 def _asked(url: str, key: str, answer: type[Answer], path: str = "") -> Answer:
     """Return what the server answers about its models."""
-    opener = build_opener()
-    if key:
-        opener.addheaders.append(("Authorization", f"Bearer {key}"))
+    return _answered(url, key, answer, f"/v1/models{path}")
+
+
+def _answered(url: str, key: str, answer: type[Answer], path: str, body: Mapping[str, str] | None = None) -> Answer:
+    """Return what the server answers at a path, to a ``body`` if there is one, which may take long."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    data = None if body is None else msgspec.json.encode(body)
+    sent = Request(f"{url}{path}", data, headers | ({} if data is None else {"Content-Type": "application/json"}))  # noqa: S310 - `_base` has checked it
     try:
-        with opener.open(f"{url}/v1/models{path}", timeout=ANSWER_WAIT) as answered:
-            body = answered.read()
+        with build_opener().open(sent, timeout=ANSWER_WAIT if data is None else LOAD_WAIT) as answered:
+            received = answered.read()
     except HTTPError as error:
         if error.code == HTTPStatus.UNAUTHORIZED:
             reason = "does not know this key" if key else f"needs a key: set the variable {CLIENT_KEY}"
             raise CannotRun(f"the server at {url} {reason}") from None
-        if error.code == HTTPStatus.NOT_FOUND and path:
+        if error.code == HTTPStatus.NOT_FOUND and path != "/v1/models":
             raise _NotFound from None
         raise CannotRun(f"the server at {url} answers {error.code}{_reason(error.read())}") from None
     except (OSError, HTTPException, ValueError) as error:  # ValueError: the key is not for a header
@@ -150,7 +178,7 @@ def _asked(url: str, key: str, answer: type[Answer], path: str = "") -> Answer:
         advice = "start one with penstock serve, or name another with --url"
         raise CannotRun(f"no server answers at {url} ({cause}): {advice}") from None
     try:
-        return msgspec.json.decode(body, type=answer)
+        return msgspec.json.decode(received, type=answer)
     except NO_JSON:
         raise CannotRun(f"{url} does not answer as a penstock does") from None
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.extensions.workbench.agents import ADVISED, AGENTS, Served
-from tests.support.paths import HARMONY
+from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.server_process import EndedCommand, run_penstock
 
@@ -232,3 +232,35 @@ def test_context_that_is_soon_full_is_named(describing: Callable[..., str], home
 def test_start_is_printed_for_any_context(describing: Callable[..., str], home: Path) -> None:
     printed = launch(home, "claude", "--url", describing(max_model_len=1024), "--print")
     assert (printed.status, "ANTHROPIC_BASE_URL" in printed.out, "no answer fits" in printed.err) == (0, True, True)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Generator[str, None, None]:
+    """The URL of a server of a large model and a small one, neither of which is loaded."""
+    folder = tmp_path / "several"
+    folder.mkdir()
+    url = f"http://127.0.0.1:{free_port()}"
+    echo = ROOT / "tests" / "examples" / "echo_engine.py"
+    tables = "\n".join(f'[models.{name}]\nengine = "{echo}:engine"' for name in ("large", "small"))
+    (folder / "penstock.toml").write_text(f'store = "none"\nsandbox = false\n{tables}\n')
+    command: list[str | Path] = [PENSTOCK, "serve", f"--port={url.rpartition(':')[2]}"]
+    with running_process(command, f"{url}/health", folder / "log", folder=folder):
+        yield url
+
+
+def test_small_tasks_get_a_model_of_their_own(several: str, home: Path) -> None:
+    arguments = ("--url", several, "--model", "large", "--small-model", "small")
+    ended = launch(home, "claude", *arguments)
+    environment = report(ended)["environment"]
+    assert (environment["ANTHROPIC_MODEL"], environment["ANTHROPIC_DEFAULT_OPUS_MODEL"]) == ("large", "large")
+    assert (environment["ANTHROPIC_SMALL_FAST_MODEL"], environment["ANTHROPIC_DEFAULT_HAIKU_MODEL"]) == (
+        "small",
+        "small",
+    )
+    assert "the server loads 'large'" in ended.err
+    assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "131072"
+    config = json.loads(report(launch(home, "opencode", *arguments))["environment"]["OPENCODE_CONFIG_CONTENT"])
+    assert (config["model"], config["small_model"]) == ("penstock/large", "penstock/small")
+    assert {*config["provider"]["penstock"]["models"]} == {"large", "small"}
+    refused = launch(home, "codex", *arguments)
+    assert (refused.status, refused.err) == (2, "penstock: --small-model: Codex uses one model for all of its tasks\n")

@@ -85,15 +85,15 @@ def test_a_conversation_goes_on_with_another_model(server: Command) -> None:
 
 
 def test_a_model_that_embeds_takes_the_place_of_one_that_writes_and_gives_it_back(server: Command) -> None:
-    server.client.responses.create(model="small", input="Hi", max_output_tokens=4)
+    server.client.responses.create(model="small", input="Hi", max_output_tokens=16)
     vectors = server.client.embeddings.create(model="vectors", input=["one", "two"])
     assert len({len(each.embedding) for each in vectors.data}) == 1
     assert (states(server)["small"], states(server)["vectors"]) == ("stopped", "ready")
-    server.client.responses.create(model="small", input="Hi", max_output_tokens=4)
+    server.client.responses.create(model="small", input="Hi", max_output_tokens=16)
     assert states(server)["vectors"] == "stopped"
 
 
 @pytest.mark.last(1)
 def test_no_process_outlives_a_server_that_is_killed(server: Command) -> None:
-    server.client.responses.create(model="small", input="Hi", max_output_tokens=4)
+    server.client.responses.create(model="small", input="Hi", max_output_tokens=16)
     server.kill()
