@@ -15,7 +15,7 @@ from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.recordings.format import Encoding
-from penstock.services.engines.engine import Engine, TextBackend
+from penstock.services.engines.engine import Engine, TextBackend, reads_tokens
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.file_reading import Files
 from penstock.services.model_names import served_instead
@@ -64,7 +64,8 @@ def responses_pipeline(
     """
     limits = replace(limits, context_length=engine.context_length)
     toolbox = replace(toolbox, approvals=runs.store.approvals)
-    recall = Recall(store=runs.store, models=engine.models, traits_of=model.traits_of)
+    reads = partial(reads_tokens, engine)
+    recall = Recall(store=runs.store, models=engine.models, traits_of=model.traits_of, reads=reads)
     turn = model.turn(engine, runs, limits.retry_seconds)
     return (
         Pipeline.start("normalize", normalizing(recall, toolbox, caches))

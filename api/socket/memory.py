@@ -55,10 +55,12 @@ async def latest_of(resolved: ResolvedRequest, run: Run, parent: Latest | None, 
     """Return a response that has ended, for what continues it; ``sent`` are the bytes of its request."""
     may_yield = YieldPoint()
     items = (*resolved.history, *resolved.facts.input, *run.response.output)
-    tokens, results = {**resolved.tokens, **run.tokens}, {**resolved.results, **run.results}
+    results, before = {**resolved.results, **run.results}, parent.history if parent else History(())
+    tokens = {**before.tokens, **resolved.tokens, **run.tokens}  # also those of other models that have answered before
+    writers = {**before.writers, **dict.fromkeys((*resolved.tokens, *run.tokens), run.model)}
     size = sent + (parent.size if parent else 0)
     for part in (*(() if parent else resolved.history), *run.response.output, run.tokens, *run.results.values()):
         size += len(_encode(part))
         await may_yield()
     begun = resolved.facts.origin.opening or opening(resolved.facts.input, run.response.id)
-    return Latest(run.response.id, History(items, tokens, results, opening=begun), size)
+    return Latest(run.response.id, History(items, tokens, results, opening=begun, writers=writers), size)

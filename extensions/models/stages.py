@@ -184,7 +184,7 @@ def _instead(models: Catalogue, request: ResolvedRequest) -> str | None:
 
 def _for_model(request: ResolvedRequest, model: str, *, answers: bool = False) -> ResolvedRequest:
     """Return a request for another model, which names itself in the response if it ``answers``."""
-    facts = request.facts
+    facts, request = request.facts, structs.replace(request, tokens={})
     if answers:
         response = structs.replace(facts.response, model=model)
         return with_facts(request, response=response, origin=structs.replace(facts.origin, model=""))

@@ -24,6 +24,7 @@ _MOST_PARTS = 16
 class History(msgspec.Struct, frozen=True):
     """Items in order, with the token ids that the engine generated and the tool call results, both by item id.
 
+    ``writers`` are the served names of the models that generated the tokens, by item id, as far as they are known.
     ``end`` is the position after the last item, in a conversation.  ``opening`` is that of the chain of responses.
     """
 
@@ -32,6 +33,7 @@ class History(msgspec.Struct, frozen=True):
     results: Mapping[str, str] = {}
     end: int = 0
     opening: str = ""
+    writers: Mapping[str, str] = {}
 
 
 def is_given(item: Item) -> bool:

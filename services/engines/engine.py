@@ -161,6 +161,16 @@ def engine_of(engine: AnyBackend, model: str) -> AnyBackend:
     return cast("AnyBackend", several.of(model)) if isinstance(several, SeveralEngines) else engine
 
 
+def reads_tokens(engine: Backend, writer: str, model: str) -> bool:
+    """Return True if the ``writer`` of tokens, a served name, is the ``model`` of this name, which is served here.
+
+    All names of one engine are one model.  An unknown writer, an empty name, is that of an engine alone.
+    """
+    if isinstance(engine, SeveralEngines):
+        return writer in engine.models and engine.title(writer) == engine.title(model)
+    return not writer or writer in engine.models
+
+
 class Engine(Backend, Protocol):
     """An inference engine: it generates tokens for prompts."""
 

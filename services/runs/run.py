@@ -342,7 +342,14 @@ class RunRegistry:
             self.discard(run)
             return None
         saved = self.store.end(
-            StoredResponse(run.response, input=run.input, origin=run.origin, tokens=run.tokens, results=run.results),
+            StoredResponse(
+                run.response,
+                input=run.input,
+                origin=run.origin,
+                tokens=run.tokens,
+                results=run.results,
+                writer=run.model,
+            ),
             block,
         )
         saved.add_done_callback(lambda _: self.discard(run))

@@ -60,7 +60,7 @@ _DELETE_ITEMS = """
 _LENGTH = "select length from conversations where id = $1 and owner = $2"
 
 _ITEMS = """
-    select position, item, tokens, result from conversation_items
+    select position, item, tokens, result, writer from conversation_items
     where conversation_id = $1 and position >= $2 and position < $3 order by position
 """
 
@@ -137,6 +137,7 @@ class _StoredItem(NamedTuple):
     item: Item
     tokens: TokenIds
     result: str | None
+    writer: str
 
 
 class _Known(NamedTuple):
@@ -329,6 +330,7 @@ def _history(kept: Sequence[_StoredItem], end: int) -> History:
         {each.item.id: each.tokens for each in kept if each.tokens},
         {each.item.id: each.result for each in kept if each.result is not None},
         end,
+        writers={each.item.id: each.writer for each in kept if each.writer},
     )
 
 
@@ -342,8 +344,9 @@ def _position(stored: _StoredItem) -> int:
 
 
 def _stored_item(row: Row) -> _StoredItem:
-    position, item, tokens, result = row
-    return _StoredItem(position, rows.item(item), rows.token_ids(tokens), rows.result(result) if result else None)
+    position, item, tokens, result, writer = row
+    read = rows.result(result) if result else None
+    return _StoredItem(position, rows.item(item), rows.token_ids(tokens), read, writer or "")
 
 
 def _created(conversation: StoredConversation, owner: str, items: Sequence[Item]) -> Iterable[Statement]:

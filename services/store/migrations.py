@@ -332,10 +332,13 @@ _SINCE_0_2: Statements = (
     *_WEBHOOKS,
     "alter table responses add column model text",
     *_moved("vector_stores", 2),
+    "alter table responses add column writer text",
+    "alter table conversation_items add column writer text",
 )
 """The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used.
 
-The ``model`` of a response is the one that its request names; it is null if an older release wrote the row.
+The ``model`` of a response is the one that its request names, and the ``writer`` of tokens the served name of the one
+that generated them; both are null if an older release wrote the row.
 """
 
 EXECUTED_TABLES = (

@@ -23,7 +23,7 @@ from penstock.services.store.stored import StoredResponse
 
 T = TypeVar("T")
 
-RESPONSE_COLUMNS = "response, input, owner, position, tokens, results"
+RESPONSE_COLUMNS = "response, input, owner, position, tokens, results, writer"
 """The columns of a row for `stored_response`."""
 
 _LONGEST_ID = 512
@@ -67,13 +67,14 @@ async def decoded(read: Sequence[Row], decode: Callable[[Row], T]) -> list[T]:
 
 def stored_response(row: Row) -> StoredResponse:
     """Decode the response of a row of `RESPONSE_COLUMNS`."""
-    response, input_text, owner, position, tokens, results = row
+    response, input_text, owner, position, tokens, results, writer = row
     return StoredResponse(
         from_json(response, _decode_response),
         input=from_json(input_text, _decode_input),
         origin=Origin(owner, position),
         tokens=_unpacked(tokens, _decode_tokens),
         results=results_in(results),
+        writer=writer or "",
     )
 
 
@@ -135,6 +136,11 @@ def can_exist(name: str) -> bool:
 def model_column(name: str) -> str:
     """Encode the name of a model, which is any text if an alias is a pattern."""
     return name.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def writer_column(stored: StoredResponse) -> str | None:
+    """Encode the model that generated the tokens of a response; None if it is unknown."""
+    return model_column(stored.writer) if stored.writer else None
 
 
 def known_ids(items: Iterable[Any]) -> list[str]:

@@ -43,10 +43,10 @@ GROW = """
 """Makes room at the end of a conversation, and blocks other changes of it until the transaction is over."""
 
 ADD = """
-    insert into conversation_items (conversation_id, position, id, stored_at, item, tokens, result)
+    insert into conversation_items (conversation_id, position, id, stored_at, item, tokens, result, writer)
     select id, length - cast($2 as bigint), cast($3 as text), cast($4 as double precision), cast($5 as text), $6,
-           cast($7 as text)
-    from conversations where id = $1 and response_id = $8 and server_id = $9
+           cast($7 as text), cast($8 as text)
+    from conversations where id = $1 and response_id = $9 and server_id = $10
 """
 """Inserts an item, ``$2`` places before the end of the conversation."""
 
@@ -58,6 +58,7 @@ UNLOCK = """
 END = """
     update responses
     set status = $2, response = $3, tokens = $4, results = $5, ended_at = $6, server_id = null, request = null,
+        writer = $9,
         bytes = bytes + $8 + (select coalesce(sum(length(data)), 0) from events where response_id = $1)
     where id = $1 and server_id = $7
 """

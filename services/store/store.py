@@ -280,16 +280,17 @@ class Store:
             items = [_item_columns(stored, item) for item in stored.items]
             size = sum(rows.octets(*columns) for _, columns in items)
             yield Statement(run_sql.GROW, (conversation_id, len(items), response_id, self.server_id, size))
-            for number, (item_id, columns) in enumerate(items):
+            for number, (item, (item_id, columns)) in enumerate(zip(stored.items, items, strict=True)):
                 place = (conversation_id, len(items) - number, item_id, now)
-                yield Statement(run_sql.ADD, (*place, *columns, response_id, self.server_id))
+                writer = rows.writer_column(stored) if item.id in stored.tokens else None
+                yield Statement(run_sql.ADD, (*place, *columns, writer, response_id, self.server_id))
         yield run_sql.unlock(conversation_id, response_id, self.server_id)
 
     def _ended(self, stored: StoredResponse, now: float) -> Statement:
         response = stored.response
         columns = rows.to_json(response), rows.tokens_column(stored.tokens), rows.results_column(stored.results)
         end = (response.id, response.status, *columns, now, self.server_id, rows.octets(*columns))
-        return Statement(run_sql.END, end)
+        return Statement(run_sql.END, (*end, rows.writer_column(stored)))
 
     # Reading
 
@@ -462,12 +463,14 @@ def _ended(row: Row) -> tuple[str, StoredResponse, int, bool]:
 
 def _history(before: History, chain: Sequence[StoredResponse]) -> History:
     """Return the history of a chain whose first response had read the items ``before`` it."""
-    tokens, results = dict(before.tokens), dict(before.results)
+    tokens, results, writers = dict(before.tokens), dict(before.results), dict(before.writers)
     for stored in chain:
         tokens |= stored.tokens
         results |= stored.results
+        writers |= dict.fromkeys(stored.tokens, stored.writer)
     read, first = (*_items_read(before, chain), *chain[-1].response.output), chain[0]
-    return History(read, tokens, results, opening=opening((*before.items, *first.input), first.response.id))
+    begun = opening((*before.items, *first.input), first.response.id)
+    return History(read, tokens, results, opening=begun, writers=writers)
 
 
 def _item_columns(stored: StoredResponse, item: Item) -> tuple[str | None, tuple[Value, ...]]:

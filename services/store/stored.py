@@ -15,7 +15,8 @@ class StoredResponse(msgspec.Struct, frozen=True):
     """A response and the input of its own request; a response that it continues is stored under its own id.
 
     ``tokens`` are the token ids that the engine generated for its output items, by item id.  ``results`` are the texts
-    that its tool calls gave the model to read, by item id, if the items do not contain them.
+    that its tool calls gave the model to read, by item id, if the items do not contain them.  ``writer`` is the served
+    name of the model that generated the tokens, empty if an older release stored them.
     """
 
     response: Response
@@ -23,6 +24,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
     origin: Origin = Origin()
     tokens: Mapping[str, TokenIds] = {}
     results: Mapping[str, str] = {}
+    writer: str = ""
 
     @property
     def items(self) -> tuple[Item, ...]:

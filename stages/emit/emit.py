@@ -81,6 +81,7 @@ class ResponseWriter:
         self.started = False
         self._sealer = sealer
         self._owner = ""
+        self._model = ""
         self._seals_reasoning = False
         self._unsealed: list[SealedItem] = []
         """The items since the last thought; the next one seals what they do not show."""
@@ -149,6 +150,7 @@ class ResponseWriter:
         self.started = True
         response = self.response = frame.facts.response
         self._owner = frame.facts.origin.owner
+        self._model = frame.facts.model
         self._seals_reasoning = not response.store or _ENCRYPTED_CONTENT in frame.facts.include
         self._drafts = Drafts(frame.facts, is_shown=True)
         self._hides_reasoning = frame.facts.hides_reasoning
@@ -224,7 +226,7 @@ class ResponseWriter:
             case frames.CompactionOpened():
                 draft.encrypted_content = self._sealer.seal(SealedSummary(draft.text), self._owner)
             case frames.ReasoningOpened() if self._seals_reasoning:
-                thought = SealedReasoning(draft.text, token_ids, tuple(self._unsealed))
+                thought = SealedReasoning(draft.text, token_ids, tuple(self._unsealed), self._model)
                 draft.encrypted_content = self._sealer.seal(thought, self._owner)
                 self._unsealed.clear()
             case _ if self._seals_reasoning and (token_ids or hidden is not None):

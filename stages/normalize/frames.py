@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -53,6 +53,8 @@ class RecalledRequest:
     referenced: Mapping[str, Item]
     """The stored items that the input refers to, by id; an unknown id is missing."""
     thoughts: ThoughtOpener
+    reads: Callable[[str], bool]
+    """Tells if the model can read the tokens that the model of a served name has generated."""
     suffix: str
     """The random part of the ids."""
     now: float

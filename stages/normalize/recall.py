@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from penstock.pipeline import errors
 from penstock.pipeline.logs import current_response
@@ -46,6 +47,11 @@ def all_models(_owner: str) -> None:
     """Allow an owner all models."""
 
 
+def any_writer(_writer: str, _model: str) -> bool:
+    """Let a model read the tokens of all: there is only one."""
+    return True
+
+
 def draw_suffix() -> str:
     """Return the random part of a new response's id."""
     return secrets.token_hex(16)
@@ -67,6 +73,8 @@ class Recall:
     """Patterns of other names that a request may give, each with one of the ``models``."""
     allowed: Callable[[str], Collection[str] | None] = all_models
     """Gives the patterns of the names that an owner may use; None for all."""
+    reads: Callable[[str, str], bool] = any_writer
+    """Tells if the tokens that the first model has generated are those of the second (see `reads_tokens`)."""
     sealer: Sealer | None = None
     """Opens what clients carry; None if nothing is sealed here."""
     draw: Callable[[], str] = draw_suffix
@@ -101,9 +109,13 @@ class Recall:
             past=past,
             referenced=referenced,
             thoughts=ThoughtOpener(self.sealer, request.envelope.owner, request.envelope.forgives),
+            reads=partial(self._reads, served),
             suffix=suffix,
             now=self.clock(),
         )
+
+    def _reads(self, served: str, writer: str) -> bool:
+        return self.reads(writer, served)
 
     async def _past(self, request: CreateResponse) -> History:
         """Return the history that the request continues, empty if it continues nothing."""

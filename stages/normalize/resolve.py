@@ -10,7 +10,7 @@ from urllib.parse import quote
 from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidEncryptedContent, InvalidRequest, StoreFailed
-from penstock.pipeline.frames import ResolvedRequest, Scheduling
+from penstock.pipeline.frames import ResolvedRequest, Scheduling, TokenIds
 from penstock.pipeline.protocol.items import Compaction, FileReading
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -64,7 +64,7 @@ class Resolve:
         own_results = {**read.results, **await self._summary(read)}
         facts = facts_of(read, self._scheduling(recalled.request), containers, own_results)
         results = {**thoughts.results, **past.results, **await self._results(read), **own_results}
-        tokens = {**past.tokens, **thoughts.tokens, **read.tokens}
+        tokens = {**_readable(recalled), **read.tokens}
         resolved = ResolvedRequest(
             facts, history=read.history, tokens=tokens, results=results, files=files, said=read.said, unseen=read.unseen
         )
@@ -136,6 +136,14 @@ class Resolve:
             salt = sha256(f"{owner} {salt or ''}".encode()).hexdigest()
         session = request.session_id or envelope.session or UNSET
         return Scheduling(salt, request.priority or 0, envelope.trace_headers, session)
+
+
+def _readable(recalled: RecalledRequest) -> Mapping[str, TokenIds]:
+    """Return the tokens of earlier items that the model of the request has generated: it cannot read another's."""
+    past, thoughts = recalled.past, recalled.thoughts
+    tokens, writers = {**past.tokens, **thoughts.tokens}, {**past.writers, **thoughts.writers}
+    others = {name for name in {*map(writers.get, tokens)} if not recalled.reads(name or "")}
+    return {item: ids for item, ids in tokens.items() if writers.get(item) not in others} if others else tokens
 
 
 def _summary(compaction: Compaction, recalled: RecalledRequest) -> str:

@@ -36,6 +36,8 @@ class ThoughtOpener:
     """True if a thought that does not open is left out."""
     tokens: dict[str, TokenIds] = field(default_factory=dict)
     """The tokens that the engine generated for the thoughts and the items before them, by item id."""
+    writers: dict[str, str] = field(default_factory=dict)
+    """The served names of the models that generated these tokens, by item id; empty if unknown."""
     results: dict[str, str] = field(default_factory=dict)
     """The results of calls before the thoughts, as the model read them, by item id."""
     _left: int = MOST_BYTES
@@ -92,13 +94,13 @@ class ThoughtOpener:
             self._foreign += 1
             return replace(item, encrypted_content=UNSET)
         for known in (*thought.before, SealedItem(item.id, thought.token_ids)):
-            self._keep(known)
+            self._keep(known, thought.writer)
         self._left -= len(thought.text)
         return replace(item, content=(ReasoningText(thought.text),)) if thought.text else item
 
-    def _keep(self, known: SealedItem) -> None:
+    def _keep(self, known: SealedItem, writer: str) -> None:
         self._left -= _TOKEN_BYTES * len(known.token_ids) + len(known.result or "")
         if known.token_ids:
-            self.tokens[known.item_id] = known.token_ids
+            self.tokens[known.item_id], self.writers[known.item_id] = known.token_ids, writer
         if known.result is not None:
             self.results[known.item_id] = known.result

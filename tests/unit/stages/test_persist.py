@@ -86,7 +86,7 @@ async def test_ended_response_is_stored_with_input_and_log(live: RunRegistry, re
     sequence = (*CUT, finished(reason)) if reason != "stop" else TURN
     events = await persisted(live, sequence)
     assert events == written_events(sequence)
-    assert await kept(live.store) == (StoredResponse(final(events), INPUT), events)
+    assert await kept(live.store) == (StoredResponse(final(events), INPUT, writer="tiny-gpt-oss"), events)
     assert final(events).usage is not None
 
 

@@ -213,7 +213,10 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     assert runs.get("resp_1", "") is run
     await end_with(run, EVENTS)
     kept = await runs.store.get("resp_1", "")
-    assert kept == StoredResponse(final(EVENTS), frames.INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
+    tokens, results = {"rs_10000": (1, 2)}, {"ci_10001": "7\n"}
+    assert kept == StoredResponse(
+        final(EVENTS), frames.INPUT, tokens=tokens, results=results, writer=final(EVENTS).model
+    )
     assert await stored_events(runs.store) == EVENTS
     assert len(runs) == 0
 

@@ -79,7 +79,7 @@ async def test_thought_is_sealed_if_it_is_included_or_not_stored(
 async def test_sealed_thought_holds_its_text_and_tokens() -> None:
     events = await emitted(turn(begun(store=False), THOUGHT, message("Hi")))
     thought = thought_in(events)
-    assert opened(thought) == SealedReasoning("I see.", (5, 200_000))
+    assert opened(thought) == SealedReasoning("I see.", (5, 200_000), writer="tiny-gpt-oss")
     assert thought.text == "I see."
 
 
@@ -93,7 +93,7 @@ async def test_thought_is_sealed_once_it_is_done() -> None:
 async def test_summarized_thought_is_sealed_too() -> None:
     thought = thought_in(await emitted(turn(begun(store=False, reasoning=SUMMARY_OPTIONS), THOUGHT)))
     assert thought.summary[0].text == "I see."
-    assert opened(thought) == SealedReasoning("I see.", (5, 200_000))
+    assert opened(thought) == SealedReasoning("I see.", (5, 200_000), writer="tiny-gpt-oss")
 
 
 async def test_thought_holds_what_items_before_it_do_not_show() -> None:
@@ -117,7 +117,7 @@ async def test_items_are_sealed_with_the_next_thought_alone() -> None:
 
 async def test_cut_thought_is_sealed_without_tokens() -> None:
     events = await emitted((begun(store=False), *reasoning("I see", complete=False), finished("length")))
-    assert opened(thought_in(events)) == SealedReasoning("I see")
+    assert opened(thought_in(events)) == SealedReasoning("I see", writer="tiny-gpt-oss")
 
 
 async def test_nothing_is_sealed_without_a_sealer() -> None:
