@@ -47,8 +47,8 @@ class SealedItem(msgspec.Struct, frozen=True, array_like=True):
 class SealedReasoning(msgspec.Struct, frozen=True, tag="reasoning", array_like=True):
     """A thought: its text, and the tokens that the model generated, empty if they are not known.
 
-    ``before`` are the items of the response since its previous thought.  ``writer`` is the served name of the model that
-    generated all these tokens, empty if an older release sealed them.
+    ``before`` are the items of the response since its previous thought.  ``writer`` is the served name of the model
+    that generated all these tokens, empty if an older release sealed them.
     """
 
     text: str

@@ -1,5 +1,8 @@
 """Sealed content: only an owner's own texts open, unchanged, whatever a client does with them."""
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,3 +98,17 @@ def test_rotates_its_keys() -> None:
     assert Sealer([new]).open(after, OWNER, SealedReasoning) == THOUGHT
     with pytest.raises(Unverified):
         Sealer([new]).open(before, OWNER, SealedReasoning)
+
+
+def test_thought_of_an_older_release_opens() -> None:
+    """Release 0.3 sealed no writer."""
+    older = msgspec.defstruct(
+        "SealedReasoning",
+        [("text", str), ("token_ids", tuple[int, ...]), ("before", tuple[SealedItem, ...])],
+        tag="reasoning",
+        array_like=True,
+    )
+    sealer = Sealer()
+    content: Any = older("I see.", (5,), (SealedItem("msg_a", (1,)),))
+    opened = sealer.open(sealer.seal(content, "a"), "a", SealedReasoning)
+    assert opened == SealedReasoning("I see.", (5,), (SealedItem("msg_a", (1,)),))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +19,12 @@ from penstock.pipeline.frames import ResolvedRequest, TokenIds
 from penstock.pipeline.protocol.items import Item, Reasoning, ReasoningText, SummaryText
 from penstock.pipeline.protocol.params.request import Envelope
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.services.engines.engine import reads_tokens
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.sealing import MOST_BYTES, SealedItem, SealedReasoning, SealedSummary, Sealer
 from penstock.services.store.store import Store, StoredResponse
 from penstock.stages.normalize.normalize import normalizing
-from penstock.stages.normalize.recall import Recall
+from penstock.stages.normalize.recall import Recall, any_writer
 
 OWNER = "owner"
 SEALER = Sealer()
@@ -37,8 +41,10 @@ def carried(encrypted_content: str | None, **fields: Any) -> dict[str, Any]:
     return {"type": "reasoning", "summary": [], "encrypted_content": encrypted_content, **fields}
 
 
-async def normalize(store: Store, *sent: Any, suffix: str = "1", **body: Any) -> ResolvedRequest:
-    stage = normalizing(Recall(store=store, models=("gpt-oss-20b",), sealer=SEALER, draw=lambda: suffix))
+async def normalize(
+    store: Store, *sent: Any, suffix: str = "1", reads: Callable[[str, str], bool] = any_writer, **body: Any
+) -> ResolvedRequest:
+    stage = normalizing(Recall(store=store, models=("gpt-oss-20b",), reads=reads, sealer=SEALER, draw=lambda: suffix))
     request = read_request(json.dumps({"input": sent, **body}).encode(), Envelope(OWNER))
     async with aclosing(stage(source_of([request]))) as resolved:
         return await anext(resolved)
@@ -64,6 +70,17 @@ async def test_sealed_thought_has_its_text_and_tokens(store: Store, more: dict[s
     assert isinstance(item, Reasoning)
     assert item.content == (ReasoningText("I see."),)
     assert dict(resolved.tokens) == {item.id: (5, 200_000)}
+
+
+@pytest.mark.parametrize(("writer", "is_read"), [("gpt-oss-20b", True), ("another", False), ("", True)])
+async def test_tokens_are_read_by_their_writer_alone(store: Store, writer: str, is_read: bool) -> None:
+    """An older release sealed no writer."""
+    before = (SealedItem("ci_a", (1, 2), "42"),)
+    thought = SealedReasoning("I see.", (5,), before, writer)
+    engine = ScriptedEngine(models=("gpt-oss-20b", "adapter"))
+    resolved = await normalize(store, carried(sealed(thought), id="rs_a"), reads=partial(reads_tokens, engine))
+    assert dict(resolved.tokens) == ({"ci_a": (1, 2), "rs_a": (5,)} if is_read else {})
+    assert (texts(*resolved.facts.input), dict(resolved.results)) == (["I see."], {"ci_a": "42"})
 
 
 async def test_thought_without_tokens_has_its_text(store: Store) -> None:
