@@ -482,6 +482,7 @@ class LimitReached(StageError):
     status = 429
     type = "requests"
     code = "rate_limit_exceeded"
+    seconds = 1.0
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -590,6 +591,7 @@ class ModelUnavailable(StageError):
     """
 
     status = 503
+    seconds = 1.0
 
     def __init__(self, model: str, reason: str, seconds: float = 1.0) -> None:
         super().__init__(f"The model {model!r} is not available: {reason}. Try again in {ceil(seconds)} s.")
