@@ -256,6 +256,15 @@ def test_a_lower_priority_waits_until_the_higher_one_is_unused_for_its_slice() -
     assert stage.yielding() == ["high"]
 
 
+def test_swaps_take_about_half_of_the_time_while_both_models_are_wanted() -> None:
+    """Also if each client comes back in a moment, as one does that calls tools."""
+    models = (PlannedModel(frozenset({"gpu0"}), starts=20.0, ends=1.0),) * 2
+    clients = tuple(Client(model, begins=model, holds=10.0, thinks=0.5) for model in (0, 1))
+    world = World(Plan({}, models, clients, until=3000.0))
+    world.run()
+    assert 0.4 < world.swaps * 21.0 / world.now < 0.6
+
+
 def test_a_model_without_groups_starts_at_once() -> None:
     stage = Stage()
     stage.model("model", leases=1)
