@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -19,15 +20,19 @@ from aiohttp import FormData, web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 from pydantic import SecretStr, ValidationError
 
 from penstock.api.http.auth import Keys
+from penstock.api.http.request_body import LONG
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
+from penstock.extensions.models import passing as passing_module
 from penstock.extensions.models.catalogue import Model
 from penstock.extensions.models.engines import ManyEngines
+from penstock.extensions.models.named_bodies import NamedBody, read_named
 from penstock.extensions.models.passing import FORMS
 from penstock.extensions.models.standing import Standing
 from penstock.extensions.models.targets import ROUTES
@@ -46,6 +51,8 @@ OF_EMBEDDINGS = sorted(path for path, kinds in ROUTES.items() if "embed" in kind
 EMBEDDED = {"object": "list", "model": "e", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}]}
 PAGE = (ROOT / "docs" / "ROUTES.md").read_text()
 SOUND = bytes(range(256)) * 100
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -137,6 +144,16 @@ async def passing(
             running_server(ScriptedEngine(), where, resources=("passing",), settings=settings, **options)
         )
         yield served, upstreams
+
+
+@asynccontextmanager
+async def served_by(settings: Settings) -> AsyncGenerator[tuple[ApiClient, Scheduler], None]:
+    """Serve as `penstock serve` does for the length of a block."""
+    async with AsyncExitStack() as closing:
+        started = await closing.enter_async_context(running(settings))
+        http = await closing.enter_async_context(TestServer(started.api.app(10_000)))
+        client = await closing.enter_async_context(aiohttp.ClientSession())
+        yield ApiClient(str(http.make_url("")).rstrip("/"), client), started.scheduler
 
 
 def keyed(name: str, key: str) -> dict[str, Any]:
@@ -364,6 +381,81 @@ def test_page_has_the_kinds_of_each_route() -> None:
     assert listed == ROUTES
 
 
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(["model", "input", "a"]), inner)
+
+
+json_values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | objects(inner)
+)
+
+
+@pytest.mark.parametrize("form_of", [None, b"--b\r\n", b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n'])
+def test_any_body_is_refused_or_passed_on_as_it_is(tmp_path: Path, form_of: bytes | None) -> None:
+    path = EMBEDDINGS if form_of is None else "/v1/audio/transcriptions"
+    kind = "application/json" if form_of is None else "multipart/form-data; boundary=b"
+    bodies = st.binary(max_size=60) | (
+        st.one_of(json_values, objects(st.just("any"))).map(lambda value: json.dumps(value).encode())
+        if form_of is None
+        else st.lists(st.sampled_from([b"any", b"--b", b"--", b"\r\n", form_of, b"x"])).map(b"".join)
+    )
+    with asyncio.Runner() as runner:
+        opened = passing(tmp_path, "any")
+        served, [other] = runner.run(opened.__aenter__())
+
+        async def exchange(body: bytes) -> int:
+            async with served.client.post(served.url + path, data=body, headers={"Content-Type": kind}) as answer:
+                await answer.json()
+                return answer.status
+
+        @examples(200)
+        @given(bodies)
+        def check(body: bytes) -> None:
+            sent = (form_of or b"") + body
+            status = runner.run(exchange(sent))
+            assert status in (200, 400, 404)
+            passed = [request.body for request in other.seen]
+            other.seen.clear()
+            assert len(passed) == (status == 200)
+            assert all(each == sent or b"any" in each for each in passed)
+
+        try:
+            check()
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.mark.parametrize("path", [EMBEDDINGS, "/v1/audio/transcriptions"])
+async def test_long_body_is_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    threads = list[threading.Thread]()
+
+    def reading(body: bytes, content_type: str) -> NamedBody:
+        threads.append(threading.current_thread())
+        return read_named(body, content_type)
+
+    monkeypatch.setattr(passing_module, "read_named", reading)
+    async with passing(tmp_path, "any") as (served, _):
+        for length in (1, LONG):
+            async with served.client.post(served.url + path, **body_of(path, input="x" * length)) as answer:
+                assert answer.status == 200
+    assert threads[-1] is not threading.main_thread()
+
+
+async def test_log_and_metrics_name_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def measured(status: str) -> float:
+        sample = "penstock_passed_duration_seconds_count"
+        return REGISTRY.get_sample_value(sample, {"model": "embed", "status": status}) or 0.0
+
+    caplog.set_level("INFO")
+    before = measured("200"), measured("502")
+    async with passing(tmp_path, "embed") as (served, [other]):
+        assert (await served.post({"model": "my-embed"}, EMBEDDINGS))[0] == 200
+        other.answer = always(lambda: web.Response(status=307))
+        assert (await served.post({"model": "my-embed"}, EMBEDDINGS))[0] == 502
+    assert (measured("200"), measured("502")) == (before[0] + 1, before[1] + 1)
+    assert caplog.text.count("model my-embed") == 2
+
+
 # Keys and headers
 
 
@@ -371,15 +463,31 @@ def test_page_has_the_kinds_of_each_route() -> None:
 @pytest.mark.parametrize("key", ["", OTHER_KEY])
 async def test_request_is_passed_on_without_the_key_of_its_client(tmp_path: Path, path: str, key: str) -> None:
     async with passing(tmp_path, "any", key=key, keys=Keys(given=[KEY])) as (served, [other]):
-        headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "a-1", "Cookie": "a=b"}
+        headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "a-1", "Cookie": "a=b", "traceparent": TRACE}
         async with served.client.post(f"{served.url}{path}", headers=headers, **body_of(path, model="any")) as answer:
             assert (answer.status, await answer.json()) == (200, EMBEDDED)
             assert answer.headers["X-Request-Id"] == "a-1"
         [request] = other.seen
-        assert request.headers["x-request-id"] == "a-1"
+        assert (request.headers["x-request-id"], request.headers["traceparent"]) == ("a-1", TRACE)
         assert request.headers.get("authorization") == (f"Bearer {key}" if key else None)
         async with served.client.post(served.url + path, **body_of(path, model="any")) as answer:
             assert answer.status == 401
+
+
+async def test_key_uses_its_models_alone(tmp_path: Path) -> None:
+    one, two = Upstream(names=("one",)), Upstream(names=("two",))
+    async with one.serving(), two.serving():
+        tables = {name: {"kind": "embed", "engine": [each.url]} for name, each in (("one", one), ("two", two))}
+        (tmp_path / "keys").write_text(f"{KEY} models=two\n")
+        (tmp_path / "keys").chmod(0o600)
+        own = {"api_key_file": tmp_path / "keys", "store": str(tmp_path / "store.sqlite3"), "sandbox": False}
+        async with served_by(Settings.model_validate({"models": tables, **own})) as (served, _):
+            served.client.headers["Authorization"] = f"Bearer {KEY}"
+            status, answer = await served.post({"model": "one"}, EMBEDDINGS)
+            assert (status, answer["error"]["code"]) == (404, "model_not_found")
+            assert "one" not in answer["error"]["message"].replace("not 'one'", "")
+            assert (await served.post({}, EMBEDDINGS))[0] == 200
+    assert (len(one.seen), len(two.seen)) == (0, 1)
 
 
 OF_REQUESTS = {"host", "accept", "accept-encoding", "content-type", "content-length", "x-request-id"}
@@ -569,16 +677,16 @@ async def test_limits_of_running_responses_hold(tmp_path: Path) -> None:
 
 
 USAGE = {"usage": {"prompt_tokens": 60, "prompt_tokens_details": None, "total_tokens": 60}}
-LONG = {"data": [0.5] * 5_000}
+LONG_ANSWER = {"data": [0.5] * 5_000}
 
 
 @pytest.mark.parametrize(
     ("answer", "counts"),
     [
-        (USAGE | LONG, True),
-        (LONG | USAGE, True),
+        (USAGE | LONG_ANSWER, True),
+        (LONG_ANSWER | USAGE, True),
         ({"usage": {"input_token_details": {"text_tokens": 0}, "total_tokens": 60}}, True),
-        (LONG, False),
+        (LONG_ANSWER, False),
         ({"text": json.dumps(USAGE)}, False),
     ],
 )
@@ -644,16 +752,11 @@ def test_the_setting_needs_a_url(url: str) -> None:
 # Models that are loaded as they are used
 
 
-@asynccontextmanager
-async def commanded(folder: Path, command: str) -> AsyncGenerator[tuple[ApiClient, Scheduler], None]:
+def commanded(folder: Path, command: str) -> AbstractAsyncContextManager[tuple[ApiClient, Scheduler]]:
     """Serve a model that embeds by a command for the length of a block."""
     models = {"embed": {"kind": "embed", "command": command, "engine_key": SecretStr(OTHER_KEY)}}
-    settings = Settings.model_validate({"models": models, "store": str(folder / "store.sqlite3"), "sandbox": False})
-    async with AsyncExitStack() as closing:
-        started = await closing.enter_async_context(running(settings))
-        http = await closing.enter_async_context(TestServer(started.api.app(10_000)))
-        client = await closing.enter_async_context(aiohttp.ClientSession())
-        yield ApiClient(str(http.make_url("")).rstrip("/"), client), started.scheduler
+    own = {"store": str(folder / "store.sqlite3"), "sandbox": False}
+    return served_by(Settings.model_validate({"models": models, **own}))
 
 
 async def test_model_is_loaded_for_a_request_and_stays_for_its_length(tmp_path: Path) -> None:
