@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -27,14 +27,12 @@ from penstock.api.http.auth import Keys
 from penstock.api.http.request_body import LONG
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
+from penstock.api.start.parts import Running
 from penstock.extensions.models import passing as passing_module
-from penstock.extensions.models.catalogue import Model
 from penstock.extensions.models.engines import ManyEngines
 from penstock.extensions.models.named_bodies import NamedBody, read_named
 from penstock.extensions.models.passing import FORMS
-from penstock.extensions.models.standing import Standing
 from penstock.extensions.models.targets import ROUTES
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
@@ -147,13 +145,13 @@ async def passing(
 
 
 @asynccontextmanager
-async def served_by(settings: Settings) -> AsyncGenerator[tuple[ApiClient, Scheduler], None]:
+async def served_by(settings: Settings) -> AsyncGenerator[tuple[ApiClient, Running], None]:
     """Serve as `penstock serve` does for the length of a block."""
     async with AsyncExitStack() as closing:
         started = await closing.enter_async_context(running(settings))
         http = await closing.enter_async_context(TestServer(started.api.app(10_000)))
         client = await closing.enter_async_context(aiohttp.ClientSession())
-        yield ApiClient(str(http.make_url("")).rstrip("/"), client), started.scheduler
+        yield ApiClient(str(http.make_url("")).rstrip("/"), client), started
 
 
 def keyed(name: str, key: str) -> dict[str, Any]:
@@ -752,7 +750,7 @@ def test_the_setting_needs_a_url(url: str) -> None:
 # Models that are loaded as they are used
 
 
-def commanded(folder: Path, command: str) -> AbstractAsyncContextManager[tuple[ApiClient, Scheduler]]:
+def commanded(folder: Path, command: str) -> AbstractAsyncContextManager[tuple[ApiClient, Running]]:
     """Serve a model that embeds by a command for the length of a block."""
     models = {"embed": {"kind": "embed", "command": command, "engine_key": SecretStr(OTHER_KEY)}}
     own = {"store": str(folder / "store.sqlite3"), "sandbox": False}
@@ -761,9 +759,9 @@ def commanded(folder: Path, command: str) -> AbstractAsyncContextManager[tuple[A
 
 async def test_model_is_loaded_for_a_request_and_stays_for_its_length(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    async with commanded(tmp_path, f"{MODEL} --log {log} --hang /pooling") as (served, scheduler):
-        assert isinstance(scheduler.engine, ManyEngines)
-        life = scheduler.engine.catalogue.all["embed"].life
+    async with commanded(tmp_path, f"{MODEL} --log {log} --hang /pooling") as (served, started):
+        assert isinstance(started.scheduler.engine, ManyEngines)
+        life = started.scheduler.engine.catalogue.all["embed"].life
         assert life.state == "stopped"
         async with served.client.post(served.url + EMBEDDINGS, json={"input": "Hi"}) as answer:
             assert (await answer.json(content_type=None))["environment"]
@@ -784,12 +782,9 @@ async def test_model_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 async def test_models_change_while_the_server_runs(tmp_path: Path) -> None:
     other = Upstream(names=("later",))
-    async with other.serving(), commanded(tmp_path, MODEL) as (served, scheduler):
-        assert isinstance(scheduler.engine, ManyEngines)
+    async with other.serving(), commanded(tmp_path, MODEL) as (served, started):
         assert (await served.post({"model": "later"}, EMBEDDINGS))[0] == 404
-        later = Settings.model_validate({"models": {"later": {"kind": "audio", "engine": [other.url]}}})
-        model = Model("later", later.models["later"], later.of_model("later"))
-        model.life = Standing("later", nullcontext)
-        scheduler.engine.catalogue.take({"later": model}, {})
+        assert started.take_models
+        started.take_models(Settings.model_validate({"models": {"later": {"kind": "audio", "engine": [other.url]}}}))
         assert (await served.post({"model": "embed"}, EMBEDDINGS))[0] == 404
         assert (await served.post({"model": "later"}, SPEECH))[0] == 200
