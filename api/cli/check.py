@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from penstock.api.cli.command_line import read_settings
-from penstock.api.cli.drawn import drawn
+from penstock.api.cli.drawn import described, drawn, drawn_of_several
 from penstock.api.cli.mistakes import explained
 from penstock.api.dialects.named import spoken
 from penstock.api.http.auth import Keys
@@ -89,11 +89,13 @@ class Checks:
             *(self.tools, self.prompts, self.webhooks, self.record),
             *(self.vllm, self.model, self.dialects, self.pipeline),
         )
+        models = {f"model {name}": partial(described, self.settings, name) for name in self.settings.models}
         found = {name: optional_function(name, CHECKS) for name in sorted(installed(CHECKS))}
         of_extensions = {name: partial(check, self.settings) for name, check in found.items() if check}
         return {
             **{check.__name__: check for check in first},
             **of_extensions,
+            **models,
             **{check.__name__: check for check in last},
         }
 
@@ -195,16 +197,16 @@ class Checks:
     async def vllm(self) -> str:
         """Compare the vLLM of this process with those that penstock is tested with; `pipeline` finds what it lacks."""
         installed = installed_vllm()
-        if self.settings.engine or installed is None:
+        if self.settings.in_this_process is None or installed is None:
             return "none runs here"
         return f"{installed}; penstock is tested with {' and '.join(TESTED)}"
 
     async def model(self) -> str:
         """Look for the files of a model that this process would load."""
-        settings = self.settings
-        if settings.engine or find_spec("vllm") is None:
+        here = self.settings.in_this_process
+        if here is None or find_spec("vllm") is None:
             return "none is loaded here"
-        return model_here(settings)
+        return model_here(here)
 
     async def dialects(self) -> str:
         """Look for the dialects."""
@@ -217,7 +219,7 @@ class Checks:
             await self.model()
         except (*UNSTARTABLE, CannotRun) as error:
             raise NotChecked("model") from error
-        return await drawn(self.settings)
+        return await (drawn_of_several(self.settings) if self.settings.models else drawn(self.settings))
 
 
 def _owner(place: str) -> str:

@@ -161,6 +161,15 @@ class ModelTable(ChatSettings, ModelEngineSettings, extra="forbid", hide_input_i
         """True if vLLM in this process runs the model."""
         return not (self.command or self.engine)
 
+    @property
+    def generates(self) -> bool:
+        """True if it generates what penstock reads."""
+        return self.kind in ("generate", "any")
+
+    def apart(self) -> Self:
+        """Return the table of a model that vLLM in this process would run, as if it ran elsewhere."""
+        return self.model_copy(update={"engine": ["http://127.0.0.1:9"], "vllm": {}}) if self.is_here else self
+
 
 def wrong_command(command: str) -> str:
     """Return why a command cannot run; empty if nothing speaks against it."""
@@ -356,10 +365,10 @@ def _mistakes(tables: Mapping[str, ModelTable], places: Places) -> Iterator[str]
             if other is not None and other not in tables:
                 yield f"{places.of(name, key)}: there is no model {shortened(other)!r}{nearest(other, tables)}"
         writer = tables.get(table.summaries or name)
-        if table.summaries and writer and writer.kind != "generate":
+        if table.summaries and writer and not writer.generates:
             yield f"{places.of(name, 'summaries')}: {table.summaries} does not generate, as its kind is {writer.kind}"
         stand_in = tables.get(table.instead or name)
-        if stand_in and stand_in.kind != table.kind:
+        if stand_in and "any" not in (kinds := (table.kind, stand_in.kind)) and len({*kinds}) > 1:
             yield f"{places.of(name, 'instead')}: {table.instead} is of another kind, {stand_in.kind}"
     yield from _circles(tables, places)
 

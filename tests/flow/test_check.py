@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pytest
 from penstock.api.cli import check
 from penstock.api.cli.check import Checks, passes
 from penstock.api.cli.command_line import read_settings
+from penstock.api.cli.drawn import drawn
 from penstock.api.cli.serve import main, serve
 from penstock.api.runs.store_settings import without_password
 from penstock.api.settings import Settings
@@ -32,6 +34,7 @@ from penstock.stages.recordings.recordings import read_recordings
 from tests.support.mcp_servers import stdio_config
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
+from tests.support.several import ENGINE, MADE, says
 from tests.support.stores import NOBODY
 
 SETTINGS: dict[str, Any] = {"engine": [f"replay:{FIXTURES / 'harmony'}"], "store": "none", "sandbox": False}
@@ -47,6 +50,50 @@ def checked(capfd: Any, **settings: Any) -> tuple[bool, dict[str, str]]:
     all_pass = asyncio.run(passes(chosen, ()))
     lines = [line.split(maxsplit=2) for line in capfd.readouterr().out.splitlines()]
     return all_pass, {line[1].rstrip(":"): f"{line[0]} {line[2]}" for line in lines if line and line[0] in MARKS}
+
+
+def models(**tables: Any) -> dict[str, Any]:
+    """Settings of models, which the server of `SETTINGS` alone would not have."""
+    return {"engine": [], "models": tables}
+
+
+def rows_of_models(capfd: Any, tables: dict[str, Any]) -> tuple[bool, list[str]]:
+    """Run all checks; return if they pass, and the rows of the models."""
+    chosen = Settings.model_validate(SETTINGS | {"port": free_port()} | models(**tables))
+    all_pass = asyncio.run(passes(chosen, ()))
+    return all_pass, [line for line in capfd.readouterr().out.splitlines() if re.match(r"\w+ +model .*:|wrong", line)]
+
+
+def test_each_of_several_models_has_a_row(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MADE, "big", lambda: says("Hello."))
+    nobody = f"http://127.0.0.1:{free_port()}"
+    tables: dict[str, Any] = {"big": {"engine": [f"{ENGINE}:big"]}, "small": {"command": "sh", "groups": ["gpu"]}}
+    all_pass, rows = rows_of_models(capfd, tables)
+    assert all_pass
+    assert rows == [
+        f"ok     model big: speaks Harmony, and runs on {ENGINE}:big",
+        f"ok     model small: is known once it runs, and is started by {shutil.which('sh')}",
+    ]
+    tables |= {"vectors": {"urls": [nobody], "kind": "embed"}, "local": {"command": "sh", "model": "/nothing"}}
+    all_pass, rows = rows_of_models(capfd, tables)
+    assert not all_pass
+    assert rows[2:] == [
+        f"wrong  model vectors: {nobody} does not answer (ClientConnectorError: Connection refused)",
+        "wrong  model local: /nothing: its files cannot be read (ValidationError)",
+    ]
+
+
+def test_pipeline_of_several_models_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MADE, "big", lambda: says("Hello."))
+    tables = {"big": {"engine": [f"{ENGINE}:big"]}, "small": {"command": "sh"}, "here": {"model": "/nothing"}}
+    chosen = Settings.model_validate(SETTINGS | models(**tables))
+    text = asyncio.run(drawn(chosen))
+    assert text.splitlines()[:3] == [
+        f"big speaks Harmony, and runs on {ENGINE}:big",
+        f"small is known once it runs, and is started by {shutil.which('sh')}",
+        "here cannot be described: /nothing: there is no such folder",
+    ]
+    assert text.count("converse    :") == 1
 
 
 def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:

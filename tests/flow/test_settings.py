@@ -55,7 +55,8 @@ enable-lora = true
 lora-modules = ["legal=/models/legal"]
 ```
 
-[Stages of your own](STAGES.md#settings-of-a-stage) have a table each, `[stages.NAME]`.
+[Stages of your own](STAGES.md#settings-of-a-stage) have a table each, `[stages.NAME]`, and so have
+[several models](MANY_MODELS.md), `[models.NAME]`.
 
 A mistake ends the start, and its message names the place where it was made. Unknown keys of the file are mistakes, and
 so are unknown variables that begin with `PENSTOCK_`. Kubernetes sets such variables for a service of the name

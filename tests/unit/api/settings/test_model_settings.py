@@ -257,6 +257,12 @@ def test_settings_of_a_model_are_those_of_a_server_of_it_alone(in_a_file_of_its_
     assert (table.idle, table.sleep, table.start_timeout, table.groups) == (600.0, 1, 600.0, ["gpu0"])
 
 
+def test_model_of_any_kind_stands_in_for_all() -> None:
+    text = f'{A}instead = "b"\nsummaries = "b"\n{B}kind = "any"\n{C}kind = "embed"\ninstead = "b"\n'
+    kinds = {name: (table.kind, table.generates) for name, table in read(text).models.items()}
+    assert kinds == {"a": ("generate", True), "b": ("any", True), "c": ("embed", False)}
+
+
 def test_options_of_vllm_are_for_the_model_in_this_process() -> None:
     settings = read(f'{A}[models.b]\nmodel = "x"\n[vllm]\nseed = 1\n', "--max-model-len=9")
     assert settings.of_model("b").engine_options == ["--seed=1", "--max-model-len=9"]
