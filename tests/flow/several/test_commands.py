@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from penstock import server
 from penstock.api.settings import Settings
-from tests.support.api_clients import ApiClient, Json
+from tests.support.api_clients import ApiClient
 from tests.support.harmony_server import saying
 from tests.support.processes import wait_for
 from tests.support.scripted_model import MARK, marked
@@ -38,7 +38,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @asynccontextmanager
-async def served(folder: Path, **models: Json) -> AsyncGenerator[ApiClient, None]:
+async def served(folder: Path, **models: Any) -> AsyncGenerator[ApiClient, None]:
     """Serve models with commands for the length of a block."""
     settings = Settings(store=str(folder / "store.sqlite3"), sandbox=False, models=models)
     async with AsyncExitStack() as closing:
