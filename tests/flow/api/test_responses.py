@@ -48,7 +48,7 @@ async def test_bad_input_is_refused(
     ("method", "path", "advice"),
     [
         ("POST", "/v1/chat", "POST /v1/chat/completions"),
-        ("POST", "/v1/embeddings", "The model of this server writes text."),
+        ("POST", "/v1/embeddings", "A model of [models] whose kind fits answers such requests"),
         ("POST", "/chat/completions", "The routes are under /v1."),
         ("POST", "/responses", "The routes are under /v1."),
         ("GET", "/models/tiny/", "The routes are under /v1."),
