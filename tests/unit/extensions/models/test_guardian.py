@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,13 +27,14 @@ STUBBORN = "--ignore-sigterm --fork"
 
 PARENT = f"""
 import asyncio
+import sys
 from contextlib import nullcontext
 from penstock.extensions.models.child import ChildSpec
 from penstock.extensions.models.life import OnDemand
 from penstock.extensions.models.turns import Groups
 
 async def main():
-    model = OnDemand("model", ChildSpec("{MODEL} {STUBBORN}"), Groups(), nullcontext, grace=0.1)
+    model = OnDemand("model", ChildSpec("{MODEL} " + sys.argv[1]), Groups(), nullcontext, grace=0.1)
     running = asyncio.create_task(model.run())
     lease = await model.acquire(None)
     print("up", flush=True)
@@ -42,20 +45,42 @@ asyncio.run(main())
 """A program with a model, in place of penstock."""
 
 
-def guardian_of(pid: int | None) -> int:
-    """Return the parent of a process."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def ancestors(pid: int | None) -> list[int]:
+    """Return the parent of a process, of a model its guardian, and the parent of that one."""
+    parents = list[int]()
+    while pid and len(parents) < 2:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parents.append(pid)
+    return parents
+
+
+@contextmanager
+def running_parent(options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the program that stands for penstock, from the moment that its model is up."""
+    command = [sys.executable, "-c", PARENT, options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout
+        assert parent.stdout.readline() == b"up\n"
+        yield parent
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_penstock(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
-        assert parent.stdout
-        assert parent.stdout.readline() == b"up\n"
-        assert len(marked(mark)) == 4  # with the guardian, and the process that was left
+    with running_parent(STUBBORN) as parent:
+        assert len(marked(mark)) == 4  # with the guardian, and the process that the model has started
         parent.send_signal(number)
+    wait_for(lambda: not marked(mark))
+
+
+def test_the_process_ends_also_if_penstock_and_the_guardian_are_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    with running_parent("--ignore-sigterm") as parent:
+        (model,) = (pid for pid in marked(mark) if parent.pid in ancestors(pid)[1:])
+        for pid in ancestors(model)[:2]:
+            os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not marked(mark))
 
 
@@ -78,7 +103,7 @@ async def test_a_process_has_time_to_end_by_itself(scene: Scene) -> None:
 async def test_a_killed_guardian_takes_all_processes_along(scene: Scene) -> None:
     model = scene.model(options=STUBBORN, grace=0.1)
     lease = await model.acquire(None)
-    os.kill(guardian_of(model.pid), signal.SIGKILL)
+    os.kill(ancestors(model.pid)[0], signal.SIGKILL)
     await wait_until(lambda: model.reason)
     assert model.reason == "its guardian was killed"
     await wait_until(lambda: not scene.processes)

@@ -15,6 +15,7 @@ from penstock.extensions.models import life
 from penstock.extensions.models.child import ChildSpec
 from penstock.extensions.models.life import Lease, OnDemand
 from penstock.pipeline.errors import ModelUnavailable, ServerStopping
+from penstock.services.engines.workers import MARK as END_WITH_PARENT
 from tests.support.api_clients import wait_until
 from tests.support.clock import Clock
 from tests.support.on_demand import Scene
@@ -300,6 +301,8 @@ async def test_a_process_gets_no_variable_of_penstock(scene: Scene, monkeypatch:
     assert not [name for name in variables if name.startswith("PENSTOCK_")]
     assert variables["HF_HOME"] == "/models"
     assert variables["VLLM_SERVER_DEV_MODE"] == "1"
+    assert variables["VLLM_NO_USAGE_STATS"] == "1"
+    assert END_WITH_PARENT in variables
     lease.release()
 
 
