@@ -102,6 +102,8 @@ class Model(msgspec.Struct, frozen=True):
     """The folder or the id of the model, by which `vllm bench serve` loads its tokenizer."""
     state: ModelState = "ready"
     """The state of the model; one that is not ready is loaded when a request asks for it."""
+    kind: str = "generate"
+    """What the model does; requests to one that does not ``generate`` are passed on unread."""
     input_modalities: tuple[Literal["text", "image"], ...] = ("text",)
     """The kinds of input that the model reads; files are read as text."""
     tools: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -20,8 +20,11 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.engine import SeveralEngines, engine_of, known_length
-from penstock.services.model_names import is_name, resolved_name
+from penstock.services.model_names import is_name, resolved_name, usable_names
 from penstock.stages.normalize.tool_types import types_of
+
+GENERATE = "generate"
+"""What a model does that writes text."""
 
 LIMIT = Number("limit", default=0, least=1, most=1_000, meaning="The most models of a page; all by default.")
 AFTER = AnyText("after_id", meaning="The name of the model after which the page begins.")
@@ -68,18 +71,29 @@ class ModelList:
     async def retrieve_model(self, request: web.Request) -> web.Response:
         """Retrieve a model by its name or an alias, if it is served here."""
         name = request.match_info["model"]
-        scheduler = self.scheduler
-        resolved_name(name, scheduler.usable(request[OWNER]), scheduler.aliases)
+        resolved_name(name, self._usable(request[OWNER]), self.scheduler.aliases)
         return as_json(self._model(name, request[OWNER]))
+
+    @property
+    def _kinds(self) -> Mapping[str, str]:
+        """The names under which models are served, each with what the model does."""
+        engine = self.scheduler.engine
+        return engine.kinds if isinstance(engine, SeveralEngines) else dict.fromkeys(engine.models, GENERATE)
+
+    def _usable(self, owner: str) -> Sequence[str]:
+        """Return the names under which the models are served that an owner may use."""
+        return usable_names([*self._kinds], self.scheduler.aliases, self.scheduler.allowed(owner))
 
     def _names(self, owner: str) -> Sequence[str]:
         """Return the names of the models that an owner may use, and their aliases."""
-        usable, aliases = self.scheduler.usable(owner), self.scheduler.aliases
+        usable, aliases = self._usable(owner), self.scheduler.aliases
         return list(dict.fromkeys((*usable, *(each for each in aliases if is_name(each) and aliases[each] in usable))))
 
     def _model(self, name: str, owner: str) -> Model:
         scheduler = self.scheduler
-        served = scheduler.served(name) or name
+        served = scheduler.served(name)
+        if served is None:  # its answers are passed on
+            return self._passed_on(name)
         engine, created_at = engine_of(scheduler.engine, served), datetime.fromtimestamp(self.created, UTC)
         longest = known_length(engine)
         return Model(
@@ -96,6 +110,13 @@ class ModelList:
             state=scheduler.engine.state(served) if isinstance(scheduler.engine, SeveralEngines) else "ready",
             input_modalities=("text", "image") if scheduler.sees_images(served) else ("text",),
             tools=types_of(scheduler.tools_of(owner)),
+        )
+
+    def _passed_on(self, name: str) -> Model:
+        engine, created_at = self.scheduler.engine, datetime.fromtimestamp(self.created, UTC)
+        state = engine.state(name) if isinstance(engine, SeveralEngines) else "ready"
+        return Model(
+            *(name, self.created, None, name, created_at.isoformat(), None, None), state=state, kind=self._kinds[name]
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -78,9 +78,15 @@ class ManyEngines:
         """Return the own name of a model."""
         return self.catalogue.of(model).name
 
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """The names of all models, each with what the model does."""
+        return {name: model.table.kind for model in self.catalogue.all.values() for name in model.names}
+
     def state(self, model: str) -> ModelState:
-        """Return the state of a model."""
-        return self.catalogue.of(model).life.state
+        """Return the state of a model; the servers of others whose answers are passed on are not opened here."""
+        one = next(each for each in self.catalogue.all.values() if model in each.names)
+        return "ready" if one.table.command is None and not one.generates else one.life.state
 
     @property
     def _open(self) -> list[Engine]:

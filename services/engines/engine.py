@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
@@ -146,8 +146,13 @@ class SeveralEngines(Protocol):
         """Return the engine of one of the ``models``; what it says of itself changes once the model is loaded."""
         ...
 
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """The names of all models, each with what the model does: those that do not ``generate`` are passed on."""
+        ...
+
     def state(self, model: str) -> ModelState:
-        """Return the state of one of the ``models``; one that is not ready is loaded when a request asks for it."""
+        """Return the state of a model by a name; one that is not ready is loaded when a request asks for it."""
         ...
 
     def title(self, model: str) -> str:

@@ -267,3 +267,15 @@ async def test_a_model_may_use_the_tools_of_its_table(tmp_path: Path) -> None:
         status, answer = await served.post({"model": "small", "input": "Hi", "tools": [tool]})
         assert (allowed == 403, status, answer["error"]["param"]) == (False, 400, "tools[0].type")
         assert answer["error"]["message"].startswith("This model may not use")
+
+
+async def test_models_that_are_passed_on_are_listed_with_what_they_do(tmp_path: Path) -> None:
+    engines = {"big": says("I am big."), "vectors": says("")}
+    tables = {"vectors": {"engine": ["http://127.0.0.1:9"], "kind": "embed", "names": ["text-embedding-3-small"]}}
+    async with several_models(tmp_path, engines, tables) as served:
+        listed = {each["id"]: (each["kind"], each["state"]) for each in (await served.get("/v1/models"))[1]["data"]}
+        passed_on = ("embed", "ready")
+        assert listed == {"big": ("generate", "stopped"), "vectors": passed_on, "text-embedding-3-small": passed_on}
+        assert (await served.get("/v1/models/vectors"))[1]["kind"] == "embed"
+        status, answer = await served.post({"input": "Hi", "model": "vectors"})
+        assert (status, answer["error"]["param"]) == (404, "model")
