@@ -256,7 +256,7 @@ class Edge:
         if reading.request.model is None and FORWARDED in request.headers and MODEL_HEADER in request.headers:
             model = {"model": unquote(request.headers[MODEL_HEADER])}
             reading = reading.asking(*(each.model_copy(update=model) for each in (reading.request, *reading.others)))
-        request[MODEL] = reading.request.model or self.scheduler.engine.models[0]
+        request[MODEL] = reading.request.model or self.scheduler.resolved(request[OWNER], None)
         reading = self.enveloped(request, reading)
         request[REQUEST_ID] = reading.request.envelope.request_id or request[REQUEST_ID]
         return reading

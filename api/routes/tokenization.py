@@ -13,6 +13,7 @@ from pydantic import Field
 
 from penstock.api.dialect import READ_REFUSALS, Dialect, Edge, Read
 from penstock.api.http.access_log import MODEL
+from penstock.api.http.auth import OWNER
 from penstock.api.http.errors import as_json, listed_as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import receive
@@ -25,7 +26,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.tasks import MANY_VALUES, apart
-from penstock.services.engines.engine import known_length
+from penstock.services.engines.engine import engine_of, known_length
 from penstock.stages.parse.parser import vocabulary_of
 from penstock.stages.parse.text import TokenVocabulary, spelled
 from penstock.stages.render.truncation import COUNTED
@@ -113,7 +114,8 @@ class Tokenization:
         read = TokenizeReader(self.edge.dialect)
         tokens = await self._tokens(request, read)
         texts = await self._decoded(request, _texts, tokens) if read.wants_texts else None
-        longest = known_length(self.edge.scheduler.engine_for(request[MODEL]))
+        scheduler = self.edge.scheduler
+        longest = known_length(engine_of(scheduler.engine, scheduler.resolved(request[OWNER], request[MODEL])))
         return await listed_as_json(Tokens(len(tokens), longest, tokens, texts), "tokens")
 
     @operation(Operation(Detokenized, body=DetokenizeBody, refusals=READ_REFUSALS))
@@ -143,9 +145,9 @@ class Tokenization:
     ) -> Value:
         """Return what ``decode`` makes of tokens; raise `InvalidRequest` for one that the vocabulary lacks."""
         scheduler = self.edge.scheduler
-        served = scheduler.served(request[MODEL]) or scheduler.engine.models[0]
+        served = scheduler.resolved(request[OWNER], request[MODEL])
         vocabulary = vocabulary_of(scheduler.pipeline, served)
-        size: int | None = getattr(scheduler.engine_for(served), "vocabulary_size", None)
+        size: int | None = getattr(engine_of(scheduler.engine, served), "vocabulary_size", None)
         if vocabulary is None or size is None:
             message = "This server knows no vocabulary: tokens are read elsewhere."
             raise InvalidRequest(message, code="unsupported_operation")

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from penstock.api.http.access_log import fields_of, outcome_of
 from penstock.api.runs.opened import Opened
-from penstock.pipeline.errors import EngineOverloaded, ServerStopping, StageError, StoreFailed
+from penstock.pipeline.errors import EngineOverloaded, ModelAway, ServerStopping, StageError, StoreFailed
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.logs import current_response
@@ -252,6 +252,10 @@ class BackgroundQueue:
         except (EngineOverloaded, StoreFailed) as error:
             logger.info("Response %s has to wait: %s", run.response.id, error)
             return False
+        except ModelAway as error:  # the models have changed since it was accepted
+            logger.warning("Response %s is left to another server: %s", run.response.id, error)
+            self.store.release(run.response.id)
+            run.release()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, StageError) else error
             logger.warning("Response %s could not begin: %s", run.response.id, named_error(error), exc_info=cause)

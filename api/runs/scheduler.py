@@ -48,7 +48,7 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import Cause
 from penstock.pipeline.tasks import MANY_VALUES, let_go, shielded
 from penstock.services import tracing
-from penstock.services.engines.engine import Backend, Engine, TextBackend, engine_of
+from penstock.services.engines.engine import Backend, Engine, TextBackend, engine_of, reads_tokens
 from penstock.services.model_names import in_words, resolved_name, served_name, usable_names
 from penstock.services.runs.run import Mode, Run, RunRegistry, RunReleased
 from penstock.services.runs.turns import HoldPrompts, hold_first
@@ -199,15 +199,16 @@ class Scheduler:
         """Return the names under which the engine serves the models that an owner may use."""
         return usable_names(self.engine.models, self.aliases, self.allowed(owner))
 
-    def engine_for(self, name: str | None) -> Backend:
-        """Return the engine of a model; an unknown name, which is refused where a request is read, has the first's."""
-        return engine_of(self.engine, self.served(name) or self.engine.models[0])
+    def resolved(self, owner: str, name: str | None) -> str:
+        """Return the served name of a model that an owner may use, by default the first; raises `ModelNotFound`."""
+        usable = self.usable(owner)
+        return usable[0] if name is None else resolved_name(name, usable, self.aliases)
 
-    async def loaded(self, name: str | None) -> Backend:
-        """Return the engine of a model, which it loads if that is needed; an unknown name has that of the first."""
-        if served := self.served(name):
-            await self.traits_of(served)
-        return self.engine_for(name)
+    async def loaded(self, owner: str, name: str | None) -> Backend:
+        """Return the engine of a model that an owner may use, which is loaded if that is needed."""
+        served = self.resolved(owner, name)
+        await self.traits_of(served)
+        return engine_of(self.engine, served)
 
     # Starting
 
@@ -417,12 +418,15 @@ class Scheduler:
     async def _run_queued(self, request: ResolvedRequest) -> None:
         """Run a response of the background from the request in the store on: its turn has come.
 
-        Another server may have accepted it.  Raises `ModelNotFound` as for others.
+        Another server may have accepted it.  Raises `ModelAway` if its model is no longer served.
         """
         try:
             asked = request.facts.response.model
-            model = resolved_name(asked, self.engine.models, self.aliases)
+            if (model := self.served(asked)) is None:
+                raise errors.ModelAway(in_words([asked]))
             origin = replace(request.facts.origin, model="" if model == asked else model)
+            if not reads_tokens(self.engine, request.facts.model, model):
+                request = replace(request, tokens={})
             await self._run(with_facts(request, origin=origin), _from_store, "background", self._after_normalize)
         finally:
             _let_go_of_resolved(request)

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.api.dialect import REFUSALS, Dialect, Edge
+from penstock.api.http.auth import OWNER
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.request_body import off_loop, receive
 from penstock.api.http.wire import Reading, Wire, server_sent
@@ -74,7 +75,7 @@ def routes(edge: Edge) -> Sequence[web.RouteDef]:
         """Answer questions about one input with the probabilities of all that may be answered."""
         body = await receive(request)
         with edge.scheduler.in_flight:
-            reader = DecisionReader(await _labels(edge, body))
+            reader = DecisionReader(await _labels(edge, request[OWNER], body))
             reading = await edge.read(request, body, reader)
             del body  # free it: the answer may take long
             return await edge.answer_each(request, reading.wire, reader.parts(reading), AT_ONCE)
@@ -94,12 +95,12 @@ def _model_of(body: bytes) -> str | None:
         return None
 
 
-async def _labels(edge: Edge, body: bytes) -> Sequence[Label]:
+async def _labels(edge: Edge, owner: str, body: bytes) -> Sequence[Label]:
     """Return the labels of the model; raise `InvalidRequest` if its vocabulary is not known here."""
     scheduler = edge.scheduler
     model = await off_loop(_model_of, body)
-    await scheduler.loaded(model)
-    served = scheduler.served(model) or scheduler.engine.models[0]
+    await scheduler.loaded(owner, model)
+    served = scheduler.resolved(owner, model)
     if (vocabulary := vocabulary_of(scheduler.pipeline, served)) is None:
         message = "This server knows no vocabulary: it cannot read the probabilities of answers."
         raise InvalidRequest(message, code="unsupported_operation")

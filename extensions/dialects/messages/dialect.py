@@ -122,7 +122,7 @@ class Messages:
         """Return a request without its budget of thoughts if the engine cannot keep it: it is no hard limit."""
         if request.thinking_token_budget is None:
             return request
-        engine = await self.edge.scheduler.loaded(request.model)
+        engine = await self.edge.scheduler.loaded(request.envelope.owner, request.model)
         if isinstance(engine, Budgeted) and engine.bounds_thoughts:
             return request
         return request.model_copy(update={"thinking_token_budget": None})

@@ -8,9 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.api.start import backends
+from penstock.pipeline.protocol import items
 from penstock.services.engines.scripted import Script
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.chat.model import ChatModel
@@ -18,8 +20,10 @@ from penstock.stages.models.chat.standalone import ModelFiles, load_from_files
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.api_clients import Json
 from tests.support.paths import TINY_QWEN
+from tests.support.sdk_types import IMAGE
 from tests.support.server import PacedEngine
 from tests.support.several import SeveralServer, several_models
+from tests.support.stored_responses import ITEMS, store_response, stored_response
 
 THOUGHT = "Ponder deeply"
 ASKED: Json = {"role": "user", "content": "Hi"}
@@ -178,3 +182,48 @@ async def test_the_first_model_finds_its_tokens_again(served: SeveralServer, doo
     prompt = served.engines["oss"].prompts[-1].token_ids
     assert occurrences(prompt, harmony_letters(THOUGHT)) == 1
     assert text_of_prompt(served, "oss").count(THOUGHT) == 3
+
+
+# What a model cannot have written itself
+
+
+def call_of(item: items.Item) -> str | None:
+    return getattr(item, "call_id", None)
+
+
+USER = items.Message("msg_0", "completed", "user", (items.InputText("Hi"),))
+ALL: tuple[items.Item, ...] = (
+    *ITEMS,
+    items.Message("msg_5", "completed", "user", (items.InputImage(IMAGE),)),
+    items.FunctionCallOutput("fco_4", "call_2", "sunny", "completed"),
+    items.FunctionCall("fc_3", "call_9", "look", "{}", "completed"),
+    items.FunctionCallOutput("fco_3", "call_9", (items.InputImage(IMAGE),), "completed"),
+    items.ComputerCall("cu_1", "call_10", "completed", actions=({"type": "click", "x": 1, "y": 2, "button": "left"},)),
+    items.ComputerCallOutput("cuo_1", "call_10", items.Screenshot(IMAGE), "completed"),
+    items.ToolSearchCall("tsc_1", "call_11", {"query": "maps"}, "completed", "client"),
+    items.ToolSearchOutput("tso_1", "call_11", (TOOL,), "completed", "client"),
+    items.FileSearchCall("fs_1", ("snakes",), "completed"),
+    items.ImageGenerationCall("ig_1", "completed"),
+    items.Program("prog_1", "call_12", "look()", "f"),
+    items.ProgramOutput("progo_1", "call_12", "7", "completed"),
+    items.ConfigurationUpdate("cfg_1", reasoning={"effort": "low"}),
+)
+GROUPS = {
+    item.id or "": tuple(each for each in ALL if each is item or (call_of(item) and call_of(each) == call_of(item)))
+    for item in ALL
+}
+"""Items of all kinds by the id of each, with the calls of outputs and the outputs of calls."""
+
+FOREIGN = (2**31 - 1, 200_008, 3)
+"""Tokens of no vocabulary, with the mark of Harmony's at which a message begins."""
+
+
+@pytest.mark.parametrize("model", ["oss", "qwen"])
+@pytest.mark.parametrize("name", GROUPS)
+async def test_each_kind_of_item_of_another_model_is_rendered(served: SeveralServer, name: str, model: str) -> None:
+    given = (USER, *GROUPS[name])
+    stored = stored_response("resp_a", *given, status="completed", model="twin")
+    tokens = {item.id: FOREIGN for item in given if item.id}
+    await store_response(served.scheduler.store, msgspec.structs.replace(stored, tokens=tokens, writer="twin"))
+    await respond(served, model, input="And?", previous_response_id="resp_a")
+    assert not occurrences(served.engines[model].prompts[-1].token_ids, FOREIGN[:1])
