@@ -238,7 +238,7 @@ async def test_client_that_leaves_while_it_waits_leaves_nothing_behind(
         scheduler = at.served.scheduler
         with caplog.at_level(logging.INFO, "penstock.api.http.access_log"):
             async with at.asked(name):
-                assert at.gate.held
+                await wait_until(lambda: at.gate.held)
             await wait_until(lambda: at.gate.held == scheduler.in_flight.count == 0)
             await wait_until(lambda: "client left" in caplog.text)
         assert at.served.engine.prompts == []
@@ -250,6 +250,7 @@ async def test_client_that_leaves_while_it_waits_unlocks_its_conversation(tmp_pa
         body = {"input": "Hi", "conversation": conversation_id(await at.served.create_conversation())}
         url = f"{at.served.url}/v1/responses"
         async with at.served.client.post(url, json={**body, "stream": True}):
+            await wait_until(lambda: at.gate.held)
             status, answer = await at.served.post(body)
             assert (status, answer["error"]["code"]) == (409, "conversation_locked")
         await wait_until(lambda: at.gate.held == 0)

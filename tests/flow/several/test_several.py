@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from penstock.extensions.dialects.messages.events import PING
 from penstock.pipeline.errors import EngineOverloaded
+from penstock.pipeline.protocol.events import KEEP_ALIVE
 from penstock.pipeline.recordings.format import FILES, read_recording
 from tests.support.api_clients import Json, wait_until
 from tests.support.several import SeveralServer, says, several_models, text_of
@@ -100,6 +102,36 @@ async def test_tokens_are_those_of_the_model(served: SeveralServer) -> None:
     status, answer = await served.post({"model": "small", "prompt": "Hi"}, "/tokenize")
     assert (status, answer["max_model_len"], answer["count"]) == (200, 400, 1)
     assert await served.post({"model": "small", "tokens": answer["tokens"]}, "/detokenize") == (200, {"prompt": "Hi"})
+
+
+WAITING = {
+    **DIALECTS,
+    "/v1/messages?beta=true": (
+        {"messages": CHAT, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        None,
+    ),
+}
+"""The same, and a message whose budget of thoughts needs the engine before all else."""
+
+
+@pytest.mark.parametrize("path", WAITING)
+async def test_a_stream_gets_signs_of_life_until_its_model_is_open(tmp_path: Path, path: str) -> None:
+    async with several_models(tmp_path, {"small": says("I am small.")}, keep_alive=0.01) as served:
+        house: Any = served.scheduler.engine
+        life, may_open = house.catalogue.all["small"].life, asyncio.Event()
+        acquire = life.acquire
+
+        async def acquired(wait: float | None) -> Any:
+            await may_open.wait()
+            return await acquire(wait)
+
+        life.acquire = acquired
+        body = {**WAITING[path][0], "model": "small", "stream": True}
+        async with served.client.post(served.url + path, json=body) as answer:
+            sign = await answer.content.readuntil(b"\n\n")
+            assert sign in (KEEP_ALIVE, PING)
+            may_open.set()
+            assert b" small" in await answer.content.read()
 
 
 # Leases
