@@ -58,12 +58,13 @@ class House:
     def __init__(self, settings: Settings, here: RunningEngine | None) -> None:
         self.catalogue = Catalogue()
         self._here = here
-        self._groups = Groups(settings.model_groups)
+        self._groups = Groups()
         self._tasks: set[asyncio.Task[None]] = set()
         self.take(settings)
 
     def take(self, settings: Settings) -> None:
         """Serve the models of these settings from now on; those whose settings are as they were go on."""
+        self._groups.resize(settings.model_groups)
         models = dict[str, Model]()
         for name, table in settings.models.items():
             own, known = settings.of_model(name), self.catalogue.all.get(name)

@@ -93,7 +93,7 @@ class Turns:
 
     def __init__(self, sizes: Mapping[str, int] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.members: list[Member] = []
-        self._sizes = dict(sizes or {})
+        self.sizes = dict(sizes or {})
         self._clock = clock
         self._tickets = itertools.count()
 
@@ -142,7 +142,7 @@ class Turns:
 
     def decide(self) -> Decision:
         """Give places to models that wait, and take places from others for them."""
-        return _Round(self.members, self._sizes, self._clock()).decide()
+        return _Round(self.members, self.sizes, self._clock()).decide()
 
 
 class _Offer(NamedTuple):
@@ -266,6 +266,11 @@ class Groups:
         self.turns = Turns(sizes, _now)
         self._owners: dict[Member, Owner] = {}
         self._next: asyncio.Handle | None = None
+
+    def resize(self, sizes: Mapping[str, int]) -> None:
+        """Take other sizes of groups; a model that is up beyond them yields when another one waits."""
+        self.turns.sizes = dict(sizes)
+        self.settle()
 
     def join(self, member: Member, owner: Owner) -> None:
         """Tell the owner of a member of ``turns`` what is decided about it."""

@@ -256,6 +256,23 @@ def test_a_lower_priority_waits_until_the_higher_one_is_unused_for_its_slice() -
     assert stage.yielding() == ["high"]
 
 
+def test_sizes_may_change_while_models_are_up() -> None:
+    stage = Stage(gpu0=2)
+    first, second = stage.model("first"), stage.model("second")
+    stage.turns.sizes = {"gpu0": 1}
+    assert stage.turns.decide() == ((), (), inf)
+    stage.waiter("third")
+    stage.now = 100.0
+    assert stage.yielding() == ["first", "second"]
+    stage.turns.down(first)
+    assert not stage.starting()
+    stage.turns.down(second)
+    assert stage.starting() == ["third"]
+    stage.turns.sizes = {"gpu0": 2}
+    stage.waiter("fourth")
+    assert stage.starting() == ["fourth"]
+
+
 def test_swaps_take_about_half_of_the_time_while_both_models_are_wanted() -> None:
     """Also if each client comes back in a moment, as one does that calls tools."""
     models = (PlannedModel(frozenset({"gpu0"}), starts=20.0, ends=1.0),) * 2
