@@ -130,6 +130,7 @@ class OnDemand(Generic[T]):
         self._pause_ends = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._has_left = False
 
     @property
     def url(self) -> str:
@@ -184,6 +185,8 @@ class OnDemand(Generic[T]):
 
     async def run(self) -> None:
         """Start, put down and end the process as requests need it, until this is cancelled or `close` is called."""
+        if self._is_closing:  # before this has begun
+            return
         self._task = asyncio.current_task()
         try:
             while True:
@@ -212,7 +215,9 @@ class OnDemand(Generic[T]):
             await asyncio.wait([self._task])
 
     def _leave(self) -> None:
-        self._is_closing = True
+        if self._has_left:
+            return
+        self._is_closing = self._has_left = True
         self._fail_waiters(ServerStopping)
         self._groups.leave(self._member)
         self._port.close()

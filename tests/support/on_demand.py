@@ -27,7 +27,7 @@ class Scene:
         self.opened: list[str] = []
         """What was opened and left."""
         self.cut_off: list[str] = []
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = AsyncExitStack()
 
     def model(self, name: str = "model", options: str = "", **spec: Any) -> OnDemand[str]:
@@ -42,7 +42,7 @@ class Scene:
             cut_off=lambda: self.cut_off.append(name),
             grace=grace,
         )
-        self._tasks[name] = asyncio.create_task(model.run())
+        self.tasks[name] = asyncio.create_task(model.run())
         self._closing.push_async_callback(model.close)
         return model
 

@@ -255,6 +255,14 @@ async def test_close_refuses_those_that_wait(scene: Scene, tmp_path: Path) -> No
     assert model.state == "stopped"
 
 
+async def test_a_model_may_be_closed_before_its_task_runs(scene: Scene) -> None:
+    model = scene.model()
+    await model.close()
+    await scene.tasks["model"]
+    with pytest.raises(ServerStopping):
+        await model.acquire(None)
+
+
 async def test_a_retired_model_serves_those_that_wait(scene: Scene, tmp_path: Path) -> None:
     model = scene.model(options=f"--waits-for {tmp_path / 'ready'}")
     waiting = asyncio.create_task(model.acquire(None))
