@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
-    AbstractContextManager,
     AsyncExitStack,
     aclosing,
     asynccontextmanager,
     contextmanager,
-    nullcontext,
 )
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -30,7 +28,7 @@ from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoke
 from penstock.api.http.errors import PROBLEM, as_json
 from penstock.api.http.long_answers import events_in_pieces, may_be_long
 from penstock.api.http.request_body import off_loop, receive, release
-from penstock.api.http.sse import send, until_sent
+from penstock.api.http.sse import await_events, send
 from penstock.api.http.wire import Reading, Wire
 from penstock.api.http.woven import Strand, woven
 from penstock.api.open_sockets import OpenSockets
@@ -127,6 +125,18 @@ class Prepared:
         return self.opened.request
 
 
+class AllPrepared(list[Prepared]):
+    """The requests of an answer, for the length of a block; most have one response, and thus one request."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        async with AsyncExitStack() as closing:
+            for prepared in self:
+                closing.push_async_callback(prepared.opened.aclose)
+
+
 @dataclass(frozen=True)
 class Edge:
     """The runs of the server for the routes of one dialect, and the handlers that all dialects share."""
@@ -153,9 +163,9 @@ class Edge:
         """
         body = await receive(request)
         with self.scheduler.in_flight:
-            reading = self.prepared_from(request, body)
+            prepared = await self.prepared_from(request, body)
             del body  # free it: the response may take long
-            async with reading as prepared:
+            async with prepared:
                 if len(prepared) > 1:
                     return await self.answer_woven(request, prepared)
                 about_to_run(prepared[0])
@@ -194,57 +204,43 @@ class Edge:
         finally:
             let_go_of(create_request)
 
-    @asynccontextmanager
-    async def prepared_from(
-        self, request: web.Request, body: bytes, read: Read | None = None
-    ) -> AsyncGenerator[list[Prepared], None]:
-        """Read a body as `read` does, and prepare its requests for the length of a block, as `prepared` does."""
-        async with AsyncExitStack() as closing:
-            prepared: list[Prepared] = []
-            reading = await self.read(request, body, read)
-            closing.enter_context(self.awaited(request, reading))
-            if reading.request.store is not False:
-                await self.scheduler.store.check_room(len(body))
-            try:
-                prepared = await closing.enter_async_context(self.prepared(reading))
-            except errors.ContainerElsewhere as error:
-                error.body = body
-                error.stays = not await self.peers.serves(request, error.url, request[MODEL])
-                if not error.stays:
-                    raise
-            try:
-                if not prepared:
-                    staying = self.enveloped(request, reading, stays=True)
-                    prepared = await closing.enter_async_context(self.prepared(staying))
-                    del staying
-            except errors.ContainerElsewhere as error:  # the request names it
-                error.stays = True
+    async def prepared_from(self, request: web.Request, body: bytes, read: Read | None = None) -> AllPrepared:
+        """Read a body as `read` does, and prepare its requests as `prepared` does."""
+        reading = await self.read(request, body, read)
+        self.await_events(request, reading)
+        if reading.request.store is not False:
+            await self.scheduler.store.check_room(len(body))
+        try:
+            return await self.prepared(reading)
+        except errors.ContainerElsewhere as error:
+            error.body = body
+            error.stays = not await self.peers.serves(request, error.url, request[MODEL])
+            if not error.stays:
                 raise
-            del body, reading  # free it: the response may take long
-            yield prepared
+        try:
+            return await self.prepared(self.enveloped(request, reading, stays=True))
+        except errors.ContainerElsewhere as error:  # the request names it
+            error.stays = True
+            raise
 
-    def awaited(self, request: web.Request, reading: Reading) -> AbstractContextManager[object]:
-        """Give the client of a request signs of life in a block, which answers it, if its answer is a stream."""
-        return until_sent(request, reading.wire, self.keep_alive) if reading.streams else nullcontext()
+    def await_events(self, request: web.Request, reading: Reading) -> None:
+        """Give the client of a request signs of life from now on, until its answer, if that is a stream."""
+        if reading.streams:
+            await_events(request, reading.wire, self.keep_alive)
 
-    @asynccontextmanager
-    async def prepared(self, reading: Reading) -> AsyncGenerator[list[Prepared], None]:
-        """Open the pipeline for the requests of a reading, which are freed then, for the length of a block.
-
-        An answer of several responses has several.
-        """
-        prepared: list[Prepared] = []
+    async def prepared(self, reading: Reading) -> AllPrepared:
+        """Open the pipeline for each request of a reading; the caller closes them, by a block."""
+        if reading.returns_tokens and not reads_tokens(self.scheduler.pipeline):
+            message = "This server sees no tokens: they are made elsewhere."
+            raise errors.UnsupportedParameter(message, param="return_token_ids")
         async with AsyncExitStack() as closing:
-            if reading.returns_tokens and not reads_tokens(self.scheduler.pipeline):
-                message = "This server sees no tokens: they are made elsewhere."
-                raise errors.UnsupportedParameter(message, param="return_token_ids")
+            prepared = await closing.enter_async_context(AllPrepared())
             with placing(reading.place):
                 for request in (reading.request, *reading.others):
-                    opened = await closing.enter_async_context(await self.scheduler.prepare(request))
+                    opened = await self.scheduler.prepare(request)
                     prepared.append(Prepared(opened, reading.wire, reading.streams, reading.place))
-                    del request
-            del reading
-            yield prepared
+            closing.pop_all()
+        return prepared
 
     async def read(self, request: web.Request, body: bytes, read: Read | None = None) -> Reading:
         """Read a body as the dialect does, or with another function, and put its request into an envelope."""
@@ -341,7 +337,7 @@ class Edge:
                 await begun.wait()
             async with (
                 places,
-                self.prepared(part()) as (prepared,),
+                await self.prepared(part()) as (prepared,),
                 aclosing(self._strand(request, prepared)) as events,
             ):
                 async for event in events:

@@ -24,7 +24,7 @@ async def handed_over(frames: list[Frame]) -> AsyncGenerator[Frame, None]:
         yield frames.pop(0)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Halfway(Generic[Frame]):
     """The first half of a pipeline, which is open: the ``frame`` that it has given, and the ``rest``."""
 

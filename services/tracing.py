@@ -330,12 +330,14 @@ class TracedTurn:
         note(self._span, usage)
 
 
+def turn_span(request: ResolvedRequest) -> AbstractContextManager[TracedTurn]:
+    """Trace a turn of the model for the length of a block, if responses are traced."""
+    return _UNTRACED if _tracer is None else _turn_span(request)
+
+
 @contextmanager
-def turn_span(request: ResolvedRequest) -> Iterator[TracedTurn]:
+def _turn_span(request: ResolvedRequest) -> Iterator[TracedTurn]:
     """Trace a turn of the model, as OpenTelemetry's conventions for generative AI name it."""
-    if _tracer is None:
-        yield _UNTRACED
-        return
     model = request.facts.model
     attributes: Attributes = {
         "gen_ai.operation.name": "chat",
@@ -347,4 +349,4 @@ def turn_span(request: ResolvedRequest) -> Iterator[TracedTurn]:
         yield TracedTurn(traced, request.facts.scheduling)
 
 
-_UNTRACED = TracedTurn(INVALID_SPAN, Scheduling())
+_UNTRACED = nullcontext(TracedTurn(INVALID_SPAN, Scheduling()))

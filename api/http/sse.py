@@ -39,7 +39,7 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
     After each ``keep_alive`` seconds of silence, the client gets a sign of life.  If the response moves to another
     server, the connection is closed without an end, and the client can resume after the last event that it received.
     A stream that breaks off has ``ENDED``, and the ``PROBLEM`` if its client gets one.  One that has waited, as
-    `until_sent` says, goes on here.
+    `await_events` says, goes on here.
     """
     waiting: EventStream | None = request.pop(_WAITING, None)
     stream = waiting or EventStream(request, wire, keep_alive)
@@ -63,11 +63,11 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
         return await stream.end(wire.end)
 
 
-def until_sent(request: web.Request, wire: Wire, keep_alive: float) -> EventStream:
-    """Return the stream that will answer a request; in its block, the client gets signs of life also before `send`."""
+def await_events(request: web.Request, wire: Wire, keep_alive: float) -> None:
+    """Give the client of a request signs of life from now on: a stream will answer it, which `send` takes over."""
     if _WAITING not in request:
         request[_WAITING] = EventStream(request, wire, keep_alive)
-    return request[_WAITING]
+        request[_WAITING].start()
 
 
 @web.middleware
@@ -79,11 +79,15 @@ async def break_off_begun(request: web.Request, handler: Handler) -> web.StreamR
         raise
     except Exception as error:
         stream: EventStream | None = request.get(_WAITING)
-        if stream is None or not stream.answer.prepared:
+        if stream is None:
+            raise
+        stream.stop()
+        if not stream.answer.prepared:
             raise
         return await stream.break_off(error)
     finally:
-        request.pop(_WAITING, None)
+        if _WAITING in request:
+            request.pop(_WAITING).stop()
 
 
 class EventStream:
@@ -105,11 +109,19 @@ class EventStream:
         self._commenting: asyncio.Task[None] | None = None  # one task per comment; one per stream would cost more
 
     def __enter__(self) -> Self:
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._period, self._check_silence)
+        self.start()
         return self
 
+    def start(self) -> None:
+        """Send signs of life from now on."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._period, self._check_silence)
+
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send no more signs of life."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -11,14 +11,16 @@ from penstock.pipeline.faults import first, running
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.halfway import Halfway, handed_over
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.stages.normalize.normalize import Normalize
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Opened:
-    """The open pipeline of a request.  Its holder closes it, after the stages that follow."""
+    """The pipeline of a request, which may have ended.  Its holder closes it, after the stages that follow."""
 
     half: Halfway[ResolvedRequest]
-    _closing: AsyncExitStack
+    _closing: AsyncExitStack | None = None
+    """Closes the pipeline; None if it has ended."""
     _around: tuple[dict[object, str], ...] = field(default_factory=running.get)
     is_unsent: bool = False
     """True once its events could not be written, though the client is there."""
@@ -45,12 +47,13 @@ class Opened:
 
     def taken(self) -> Opened:
         """Return the pipeline for another task, which then closes it in place of this holder."""
-        return Opened(self.half, self._closing.pop_all(), self._around)
+        return Opened(self.half, self._closing and self._closing.pop_all(), self._around)
 
     async def aclose(self) -> None:
         """Close the pipeline, unless another task has taken it; this task then no longer runs it."""
-        await self._closing.aclose()
-        running.set(self._around)
+        if self._closing:
+            await self._closing.aclose()
+            running.set(self._around)
 
     async def __aenter__(self) -> Opened:
         return self
@@ -59,11 +62,25 @@ class Opened:
         await self.aclose()
 
 
-async def opened(through_normalize: Pipeline[CreateResponse, ResolvedRequest], request: CreateResponse) -> Opened:
-    """Open the pipeline for a request, and run it through `normalize`; raise its errors."""
+def ends_at_once(through_normalize: Pipeline[CreateResponse, ResolvedRequest]) -> bool:
+    """Return True if no stage stands beside `normalize`, which has nothing left to do after its frame."""
+    return [type(step.stage) for step in through_normalize.steps] == [Normalize]
+
+
+async def opened(
+    through_normalize: Pipeline[CreateResponse, ResolvedRequest], request: CreateResponse, *, ends: bool = False
+) -> Opened:
+    """Open the pipeline for a request, and run it through `normalize`; raise its errors.
+
+    It is run to its end if it ``ends`` at once, as an open one takes memory for as long as the response takes.
+    """
     around = running.get()
     source = handed_over([request])
     del request  # what follows may take long
     async with AsyncExitStack() as closing:
         frames = await closing.enter_async_context(through_normalize.open(source))
-        return Opened(Halfway(await first(frames), frames), closing.pop_all(), around)
+        frame = await first(frames)
+        if not ends:
+            return Opened(Halfway(frame, frames), closing.pop_all(), around)
+        rest = handed_over([more async for more in frames])
+    return Opened(Halfway(frame, rest))

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -20,7 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, cast
@@ -31,7 +30,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from penstock.api.limits.admission import Admission
 from penstock.api.runs.background import BackgroundQueue, InFlight, Waiting
-from penstock.api.runs.opened import Opened, opened
+from penstock.api.runs.opened import Opened, ends_at_once, opened
 from penstock.api.runs.recovery import UNSERVED_AFTER, OrphanRecovery
 from penstock.pipeline import errors, metrics
 from penstock.pipeline.core import Pipeline
@@ -106,12 +105,14 @@ class _Traced:
     run: Run | None = None
 
 
+def _traced(request: ResolvedRequest, mode: Mode) -> AbstractContextManager[_Traced]:
+    """Trace a response for the length of a block, if responses are traced."""
+    return _in_span(request, mode) if tracing.is_on() else nullcontext(_Traced(request))
+
+
 @contextmanager
-def _traced(request: ResolvedRequest, mode: Mode) -> Iterator[_Traced]:
+def _in_span(request: ResolvedRequest, mode: Mode) -> Iterator[_Traced]:
     """Trace a response; one in the background has a trace of its own, with a link to its request."""
-    if not tracing.is_on():
-        yield _Traced(request)
-        return
     response, headers = request.facts.response, request.facts.scheduling.trace_headers
     attributes: tracing.Attributes = {
         "gen_ai.request.model": response.model,
@@ -168,6 +169,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.runs.when_ended = self.admission.end
         self._normalizing: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
+        self._normalizing_ends = ends_at_once(self._normalizing)
         self._after_normalize: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")
         self._holding = self._with_holds(self._after_normalize)
         self._interrupts: dict[str, Callable[[], Any]] = {}
@@ -228,7 +230,7 @@ class Scheduler:
             self.store.check()
             await self.admission.storing(create_request.envelope.owner, self.store)
         try:
-            prepared = await opened(self._normalizing, create_request)
+            prepared = await opened(self._normalizing, create_request, ends=self._normalizing_ends)
         finally:
             let_go_of(create_request)
         try:
@@ -345,8 +347,7 @@ class Scheduler:
         response_id = request.facts.response_id
         async with self._responding(request):
             with _traced(request, mode) as traced:
-                leaving = partial(_client_left, prepared)
-                async with self._open(stages, prepared.source(traced.request), response_id, leaving) as events:
+                async with stages.open(prepared.source(traced.request)) as events:
                     event, run, foreground = None, None, _Foreground(asyncio.current_task(), events)
                     self._interrupts[response_id] = foreground.interrupt
                     try:
@@ -358,8 +359,9 @@ class Scheduler:
                         async for event in events:
                             yield event
                         _check_ended(run)
-                    except asyncio.CancelledError:
-                        if not foreground.has_been_interrupted():
+                    except (asyncio.CancelledError, GeneratorExit) as left:
+                        if isinstance(left, GeneratorExit) or not foreground.has_been_interrupted():
+                            self.closing(response_id, "unsent" if prepared.is_unsent else "client_left")
                             raise
                         if run is None or event is None:  # its beginning is not stored: its client knows no id
                             raise errors.ServerStopping from None
@@ -441,40 +443,33 @@ class Scheduler:
     ) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
         with _traced(request, mode) as traced, tracing.current(traced.span):
-            response_id = request.facts.response_id
-            async with self._open(stages, source(traced.request), response_id, lambda: "released") as events:
-                try:
-                    await first(events)
-                except Exception as error:
-                    run = self.runs.get(response_id, request.facts.origin.owner)
-                    if run and run.response.status == "in_progress":
+            async with stages.open(source(traced.request)) as events:
+                with self._releasing(request.facts.response_id):
+                    try:
+                        await first(events)
+                    except Exception as error:
+                        run = self.runs.get(request.facts.response_id, request.facts.origin.owner)
+                        if run and run.response.status == "in_progress":
+                            _fail(run, error)
+                        raise
+                    run = traced.run = self._run_of(request)
+                    run.mode = mode
+                    begun()
+                    try:
+                        async for _ in events:
+                            pass
+                        _check_ended(run)
+                    except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                         _fail(run, error)
-                    raise
-                run = traced.run = self._run_of(request)
-                run.mode = mode
-                begun()
-                try:
-                    async for _ in events:
-                        pass
-                    _check_ended(run)
-                except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
-                    _fail(run, error)
 
-    @asynccontextmanager
-    async def _open(
-        self,
-        stages: Pipeline[ResolvedRequest, ResponseEvent],
-        source: AsyncGenerator[ResolvedRequest, None],
-        response_id: str,
-        cause: Callable[[], Cause],
-    ) -> AsyncGenerator[AsyncIterator[ResponseEvent], None]:
-        """Open the stages; note the ``cause`` if the block is cancelled, or closed by its reader."""
-        async with stages.open(source) as events:
-            try:
-                yield events
-            except (asyncio.CancelledError, GeneratorExit):
-                self.closing(response_id, cause())
-                raise
+    @contextmanager
+    def _releasing(self, response_id: str) -> Iterator[None]:
+        """Note that a response is released if the block, which runs it, is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.closing(response_id, "released")
+            raise
 
     def _run_of(self, request: ResolvedRequest) -> Run:
         run = self.runs.get(request.facts.response_id, request.facts.origin.owner)
@@ -598,11 +593,6 @@ def _unstored(create_request: CreateResponse) -> CreateResponse:
         message = "This server stores nothing (--store none), so no response can run in the background."
         raise errors.UnsupportedParameter(message, param="background")
     return create_request.model_copy(update={"store": False})
-
-
-def _client_left(prepared: Opened) -> Cause:
-    """Return the cause for which the reader of a response in the foreground has closed it."""
-    return "unsent" if prepared.is_unsent else "client_left"
 
 
 def _check_ended(run: Run) -> None:

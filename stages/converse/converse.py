@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from penstock.pipeline.core import Pipeline, source_of
@@ -72,7 +72,8 @@ class Converse:
                     yield loop.note(await step if isinstance(step, asyncio.Task) else step)
                 while loop.next_turn():
                     with turn_span(loop.request) as turn:
-                        async with self._measured(loop, turn) as begun, self._accepted(loop, turn, begun) as answer:
+                        measured = self._measured(loop, turn) if loop.may_compact else nullcontext()
+                        async with measured as begun, self._accepted(loop, turn, begun) as answer:
                             first, parsed = answer
                             for passed in loop.feed(first) if first else ():
                                 yield passed
@@ -95,21 +96,21 @@ class Converse:
         """Return the limits of a request."""
         return self.limits
 
-    @asynccontextmanager
-    async def _opened(self, request: ResolvedRequest) -> AsyncGenerator[AsyncIterator[ParsedFrame], None]:
+    def _opened(self, request: ResolvedRequest) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
         """Open the stages of a turn.
 
         The model is not needed if ``summarize`` makes a summary itself, or to prepare an empty conversation, which
         many chat templates refuse.
         """
         if not (request.facts.purpose.generates or request.history or request.facts.input):
-            async with aclosing(source_of(turn_without_model(request.facts, ""))) as nothing:
-                yield nothing
-            return
+            return aclosing(source_of(turn_without_model(request.facts, "")))
         if not request.facts.purpose.summarizes:
-            async with self.inner.open(source_of([request])) as parsed:
-                yield parsed
-            return
+            return self.inner.open(source_of([request]))
+        return self._summarized(request)
+
+    @asynccontextmanager
+    async def _summarized(self, request: ResolvedRequest) -> AsyncGenerator[AsyncIterator[ParsedFrame], None]:
+        """Open the stages of a turn that summarizes."""
         async with halfway(self.inner.through("summarize"), source_of([request])) as asked:
             if asked.frame.facts.purpose.summary is not None:
                 async with aclosing(_made(asked)) as made:
@@ -136,7 +137,7 @@ class Converse:
     @asynccontextmanager
     async def _measured(self, loop: ToolLoop, turn: TracedTurn) -> AsyncGenerator[Halfway[Prompt] | None, None]:
         """Render the next prompt if its length decides whether the turn is a compaction; yield it if it is none."""
-        if not (loop.may_compact and await apart(loop.request.is_long, loop.has_superseded)):
+        if not await apart(loop.request.is_long, loop.has_superseded):
             yield None
             return
         async with AsyncExitStack() as closing:

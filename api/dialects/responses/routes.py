@@ -105,9 +105,9 @@ class Responses:
         """Create a response, as a stream of events or as one object."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            reading = self.edge.prepared_from(request, body)
+            one = await self.edge.prepared_from(request, body)
             del body  # free it: the response may take long
-            async with reading as (prepared,):
+            async with one as (prepared,):
                 if prepared.resolved.facts.response.background and not prepared.streams:
                     request[RESPONSE] = queued = (await self.scheduler.queue(prepared.opened)).response
                     return as_json(queued)
@@ -118,9 +118,9 @@ class Responses:
         """Compact a conversation: return the items that stand for it from now on."""
         body = await receive(request)
         with self.scheduler.in_flight:
-            reading = self.edge.prepared_from(request, body, read_compaction)
+            one = await self.edge.prepared_from(request, body, read_compaction)
             del body
-            async with reading as (prepared,), aclosing(self.scheduler.run(prepared.opened, "sync")) as events:
+            async with one as (prepared,), aclosing(self.scheduler.run(prepared.opened, "sync")) as events:
                 request[RESPONSE] = response = await last_response(events)
             resolved = prepared.resolved
         if response.status != "completed" or response.usage is None:

@@ -100,16 +100,17 @@ class Messages:
         body = await receive(request)
         with self.edge.scheduler.in_flight, self._in_words_of_anthropic():
             reading = await self.edge.read(request, body)
-            with self.edge.awaited(request, reading):
-                budgeted = await self._budgeted(reading.request)
-                opening = self.edge.prepared(reading.asking(await self._in_thread(budgeted, len(body))))
-                del body, reading  # free them: the answer may take long
-                async with opening as (prepared,):
-                    facts = prepared.resolved.facts
-                    most = facts.sampling.max_tokens if facts.purpose.generates else 0
-                    wire = _writing(replace(_events_of(prepared.wire), most=most), prepared.wire)
-                    named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
-                    return await self.edge.answer(request, replace(prepared, wire=named))
+            self.edge.await_events(request, reading)
+            reading = reading.asking(await self._in_thread(await self._budgeted(reading.request), len(body)))
+            del body  # free it, and then the reading: the answer may take long
+            one = await self.edge.prepared(reading)
+            del reading
+            async with one as (prepared,):
+                facts = prepared.resolved.facts
+                most = facts.sampling.max_tokens if facts.purpose.generates else 0
+                wire = _writing(replace(_events_of(prepared.wire), most=most), prepared.wire)
+                named = replace(wire, encode=partial(_encoded, request[REQUEST_ID]))
+                return await self.edge.answer(request, replace(prepared, wire=named))
 
     async def _in_thread(self, request: CreateResponse, size: int) -> CreateResponse:
         """Return a request with what its thread began with, if it is in one and the store has room for its body."""

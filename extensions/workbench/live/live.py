@@ -146,9 +146,9 @@ class Live:
         body = await receive(request)
         with self._counted(), self.scheduler.in_flight:
             read = _Reader()
-            reading = self.edge.prepared_from(request, body, read)
+            one = await self.edge.prepared_from(request, body, read)
             del body
-            async with reading as (prepared,):
+            async with one as (prepared,):
                 release(request)
                 watch = self.watch()
                 events = self.scheduler.run_edited(prepared.opened, partial(self._edited, watch, read.go_on))

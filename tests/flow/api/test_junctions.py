@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +17,13 @@ from penstock.api.settings import Settings
 from penstock.api.start.assembly import RunningEngine
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import EngineOverloaded
-from penstock.pipeline.frames import Prompt
+from penstock.pipeline.frames import Prompt, ResolvedRequest
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import collect, pipeline
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.converse.tool_loop import Limits
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.normalize.normalize import Normalize
 from penstock.stages.responses import harmony_stages
 from tests.support.api_clients import JSON, wait_until
 from tests.support.deciding_engine import DecidingEngine
@@ -266,6 +267,49 @@ async def test_each_stage_of_an_embedded_pipeline_sees_a_response_once(expected:
     async with pipeline(settings, start) as whole:
         await run_whole(diary.install(whole))
     assert diary.seen() == expected.seen()
+
+
+@pytest.mark.parametrize("has_stage", [False, True])
+async def test_normalize_stays_open_only_for_a_stage_beside_it(
+    has_stage: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An open stage takes memory; but a stage of the operator may have code to run when its response is over."""
+    ended: list[bool] = []
+    normalize = Normalize.__call__
+
+    @wraps(normalize)
+    async def noted(self: Normalize, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[ResolvedRequest, None]:
+        async for resolved in normalize(self, source):
+            yield resolved
+        ended.append(True)
+
+    monkeypatch.setattr(Normalize, "__call__", noted)
+    options: dict[str, Any] = {"edit": Diary().install} if has_stage else {}
+    async with (
+        running_server(ScriptedEngine(script()), tmp_path, **options) as served,
+        await served.scheduler.prepare(CreateResponse(input="Hi")) as prepared,
+    ):
+        events = served.scheduler.run(prepared)
+        await anext(events)
+        assert bool(ended) is not has_stage
+        assert (await collect(events)).status == "completed"
+        assert ended == [True]
+
+
+async def test_second_request_that_a_stage_makes_is_kept(tmp_path: Path) -> None:
+    async def twice(source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
+        async for request in source:
+            yield request
+            yield request
+
+    def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        return whole.insert_after("resolve", "twice", twice)
+
+    async with (
+        running_server(ScriptedEngine(script()), tmp_path, edit=edit) as served,
+        await served.scheduler.prepare(CreateResponse(input="Hi")) as prepared,
+    ):
+        assert [each async for each in prepared.source(prepared.request)] == [prepared.request] * 2
 
 
 async def test_routes_that_may_open_a_pipeline_are_known(tmp_path: Path) -> None:
