@@ -105,6 +105,26 @@ PASSED_SECONDS = Histogram(
     buckets=_REQUEST_SECONDS,
 )
 
+MODEL_STATE = Gauge(
+    "penstock_model_state",
+    "1 for the present state of each of several models, and 0 for the others",
+    ["model", "state"],
+    multiprocess_mode="livemax",
+)
+MODEL_WAITING = Gauge(
+    "penstock_model_waiting",
+    "Requests that wait until one of several models is up",
+    ["model"],
+    multiprocess_mode="livesum",
+)
+MODEL_CHANGE_SECONDS = Histogram(
+    "penstock_model_change_seconds",
+    "Time that one of several models took to start or to stop, by the state in which it ended: ready after a start or a"
+    " wake, asleep, stopped, or failed",
+    ["model", "change", "state"],
+    buckets=_RESPONSE_SECONDS,
+)
+
 # Streams
 
 STREAMS_OPEN = Gauge(

@@ -14,7 +14,7 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.pipeline.distribution import own_version
-from penstock.services.engines.engine import Backend, SeveralEngines
+from penstock.services.engines.engine import MODEL_STATES, Backend, SeveralEngines
 from penstock.services.engines.vllm_http import VllmHttpEngine
 from penstock.services.runs.run import Mode
 from penstock.stages.models.vllm_private import installed_vllm
@@ -79,6 +79,10 @@ class Sampler:
         for title in dict.fromkeys(map(engine.title, engine.models)):
             own = engine.of(title)
             self._sample_engine(own, title)
+            metrics.MODEL_WAITING.labels(title).set(engine.waiting(title))
+            present = engine.state(title)
+            for state in MODEL_STATES:
+                metrics.MODEL_STATE.labels(title, state).set(state == present)
 
     def _sample_engine(self, engine: Backend, title: str) -> None:
         if not isinstance(engine, VllmHttpEngine):

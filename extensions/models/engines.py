@@ -88,6 +88,10 @@ class ManyEngines:
         one = next(each for each in self.catalogue.all.values() if model in each.names)
         return "ready" if one.table.command is None and not one.generates else one.life.state
 
+    def waiting(self, model: str) -> int:
+        """Return the number of requests that wait until a model is up."""
+        return self.catalogue.of(model).life.waiting
+
     @property
     def _open(self) -> list[Engine]:
         return [model.engine for model in self.catalogue.all.values() if model.engine]

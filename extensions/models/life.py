@@ -14,6 +14,7 @@ import aiohttp
 
 from penstock.extensions.models.child import GRACE, Child, ChildSpec, Port, running_child
 from penstock.extensions.models.turns import Groups, Owner
+from penstock.pipeline import metrics
 from penstock.pipeline.errors import ModelUnavailable, ServerStopping
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.logs import duration
@@ -68,6 +69,12 @@ class _Given(Generic[T]):
         self.leases = 0
         self.none_left = asyncio.Event()
         self.none_left.set()
+
+
+def measure_change(model: str, before: State, since: float, state: State) -> None:
+    """Note in the metrics how long a model took to start or to stop, if that has ended: the time was ``since`` then."""
+    if before in ("starting", "stopping") and state != before:
+        metrics.MODEL_CHANGE_SECONDS.labels(model, before, state).observe(max(0.0, time.time() - since))
 
 
 class Lease(Generic[T]):
@@ -447,4 +454,5 @@ class OnDemand(Generic[T]):
     def _turn(self, state: State) -> None:
         if state != self.state:
             logger.info("Model %s is %s", self.name, state)
+            measure_change(self.name, self.state, self.changed_at, state)
             self.state, self.changed_at = state, time.time()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Generic, TypeVar
 
-from penstock.extensions.models.life import FIRST_PAUSE, LONGEST_PAUSE, Lease
+from penstock.extensions.models.life import FIRST_PAUSE, LONGEST_PAUSE, Lease, measure_change
 from penstock.pipeline.errors import CannotStart, ModelUnavailable, ServerStopping, StageError
 from penstock.pipeline.foreign_errors import named_error
 from penstock.services.engines.engine import ModelState
@@ -106,6 +106,7 @@ class Standing(Generic[T]):
             given.exception()  # those that waited may have left
 
     def _turn(self, state: ModelState) -> None:
+        measure_change(self.name, self.state, self.changed_at, state)
         self.state, self.changed_at = state, time.time()
 
     async def retire(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args, runtime_checkable
 
 from msgspec import UNSET
 from msgspec.structs import asdict
@@ -136,6 +136,7 @@ class ScoresTokens(Protocol):
 
 
 ModelState: TypeAlias = Literal["ready", "asleep", "starting", "stopping", "stopped", "failed"]
+MODEL_STATES: tuple[ModelState, ...] = get_args(ModelState)
 
 
 @runtime_checkable
@@ -153,6 +154,10 @@ class SeveralEngines(Protocol):
 
     def state(self, model: str) -> ModelState:
         """Return the state of a model by a name; one that is not ready is loaded when a request asks for it."""
+        ...
+
+    def waiting(self, model: str) -> int:
+        """Return the number of requests that wait until one of the ``models`` is up."""
         ...
 
     def title(self, model: str) -> str:

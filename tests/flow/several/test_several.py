@@ -311,3 +311,22 @@ async def test_models_that_are_passed_on_are_listed_with_what_they_do(tmp_path: 
         assert (await served.get("/v1/models/vectors"))[1]["kind"] == "embed"
         status, answer = await served.post({"input": "Hi", "model": "vectors"})
         assert (status, answer["error"]["param"]) == (404, "model")
+
+
+# Metrics
+
+
+async def test_metrics_show_the_states_of_all_models(served: SeveralServer) -> None:
+    await served.says("small")
+    async with served.client.get(f"{served.url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    states = {line for line in lines if line.startswith("penstock_model_state{") and line.endswith(" 1.0")}
+    assert {
+        'penstock_model_state{model="big",state="stopped"} 1.0',
+        'penstock_model_state{model="small",state="ready"} 1.0',
+    } <= states
+    assert 'penstock_model_waiting{model="small"} 0.0' in lines
+    started = 'penstock_model_change_seconds_count{change="starting",model="small",state="ready"}'
+    assert any(line.startswith(started) for line in lines)
+    tokens = 'penstock_tokens_total{model="small",type="output"}'
+    assert any(line.startswith(tokens) for line in lines)
