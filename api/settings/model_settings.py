@@ -371,6 +371,8 @@ def _mistakes(tables: Mapping[str, ModelTable], places: Places) -> Iterator[str]
         if stand_in and "any" not in (kinds := (table.kind, stand_in.kind)) and len({*kinds}) > 1:
             yield f"{places.of(name, 'instead')}: {table.instead} is of another kind, {stand_in.kind}"
     yield from _circles(tables, places)
+    if tables and not any(table.generates for table in tables.values()):
+        yield f"{places.of(next(iter(tables)), 'kind')}: no model generates, and a server needs one that does"
 
 
 def check_tools(tables: Mapping[str, ModelTable], own: Collection[str], places: Places) -> None:

@@ -106,6 +106,9 @@ UNREAD: Mapping[str, Any] = {
 """Answers of a server whose answers penstock passes on, by the ends of paths."""
 
 PASSED = """
+[tiny-gpt-oss]
+engine = "{url}"
+
 [tiny-classifier]
 kind = "classify"
 engine = "{url}"

@@ -216,6 +216,7 @@ class Passing:
         given = await off_loop(read_named, await receive(request), _content_type(request))
         request[MODEL] = given.model or ""
         target = targets.of(given.model, path, self.scheduler.allowed(request[OWNER]))
+        request[MODEL] = given.model or target.name
         async with self.scheduler.admission.responding(request[OWNER]), AsyncExitStack() as leases:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:

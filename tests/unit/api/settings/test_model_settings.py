@@ -151,6 +151,8 @@ C = '[models.c]\ncommand = "sh"\n'
          "[models.a] instead (penstock.toml, line 3): b is of another kind, embed"),
         (f'{A}summaries = "b"\n{B}kind = "embed"\n',
          "[models.a] summaries (penstock.toml, line 3): b does not generate, as its kind is embed"),
+        (f'{A}kind = "embed"\n',
+         "[models.a] kind (penstock.toml, line 3): no model generates, and a server needs one that does"),
         # groups
         (f'{C}groups = ["gpu0"]\n[model-groups]\ngpu1 = 1\n',
          "[model-groups] gpu1 (penstock.toml, line 5): no model is in a group of that name (did you mean gpu0?)"),
