@@ -34,6 +34,11 @@ class Closed:
         return self.model.context_length or UNLIMITED
 
     @property
+    def vocabulary_size(self) -> int:
+        """That of any: its engine checks the tokens once it is open."""
+        return ANY_TOKEN
+
+    @property
     def is_alive(self) -> bool:
         """True unless the latest start has failed."""
         return self.model.life.state != "failed"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from tests.simulation.children import MODEL_NAMES
 from tests.simulation.ledger import ENDED, Admitted, Known, Reading, Violation, response_of
 
 if TYPE_CHECKING:
@@ -125,7 +126,10 @@ class Client:
     def body(self, mode: str, **fields: Any) -> Json:
         """Return a request for a response."""
         modes = {"background": mode.startswith("background"), "stream": mode.endswith("stream")}
-        return {"input": "Count.", "metadata": self.wanted(), **modes, **fields}
+        body = {"input": "Count.", "metadata": self.wanted(), **modes, **fields}
+        if self.world.plan.has_models:
+            body["model"] = body["metadata"]["model"] = self.draw.choice(MODEL_NAMES)
+        return body
 
     def wanted(self) -> dict[str, str]:
         """Return what the engine shall do for a request."""
@@ -193,6 +197,9 @@ class Client:
         try:
             async for data in answer.content.iter_any():
                 reading.feed(data)
+                if reading.is_refusal:
+                    self.world.ledger.refused.add(body["metadata"]["nonce"])
+                    return None
                 if known is None and reading.frames:
                     known = self.accepted(response_of(reading.frames[0]), body, mode)
                     known.readings.append(reading)

@@ -58,6 +58,10 @@ class CountingEngine(ScriptedEngine):
     """The times that it was too full for a response."""
     when_begun: Callable[[str], None] = lambda _: None
     """Called with the owner of each generation that begins."""
+    when_wrong: Callable[[str], None] = lambda _: None
+    """Called with what it does that it should not."""
+    name: str = ""
+    """The model that it is, if its server has several."""
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
@@ -65,6 +69,8 @@ class CountingEngine(ScriptedEngine):
             self.refused[prompt.facts.response_id] += 1
             if self.refused[prompt.facts.response_id] <= REFUSALS:
                 raise EngineOverloaded("The engine is full.")
+        if self.name and (wanted := _wanted(prompt).get("model", self.name)) != self.name:
+            self.when_wrong(f"{prompt.facts.response_id} is for the model {wanted}, and {self.name} runs it")
         owner, counts = prompt.facts.origin.owner, not prompt.facts.response.background
         self.by_owner[owner] += counts
         self.when_begun(owner)

@@ -241,7 +241,7 @@ def _held(server: SimulatedServer) -> dict[str, Any]:
         "waiting pipelines": len(scheduler.background.opening),
         "slots of keys": slots,
         "queueing turns": dict(scheduler.admission._queueing),
-        "generations": server.engine.running,
+        "generations": sum(engine.running for engine in server.engines),
         "changes of the store": scheduler.store.backlog,
         "bytes of bodies": server.running.api.held.count,
         "connections": server.runner.counts.open,

@@ -39,6 +39,11 @@ class Reading:
         """True if it got a terminal event."""
         return bool(self.frames) and is_terminal(self.frames[-1])
 
+    @property
+    def is_refusal(self) -> bool:
+        """True if it got an error in place of a response, after signs of life."""
+        return bool(self.frames) and self.frames[0].startswith(b"event: error\n")
+
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream."""
         *frames, self._rest = (self._rest + data).split(b"\n\n")

@@ -35,6 +35,9 @@ FAULTS = {
 }
 """The faults of each group, with their weights."""
 
+MODELS = "models"
+"""Among the kinds that are asked for: servers of several models."""
+
 MAKERS = frozenset({"ask", "talk"})
 """Clients that are in each plan, as others need their responses."""
 
@@ -65,6 +68,8 @@ class Plan:
     """True if the servers have ``--resume-interrupted``."""
     postgres: str = ""
     """The URL of the PostgreSQL that has the store; without one, it is a file of SQLite."""
+    has_models: bool = False
+    """True if the servers have several models, of which one is up at a time, and some servers have only the first."""
 
     def only(self, numbers: Collection[int]) -> Plan:
         """Return the plan with some of its actions."""
@@ -90,4 +95,5 @@ def plan_of(seed: int, kinds: Collection[str] = (), postgres: str = "") -> Plan:
         drawn += draw.choices([*faults], [*faults.values()], k=draw.randint(1, 6))
     times = [draw.uniform(0.0, seconds) for _ in drawn]
     actions = [Action(number, at, kind) for number, (at, kind) in enumerate(zip(times, drawn, strict=True))]
-    return Plan(seed, draw.randint(1, 3), tuple(actions), draw.random() < 0.4, postgres)
+    has_models = MODELS in kinds if kinds else random.Random(f"{seed} models").random() < 0.3
+    return Plan(seed, draw.randint(1, 3), tuple(actions), draw.random() < 0.4, postgres, has_models)

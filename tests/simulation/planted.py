@@ -7,9 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from penstock.api.dialects.responses.routes import Responses
 from penstock.api.limits.allowance import OwnAllowances
 from penstock.api.runs.scheduler import Scheduler
+from penstock.extensions.models.catalogue import Catalogue, Model
+from penstock.extensions.models.start import House
 from penstock.extensions.tools.files import stored_files
 from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
@@ -139,6 +143,38 @@ def refused_outages() -> Fault:
     return patch.object(postgres, "_FOR_EVER", (*postgres._FOR_EVER, "53"))
 
 
+def swapped_models() -> Fault:
+    """Let a response hold its model only while its generation begins: another model takes its place under it."""
+    held = Catalogue.held
+
+    async def let_go(catalogue: Catalogue, facts: Any) -> Model:
+        model = await held(catalogue, facts)
+        catalogue.release(facts.response_id)
+        return model
+
+    return patch.object(Catalogue, "held", let_go)
+
+
+def wrong_models() -> Fault:
+    """Run work in the background on the model that is up, whichever it is for."""
+    held = Catalogue.held
+
+    async def up(catalogue: Catalogue, facts: Any) -> Model:
+        names = [model.name for model in catalogue.all.values() if model.engine and facts.response.background]
+        return await held(catalogue, replace(facts, origin=replace(facts.origin, model=names[0])) if names else facts)
+
+    return patch.object(Catalogue, "held", up)
+
+
+def left_children() -> Fault:
+    """Stop a server without ending the processes of its models."""
+
+    async def close(_: House) -> None:
+        """End nothing."""
+
+    return patch.object(House, "close", close)
+
+
 def _nothing() -> Iterator[None]:
     yield
 
@@ -166,6 +202,9 @@ PLANTED = {
     "lost-webhooks": Planted(lost_webhooks, ("ask", "unhook"), 0),
     "foreign-files": Planted(foreign_files, ("file",), 0),
     "own-rates": Planted(own_rates, ("flood",), 1),
+    "swapped-models": Planted(swapped_models, ("ask", "models"), 0),
+    "wrong-models": Planted(wrong_models, ("ask", "models"), 0),
+    "left-children": Planted(left_children, ("ask", "models"), 0),
     "refused-outages": Planted(refused_outages, ("ask", "full disk"), 1, on_postgres=True),
 }
 """The faults by name."""

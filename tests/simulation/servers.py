@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,12 @@ from penstock.api.settings import Settings
 from penstock.api.start.assembly import RunningEngine
 from penstock.api.start.parts import UNSTARTABLE, Running
 from penstock.api.start.serving import drained
+from penstock.extensions.models.start import several
 from penstock.extensions.tools.files import file_reader
 from penstock.server import running
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
+from tests.simulation.children import OF_SERVER, Children
 from tests.simulation.engine import CountingEngine
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.stores import SimulatedStore
@@ -60,14 +62,17 @@ OPTIONS = (
 )
 
 
-def settings_of(folder: Path, store: str, host: str, *, resumes: bool) -> Settings:
+def settings_of(folder: Path, store: str, host: str, *, resumes: bool, models: Path | None) -> Settings:
     """Return the settings of the server at an address; its keys and its limits are in the folder."""
     files = ("--store", store, "--api-key-file", str(folder / "keys"))
     limits = ("--limits", str(folder / "limits.toml"))
     hooks = ("--webhook", hook_url(ALL_HOOKS), "--allow-address", HOOKS_HOST)
     recovery = ("--resume-interrupted",) if resumes else ()
+    several = ("--model-config", str(models)) if models else ()
     with patch.dict(os.environ, PENSTOCK_WEBHOOK_SECRET=WEBHOOK_SECRET):
-        return read_settings([*OPTIONS, *files, *limits, *hooks, *recovery, "--peer-url", f"http://{host}:{PORT}"])
+        return read_settings(
+            [*OPTIONS, *files, *limits, *hooks, *recovery, *several, "--peer-url", f"http://{host}:{PORT}"]
+        )
 
 
 def hook_url(owner: str) -> str:
@@ -87,17 +92,34 @@ class SimulatedServer:
     """The delays of its work in threads."""
     when_begun: Callable[[str], None]
     """Called with the owner of each generation that begins."""
+    when_wrong: Callable[[str], None]
+    """Called with what a model does that it should not."""
     process: Process | None = None
     running: Running | None = None
     """Its parts, while it serves requests."""
     runner: Runner | None = None
-    engine: CountingEngine = field(default_factory=CountingEngine)
+    children: Children = field(init=False)
     idle_tasks: Counter[str] = field(default_factory=Counter)
     """The tasks of its process once it had started."""
     failures: list[BaseException] = field(default_factory=list)
     """The errors for which it ended by itself, such as a store that cannot be opened."""
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.children = Children(self._engine, self._wrong)
+
+    @property
+    def engines(self) -> list[CountingEngine]:
+        """The engines of its models."""
+        return [*self.children.engines.values()]
+
+    def _engine(self, name: str = "") -> CountingEngine:
+        return CountingEngine(when_begun=self.when_begun, when_wrong=self._wrong, name=name)
+
+    def _wrong(self, what: str) -> None:
+        if self.is_up:
+            self.when_wrong(f"{self.host}: {what}")
 
     @property
     def url(self) -> str:
@@ -115,15 +137,15 @@ class SimulatedServer:
         self._stopping = asyncio.Event()
         context = copy_context()
         context.run(PROCESS.set, self.process)
+        self.children = Children(self._engine, self._wrong)
+        context.run(OF_SERVER.set, self.children)
         self._task = self.loop.create_task(self._serve(), context=context, name=self.host)
 
     async def _serve(self) -> None:
         process = self.process
         assert process
-        self.engine = CountingEngine(when_begun=self.when_begun)
-        model = RunningEngine(self.engine, harmony_stages(load_encoding()))
         try:
-            async with running(self.settings, lambda _: nullcontext(model), self.url) as server:
+            async with running(self.settings, self._models, self.url) as server:
                 self.runner = Runner(server.api.app(self.settings.max_body_bytes))
                 await self.runner.setup()
                 await web.TCPSite(self.runner, self.host, PORT).start()
@@ -141,6 +163,12 @@ class SimulatedServer:
                 self.loop.network.kill(process, resets=False)
                 self.process = self.running = None
 
+    def _models(self, settings: Settings) -> AbstractAsyncContextManager[RunningEngine]:
+        if settings.models:
+            return several(settings)
+        engine = self.children.engines[""] = self._engine()
+        return nullcontext(RunningEngine(engine, harmony_stages(load_encoding())))
+
     def tasks(self) -> Counter[str]:
         """Return the tasks of its process, by the names of their functions."""
         assert self.process
@@ -156,9 +184,14 @@ class SimulatedServer:
             await asyncio.sleep(0.1)
         if task.done() and (error := task.exception()):
             raise error
+        if task.done() and self.children.names:
+            self.when_wrong(f"{self.host} has stopped, and left the processes of {self.children.names}")
 
     def kill(self, *, resets: bool) -> None:
-        """Kill the process as kill -9 does: what is committed in the store is left of it."""
+        """Kill the process as kill -9 does: what is committed in the store is left of it.
+
+        Those of its models end by themselves: their guardians have tests of their own.
+        """
         if self.process is None:
             return
         self.loop.kill(self.process)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.api.http.api_key import digest_of
 from tests.simulation import dialects, files, scripts
+from tests.simulation.children import models_file
 from tests.simulation.clients import Client
 from tests.simulation.hooks import HookReceiver
 from tests.simulation.invariants import check_end, check_idle, is_settled
@@ -62,14 +63,17 @@ class World:
         self.ledger, self.keys = Ledger(), KEYS
         self.history: list[str] = []
         """A line for each action, with its time."""
+        self.wrongs: list[str] = []
+        """What models have done that they should not."""
         _prepare(folder)
         hosts = [f"10.0.0.{number}" for number in range(1, plan.servers + 1)]
         self.servers = [
             SimulatedServer(
-                *(loop, store, host, settings_of(folder, store.url, host, resumes=plan.resumes)),
-                *(self._delay, self._check_limit),
+                *(loop, store, host, settings_of(folder, store.url, host, resumes=plan.resumes, models=models)),
+                *(self._delay, self._check_limit, self.wrongs.append),
             )
-            for host in hosts
+            for number, host in enumerate(hosts, 1)
+            for models in [models_file(folder, number) if plan.has_models else None]
         ]
         self.hooks = HookReceiver(loop, KEYS)
         self.exceeded = 0
@@ -172,12 +176,16 @@ class World:
     def _check_limit(self, owner: str) -> None:
         """Note if all servers together run more responses of the limited key than it may have."""
         if owner == digest_of(KEYS[LIMITED]):
-            running = sum(server.engine.by_owner[owner] for server in self.servers if server.process)
+            running = sum(
+                engine.by_owner[owner] for server in self.servers if server.process for engine in server.engines
+            )
             self.exceeded = max(self.exceeded, running if running > AT_ONCE else 0)
 
     def _check_errors(self) -> None:
         if self.exceeded and not self.plan.has("disk", "pauses"):  # a server without its store counts alone
             raise Violation(f"a key had {self.exceeded} responses at once, of at most {AT_ONCE}")
+        for wrong in self.wrongs:
+            raise Violation(wrong)
         for context in self.loop.errors:
             raise Violation(f"{context.get('message')}: {context.get('exception')!r}") from context.get("exception")
 
