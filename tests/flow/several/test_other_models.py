@@ -227,3 +227,45 @@ async def test_each_kind_of_item_of_another_model_is_rendered(served: SeveralSer
     await store_response(served.scheduler.store, msgspec.structs.replace(stored, tokens=tokens, writer="twin"))
     await respond(served, model, input="And?", previous_response_id="resp_a")
     assert not occurrences(served.engines[model].prompts[-1].token_ids, FOREIGN[:1])
+
+
+# Summaries
+
+
+@pytest.mark.parametrize(("model", "writer"), [("oss", "qwen"), ("qwen", "oss"), ("oss", "twin")], ids=str)
+@pytest.mark.parametrize("door", ["at once", "when it is long"])
+async def test_another_model_writes_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str, model: str, writer: str
+) -> None:
+    monkeypatch.setattr(backends, "find_spec", lambda _: None)
+    engines = {name: make() for name, (make, _) in MADE.items()}
+    summary = "They greeted."
+    engines[writer].script = Script(
+        qwen_encoded(f"<think>\nHm\n</think>\n\n{summary}<|im_end|>")
+        if writer == "qwen"
+        else load_encoding().encode_markup(f"<|channel|>final<|message|>{summary}<|return|>")
+    )
+    tables = {**TABLES, model: {**TABLES.get(model, {}), "summaries": writer}}
+    folder = tmp_path / "recordings"
+    async with several_models(tmp_path, engines, tables, record=folder) as served:
+        if door == "at once":
+            status, made = await served.post({"model": model, "input": [ASKED]}, "/v1/responses/compact")
+            assert status == 200
+            answer = await respond(served, model, input=[*made["output"], {"role": "user", "content": "And?"}])
+        else:
+            management = [{"type": "compaction", "compact_threshold": 1000}]
+            long: Json = {"role": "user", "content": "Hi " * 2000}
+            given = [long, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "And?"}]
+            answer = await respond(served, model, input=given, context_management=management)
+            assert answer["output"][0]["type"] == "compaction"
+            made = answer
+        stored = await served.scheduler.store.get(answer["id"], "")
+        assert stored is not None
+        assert stored.writer == model
+        assert answer["model"] == model
+        prompts = [len(each.prompts) for each in (engines[writer], engines[model])]
+        assert prompts == [1, 1] or door != "at once"
+        assert "Write a summary of the conversation" in text_of_prompt(served, writer)
+        assert summary in text_of_prompt(served, model)
+        assert made["usage"]["input_tokens"] >= len(engines[writer].prompts[0].token_ids)
+        assert made["usage"]["output_tokens"] >= len(engines[writer].script.token_ids)
