@@ -103,7 +103,7 @@ class Model(msgspec.Struct, frozen=True):
     state: ModelState = "ready"
     """The state of the model; one that is not ready is loaded when a request asks for it."""
     kind: str = "generate"
-    """What the model does; requests to one that does not ``generate`` are passed on unread."""
+    """The kind of the model: the server passes on all requests to one that does not ``generate``."""
     input_modalities: tuple[Literal["text", "image"], ...] = ("text",)
     """The kinds of input that the model reads; files are read as text."""
     tools: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from penstock.services.model_names import is_name, resolved_name, usable_names
 from penstock.stages.normalize.tool_types import types_of
 
 GENERATE = "generate"
-"""What a model does that writes text."""
+"""The kind of a model that writes text."""
 
 LIMIT = Number("limit", default=0, least=1, most=1_000, meaning="The most models of a page; all by default.")
 AFTER = AnyText("after_id", meaning="The name of the model after which the page begins.")

@@ -83,8 +83,9 @@ class Model:
 
     def upstream(self, name: str) -> str:
         """Return the name by which its engine knows it: an adapter has its own, all others mean the model."""
-        served = self.engine.models if self.engine else ()
-        return name if name in served else served[0]
+        if self.engine is None:
+            raise ModelUnavailable(self.name, "its process has ended")
+        return name if name in self.engine.models else self.engine.models[0]
 
     @property
     def wait(self) -> float | None:

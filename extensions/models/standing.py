@@ -88,15 +88,17 @@ class Standing(Generic[T]):
         except asyncio.CancelledError:
             given.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - those that wait get it
-            self._fail(given, error)
+        except (StageError, CannotStart) as error:
+            logger.error("Model %s cannot be used: %s", self.name, error)  # noqa: TRY400 - the error says all
+            self._fail(given, type(error).__name__)
+        except Exception as error:
+            logger.exception("Model %s cannot be used", self.name)
+            self._fail(given, named_error(error))
         finally:
             self._value = None
 
-    def _fail(self, given: asyncio.Future[T], error: Exception) -> None:
-        is_known = isinstance(error, StageError | CannotStart)
-        logger.error("Model %s cannot be used: %s", self.name, error, exc_info=None if is_known else error)
-        self.reason = f"it cannot be used ({type(error).__name__ if is_known else named_error(error)})"
+    def _fail(self, given: asyncio.Future[T], error: str) -> None:
+        self.reason = f"it cannot be used ({error})"
         pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
         self._failures += 1
         self._pause_ends = asyncio.get_running_loop().time() + pause

@@ -346,7 +346,9 @@ def _position(stored: _StoredItem) -> int:
 def _stored_item(row: Row) -> _StoredItem:
     position, item, tokens, result, writer = row
     read = rows.result(result) if result else None
-    return _StoredItem(position, rows.item(item), rows.token_ids(tokens), read, writer or "")
+    return _StoredItem(
+        position=position, item=rows.item(item), tokens=rows.token_ids(tokens), result=read, writer=writer or ""
+    )
 
 
 def _created(conversation: StoredConversation, owner: str, items: Sequence[Item]) -> Iterable[Statement]:

@@ -30,6 +30,7 @@ ALLOWED = {
     "api/http/api_key.py _fields": OPERATOR,
     "api/start/backends.py _prefix_caches": OPERATOR,
     "api/cli/check.py all_pass": OPERATOR,
+    "api/cli/drawn.py _known_of": OPERATOR,
     "api/cli/command_line.py parsed_settings": OPERATOR,
     "extensions/workbench/conformance/check.py fits": OPERATOR,
     "extensions/workbench/conformance/client.py _read": OPERATOR,

@@ -250,6 +250,8 @@ async def test_each_model_has_its_own_places(tmp_path: Path) -> None:
     engines = {"big": says("I am big."), "small": says("I am small.")}
     tables = {"big": {"engine-places": 1, "engine-wait": 0.01}}
     async with several_models(tmp_path, engines, tables) as served:
+        while (await served.post({"input": "Hi", "model": "big"}))[0] != 200:
+            pass  # a slow machine takes longer than the wait to open it
         engines["big"].hold(1)
         async with served.open_stream({"model": "big"}):
             status, answer = await served.post({"input": "Hi", "model": "big"})
