@@ -276,7 +276,6 @@ async def test_models_change_under_running_responses(tmp_path: Path) -> None:
     engines = {name: says(f"I am {name}.") for name in ("big", "small", "new")}
     async with several_models(tmp_path, engines) as served:
         house: Any = served.scheduler.engine
-        kept = served.settings.models
         house.catalogue.take({name: house.catalogue.all[name] for name in ("big", "small")}, {})
         engines["big"].hold(1)
         async with served.open_stream({"model": "big"}) as stream:
@@ -288,8 +287,6 @@ async def test_models_change_under_running_responses(tmp_path: Path) -> None:
             engines["big"].say_all()
             events = (await stream.rest()).decode()
         assert "I am big." in json.dumps(events)
-        assert kept
-    await asyncio.sleep(0)
 
 
 async def test_a_model_may_use_the_tools_of_its_table(tmp_path: Path) -> None:
