@@ -1,4 +1,4 @@
-"""Show: draw the flow of a pipeline, from its code."""
+"""Show: draw the flow of a pipeline, from its code, and list the models of the settings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from penstock.api.cli.arguments import PLUGINS, Parser, chosen_stages
+from penstock.api.settings import Settings
+from penstock.api.settings.model_settings import ModelTable
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import Install
 from penstock.stages.responses import recorded_responses
@@ -25,6 +27,15 @@ def main(arguments: Sequence[str]) -> None:
     )
     chosen = parser.parse_args(arguments)
     print(asyncio.run(_drawn(chosen_stages(chosen.plugins), chosen.of())))
+    models, _ = Settings.of_files()
+    print("".join(f"\n{name}: {_described(table)}" for name, table in models.items()), end="\n" if models else "")
+
+
+def _described(table: ModelTable) -> str:
+    """Describe a model by its table: whoever shows the pipeline starts no model, and asks no engine."""
+    kind = "" if table.generates else f"{table.kind}, passed on, "
+    names = f"; also {', '.join(table.names)}" if table.names else ""
+    return f"{kind}{table.where}{names}"
 
 
 async def _drawn(install: Install, pipeline: Pipeline[Any, Any]) -> str:

@@ -166,6 +166,13 @@ class ModelTable(ChatSettings, ModelEngineSettings, extra="forbid", hide_input_i
         """True if it generates what penstock reads."""
         return self.kind in ("generate", "any")
 
+    @property
+    def where(self) -> str:
+        """The place where the model runs, in words."""
+        if self.command:
+            return f"started by {self.command}"
+        return f"at {' and '.join(self.engine)}" if self.engine else f"{self.model} on vLLM in this process"
+
     def apart(self) -> Self:
         """Return the table of a model that vLLM in this process would run, as if it ran elsewhere."""
         return self.model_copy(update={"engine": ["http://127.0.0.1:9"], "vllm": {}}) if self.is_here else self
@@ -274,23 +281,35 @@ class ModelsSettings(ChatSettings, BaseSettings):
                 raise _wrong([f"{place}: expected the number of models that may be up at once, not {most!r}"])
         return groups
 
+    @classmethod
+    def of_files(cls, file: Path | None = None) -> tuple[dict[str, ModelTable], dict[str, int]]:
+        """Return the models, and how many of each group may be up at once, as ``file`` or the settings have them now.
+
+        Only a command line could name another file of models.  Raises `CannotRun` for wrong ones.
+        """
+        in_file = read_file(FILE, keys(cls.model_fields))
+        models, groups, named = (
+            os.environ.get(variable(key), in_file.get(key)) for key in (MODELS, "model_groups", "model_config")
+        )
+        try:
+            tables = cls.read_models(models or {}, file or (Path(named) if named else None))
+            return tables, cls.read_groups(groups or {}, tables)
+        except ValueError as error:
+            raise CannotRun(str(error)) from None
+
     def with_models_of_files(self, own_tools: Collection[str]) -> Self:
         """Return the settings with the models that their files have now; raise `CannotRun` for wrong ones.
 
         ``own_tools`` are the labels of the operator's own tools.
         """
-        in_file = read_file(FILE, keys(type(self).model_fields))
-        models = os.environ.get(variable("models"), in_file.get("models", {}))
-        groups = os.environ.get(variable("model_groups"), in_file.get("model_groups", {}))
-        try:
-            tables = self.read_models(models, self.model_file)
-            found = self.read_groups(groups, tables)
-            check_tools(tables, own_tools, self.places)
-        except PydanticCustomError as error:
-            raise CannotRun(error.message()) from None
+        tables, groups = self.of_files(self.model_file)
         if not tables:
             raise CannotRun(f"{FILE} has no table of a model")
-        return self.model_copy(update={"models": tables, "model_groups": found})
+        try:
+            check_tools(tables, own_tools, self.places)
+        except ValueError as error:
+            raise CannotRun(str(error)) from None
+        return self.model_copy(update={"models": tables, "model_groups": groups})
 
     @property
     def places(self) -> Places:

@@ -62,6 +62,7 @@ ALLOWED = {
     "api/start/loading.py __exit__": OPERATOR,
     "api/settings/model_settings.py check_tools": OPERATOR,
     "api/settings/model_settings.py checked": OPERATOR,
+    "api/settings/model_settings.py of_files": OPERATOR,
     "api/settings/model_settings.py with_models_of_files": OPERATOR,
     "api/settings/model_settings.py wrong_command": OPERATOR,
     "api/settings/sources.py read_toml": OPERATOR,

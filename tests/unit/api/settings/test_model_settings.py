@@ -9,6 +9,7 @@ import pytest
 
 from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.sample_config import sample
+from penstock.api.cli.show import main as show
 from penstock.api.settings import Settings
 from penstock.api.settings.model_settings import SHARED, ModelTable
 from penstock.pipeline.errors import CannotRun
@@ -263,6 +264,31 @@ def test_model_of_any_kind_stands_in_for_all() -> None:
     text = f'{A}instead = "b"\nsummaries = "b"\n{B}kind = "any"\n{C}kind = "embed"\ninstead = "b"\n'
     kinds = {name: (table.kind, table.generates) for name, table in read(text).models.items()}
     assert kinds == {"a": ("generate", True), "b": ("any", True), "c": ("embed", False)}
+
+
+@pytest.mark.parametrize("in_a_file_of_its_own", [False, True])
+def test_show_lists_the_models(capsys: pytest.CaptureFixture[str], in_a_file_of_its_own: bool) -> None:
+    show([])
+    pipeline = capsys.readouterr().out
+    tables, _, groups = RIGHT.partition("[model-groups]")
+    text = RIGHT
+    if in_a_file_of_its_own:
+        Path("m.toml").write_text(tables.replace("[models.", "["))
+        text = f'model-config = "m.toml"\n[model-groups]{groups}'
+    Path("penstock.toml").write_text(text)
+    show([])
+    assert capsys.readouterr().out == (
+        f"{pipeline}\nbig: at http://a:8001; also claude-*, gpt-4o\n"
+        "Qwen/Qwen3-0.6B: Qwen/Qwen3-0.6B on vLLM in this process\n"
+        "small: started by sh -c 'serve {port}'\n"
+        "vectors: embed, passed on, at http://b:8001 and http://c:8001\n"
+    )
+
+
+def test_show_names_a_mistake_in_the_models() -> None:
+    Path("penstock.toml").write_text("[models.a]\n")
+    with pytest.raises(CannotRun, match=r"^\[models.a\] \(penstock.toml, line 1\): it needs a command, an engine, or"):
+        show([])
 
 
 def test_options_of_vllm_are_for_the_model_in_this_process() -> None:
