@@ -101,9 +101,18 @@ async def test_no_route_gives_a_key_another_model(served: SeveralServer, path: s
         "/tokenize": {"prompt": "Hi"},
         "/v1/completions": {"prompt": "Hi"},
         "/v1/decisions": {"input": "Hi", "questions": [{"type": "predicate", "instructions": "It is big."}]},
-        "/v1/messages": {"messages": messages, "max_tokens": 9},
+        "/v1/messages": {
+            "messages": messages,
+            "max_tokens": 2000,
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+        },
     }
     body = bodies.get(path, {"messages": messages})
     status, answer = await asked(served, "small", "POST", path, model="big", **body)
     assert status == 404, answer
     assert served.opened == []
+
+
+async def test_text_without_a_model_is_that_of_the_first_that_the_key_may_use(served: SeveralServer) -> None:
+    status, answer = await asked(served, "small", "POST", "/tokenize", prompt="Hi", return_token_strs=True)
+    assert (status, answer["token_strs"], served.opened) == (200, ["Hi"], ["small"])
