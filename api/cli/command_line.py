@@ -95,7 +95,9 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
         live = location("live", arguments)
         yield f"{live} has no effect, as other machines reach this server: set PENSTOCK_OPERATOR_KEY"
     files = [settings.api_key_file, settings.seal_key_file, FILE if SECRETS & locations(FILE).keys() else None]
-    for file in filter(None, files):
+    if any(SECRETS & table.model_fields_set for table in settings.models.values()):
+        files.append(settings.model_file or FILE)
+    for file in dict.fromkeys(filter(None, files)):
         if _is_open(file):
             yield f"{file} holds keys, and other users of this machine can read it; chmod 600 {file} prevents that"
 

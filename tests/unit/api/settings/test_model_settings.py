@@ -234,6 +234,18 @@ def test_variable_has_models_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mistake("") == "[models.a] url (PENSTOCK_MODELS): there is no such setting (did you mean urls?)"
 
 
+def test_file_with_the_key_of_an_engine_is_to_be_read_by_its_owner_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    warning = "penstock: {0} holds keys, and other users of this machine can read it; chmod 600 {0} prevents that\n"
+    text = f'{A}engine-key = "hunter2"\n'
+    for name, settings, arguments in (("penstock.toml", text, ()), ("m.toml", "", ("--model-config", "m.toml"))):
+        file = Path(name)
+        file.write_text(text.replace("models.", "") if arguments else text)
+        for mode, shown in ((0o644, warning.format(name)), (0o600, "")):
+            file.chmod(mode)
+            read(settings, *arguments)
+            assert capsys.readouterr().err == shown
+
+
 def test_no_mistake_shows_a_key() -> None:
     assert "hunter2" not in mistake(f'{A}engine-key = ["hunter2"]\n')
 
