@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
 from math import inf
 from statistics import mean
+from typing import Protocol, TypeVar
 
 from tests.bench.fleet.fleet import Counts, Fleet, Plan
+from tests.bench.fleet.models import FEWEST_GPUS, LOADS, ModelsPlan, simulate_models
+from tests.bench.fleet.models import WAYS as MODEL_WAYS
 from tests.bench.fleet.policies import Affinity, Bounded, Events, Informed, LeastLoad, Policy, RoundRobin
 from tests.bench.fleet.traffic import OTHERS
 
@@ -46,9 +48,8 @@ def main(options: argparse.Namespace) -> None:
     if options.quick:
         plan = replace(plan, warm_up=60.0, seconds=60.0)
     with ProcessPoolExecutor(options.processes) as pool:
-        run = partial(pool.map, simulate)
         for table in options.tables or TABLES:
-            for line in TABLES[table](run, plan, engines):
+            for line in TABLES[table](pool.map, plan, engines):
                 sys.stdout.write(f"{line}\n")
                 sys.stdout.flush()
 
@@ -62,7 +63,14 @@ def simulate(row: tuple[str, Plan]) -> Fleet:
     return fleet
 
 
-Run = Callable[[Iterable[tuple[str, Plan]]], Iterator[Fleet]]
+Row = TypeVar("Row")
+Outcome = TypeVar("Outcome")
+
+
+class Run(Protocol):
+    """Simulates rows, perhaps in several processes."""
+
+    def __call__(self, simulated: Callable[[Row], Outcome], rows: Iterable[Row], /) -> Iterator[Outcome]: ...
 
 
 def ways(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
@@ -73,7 +81,7 @@ def ways(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
     rows = [
         (way, fitted(replace(plan, engines=number))) for number in engines for way in (every if number < MANY else some)
     ]
-    for fleet in run(rows):
+    for fleet in run(simulate, rows):
         yield f"| {fleet.plan.engines:,} | {fleet.name} | {figures(fleet.counts)} |"
 
 
@@ -86,7 +94,7 @@ def penstocks(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
         for each in (1, 4, 16, 64)
         for way in ("penstock", "informed", "bounded", "events")
     ]
-    for fleet in run(rows):
+    for fleet in run(simulate, rows):
         yield f"| {number} | {fleet.plan.penstocks} | {fleet.name} | {figures(fleet.counts)} |"
 
 
@@ -100,7 +108,7 @@ def deaths(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
         if number <= MANY
         for way in ("penstock", "informed", "least", "events")
     ]
-    for fleet in run(rows):
+    for fleet in run(simulate, rows):
         before, after = (sum_of(fleet.buckets[each] for each in minute) for minute in (range(-6, 0), range(6)))
         lost = fleet.lost
         yield (
@@ -117,7 +125,7 @@ def state(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
     )
     number = engines[min(1, len(engines) - 1)]
     for fleet in run(
-        [(way, replace(plan, engines=number)) for way in ("penstock", "events", "late events", "few events")]
+        simulate, [(way, replace(plan, engines=number)) for way in ("penstock", "events", "late events", "few events")]
     ):
         counts, talks = fleet.counts, number * plan.talks
         yield (
@@ -135,11 +143,26 @@ def others(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
         for name, kinds in OTHERS.items()
         for way in ("penstock", "informed", "bounded", "events")
     }
-    for (name, _), fleet in zip(rows, run(rows.values()), strict=True):
+    for (name, _), fleet in zip(rows, run(simulate, rows.values()), strict=True):
         yield f"| {number} | {name} | {fleet.name} | {figures(fleet.counts)} |"
 
 
-TABLES = {"ways": ways, "others": others, "penstocks": penstocks, "deaths": deaths, "state": state}
+def models(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Compare ways to share GPUs among ten models, whose loads move."""
+    yield from header("models", *(f"{load}, {rank}" for load in LOADS for rank in ("p50", "p99")), *OF_MODELS)
+    gpus = max(FEWEST_GPUS, engines[min(1, len(engines) - 1)])
+    rows = [ModelsPlan(way, gpus, 3 * plan.warm_up, 12 * plan.seconds) for way in MODEL_WAYS]
+    for counts in run(simulate_models, rows):
+        waits = [f"{counts.wait(load, rank):.1f} s" for load in LOADS for rank in (0.5, 0.99)]
+        yield (
+            f"| {MODEL_WAYS[counts.plan.way].name} | {' | '.join(waits)} | {counts.turns:,} | {counts.refused:,}"
+            f" | {counts.swaps:,} | {counts.lost / gpus / counts.plan.seconds:.1%} |"
+        )
+
+
+OF_MODELS = ("turns", "refused", "swaps", "time of GPUs lost")
+
+TABLES = {"models": models, "ways": ways, "others": others, "penstocks": penstocks, "deaths": deaths, "state": state}
 
 
 AROUND = ("cached, minute before", "minute after", "wait, p99, before", "after")

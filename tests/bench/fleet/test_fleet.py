@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.fleet.__main__ import TABLES, WAYS, simulate
+from tests.bench.fleet.__main__ import TABLES, WAYS, Outcome, Row, simulate
 from tests.bench.fleet.engine import BLOCK, SPEED, Engine, Prefixes, blocks
 from tests.bench.fleet.fleet import Fleet, Plan
+from tests.bench.fleet.models import FEWEST_GPUS, ModelsPlan, simulate_models
 from tests.bench.fleet.traffic import AGENT, CHAT, KINDS, PROGRAM, Draw, Traffic, lognormal
 
 SMALL = Plan(4, penstocks=2, talks=20, hot=0.5, warm_up=60.0, seconds=120.0)
@@ -143,9 +145,22 @@ def test_death_moves_the_turns_of_an_engine_and_they_are_read_again() -> None:
     assert sum(fleet.buckets[number].turns for number in range(6)) > 50
 
 
+@pytest.mark.parametrize("way", ["turns", "fixed", "at once"])
+def test_models_have_their_turns_on_the_gpus(way: str) -> None:
+    counts = simulate_models(ModelsPlan(way, FEWEST_GPUS, 60.0, 300.0))
+    assert all(counts.seconds[load] for load in ("shifting", "bursts"))
+    assert counts.refused < counts.turns / 2
+    assert 0 <= counts.lost < FEWEST_GPUS * counts.plan.seconds
+    assert bool(counts.swaps) or way == "fixed"
+
+
+def one_by_one(simulated: Callable[[Row], Outcome], rows: Iterable[Row]) -> Iterator[Outcome]:
+    return map(simulated, rows)
+
+
 def test_tables_name_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan(0, 2, 10, 0.5, 20.0, 60.0)
     for table in TABLES.values():
-        head, line, *rows = table(lambda planned: map(simulate, planned), plan, [3])
+        head, line, *rows = table(one_by_one, plan, [3])
         assert rows
         assert {row.count("|") for row in rows} == {head.count("|")} == {line.count("|")}
