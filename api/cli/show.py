@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _described(table: ModelTable) -> str:
-    """Describe a model by its table: whoever shows the pipeline starts no model, and asks no engine."""
+    """Describe a model by its table: the command starts no model, and requests nothing of an engine."""
     kind = "" if table.generates else f"{table.kind}, passed on, "
     names = f"; also {', '.join(table.names)}" if table.names else ""
     return f"{kind}{table.where}{names}"
