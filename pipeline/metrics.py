@@ -149,7 +149,10 @@ REPAIRS = Counter("penstock_harmony_repairs", "Repairs of wrong markup that the 
 RECORDINGS_CUT = Counter("penstock_recordings_cut", "Files of recordings that were cut because the disk was too slow")
 
 TURNS_WAITING = Gauge(
-    "penstock_turns_waiting", "Turns of the model that wait for a place in the engine", multiprocess_mode="livesum"
+    "penstock_turns_waiting",
+    "Turns of the model that wait for a place in the engine",
+    ["model"],
+    multiprocess_mode="livesum",
 )
 TURN_WAIT_SECONDS = Histogram(
     "penstock_turn_wait_seconds",

@@ -333,6 +333,7 @@ GROUPS = (
             Example(route="GET /", key=""),
             Example(route="GET /live", key="", accept="text/html"),
             Example(route="GET /live/server", key=OPERATOR),
+            Example(route="GET /live/models", key=OPERATOR),
             Example(route="POST /live/watch", body=HELLO, key=OPERATOR),
             Example(route="GET /live/recordings", key=OPERATOR, keeps={"name": "data.0.id"}),
             Example(route="GET /live/recordings/{name}", key=OPERATOR),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from penstock.extensions.models.catalogue import Catalogue, Model, Names
 from penstock.extensions.models.life import OnDemand
 from penstock.pipeline.errors import ModelUnavailable
 from penstock.pipeline.frames import EngineFrame, Prompt
-from penstock.services.engines.engine import UNLIMITED, Backend, Engine, ModelState
+from penstock.services.engines.engine import UNLIMITED, Backend, Engine, ModelState, ModelStatus
 
 ANY_TOKEN = 2**31
 """Upper bound of token ids where no model is known: the stage ``generate`` of a model checks its own."""
@@ -90,8 +90,11 @@ class ManyEngines:
 
     def state(self, model: str) -> ModelState:
         """Return the state of a model; the servers of others whose answers are passed on are not opened here."""
-        one = next(each for each in self.catalogue.all.values() if model in each.names)
-        return "ready" if one.table.command is None and not one.generates else one.life.state
+        return _state(next(each for each in self.catalogue.all.values() if model in each.names))
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """Return what is known of each model."""
+        return [_status(model) for model in self.catalogue.all.values()]
 
     def waiting(self, model: str) -> int:
         """Return the number of requests that wait until a model is up."""
@@ -132,3 +135,37 @@ class ManyEngines:
     async def close(self) -> None:
         """End all models."""
         await self.catalogue.close()
+
+
+def _is_foreign(model: Model) -> bool:
+    """Return True if its servers answer without being opened here: whether they are up is not known."""
+    return not model.generates and model.table.command is None
+
+
+def _has_died(model: Model) -> bool:
+    return model.life.state == "ready" and model.engine is not None and not model.engine.is_alive
+
+
+def _state(model: Model) -> ModelState:
+    if _is_foreign(model):
+        return "ready"
+    return "failed" if _has_died(model) else model.life.state
+
+
+def _status(model: Model) -> ModelStatus:
+    life, table = model.life, model.table
+    child = life if isinstance(life, OnDemand) else None
+    urls = () if model.settings.engine_factory else tuple(model.settings.engine)
+    return ModelStatus(
+        name=model.name,
+        names=tuple(table.names),
+        kind=table.kind,
+        state=_state(model),
+        changed_at=None if _is_foreign(model) or _has_died(model) else life.changed_at,
+        reason="none of its engines answers" if _has_died(model) else life.reason,
+        leases=life.running,
+        waiting=life.waiting,
+        urls=(child.url,) if child else urls,
+        is_child=child is not None,
+        pid=child.pid if child else None,
+    )

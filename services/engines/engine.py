@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args, runtime_checkable
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import asdict
 
 from penstock.pipeline import frames
@@ -139,6 +139,31 @@ ModelState: TypeAlias = Literal["ready", "asleep", "starting", "stopping", "stop
 MODEL_STATES: tuple[ModelState, ...] = get_args(ModelState)
 
 
+class ModelStatus(Struct, frozen=True, kw_only=True):
+    """What a server of several models knows of one of them, for its operator."""
+
+    name: str
+    names: tuple[str, ...]
+    """Its other names for clients, patterns among them."""
+    kind: str
+    """What it does; its answers are passed on unread unless it is among the ``models`` of `SeveralEngines`."""
+    state: ModelState
+    changed_at: float | None
+    """The time of the change to its state; None if nobody has looked."""
+    reason: str
+    """Why it has failed, as the rest of a sentence; empty if its latest start has not."""
+    leases: int
+    """The responses and requests that hold it."""
+    waiting: int
+    """The requests that wait until it is up."""
+    urls: tuple[str, ...]
+    """The addresses of its servers; none if it runs in this process."""
+    is_child: bool
+    """True if penstock starts and ends its process."""
+    pid: int | None
+    """That process, while it runs."""
+
+
 @runtime_checkable
 class SeveralEngines(Protocol):
     """The engines of several models, which stand for one whose `models` are the names of all."""
@@ -162,6 +187,10 @@ class SeveralEngines(Protocol):
 
     def title(self, model: str) -> str:
         """Return the one name for people of a model, given by one of the ``models``."""
+        ...
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """Return what is known of each model, also of those whose answers are passed on."""
         ...
 
 

@@ -68,7 +68,7 @@ class Admit:
                 raise EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.")
             patience = self.patience(owner) or places.seconds
         try:
-            with metrics.TURNS_WAITING.track_inprogress():
+            with metrics.TURNS_WAITING.labels(prompt.facts.model).track_inprogress():
                 async with asyncio.timeout(patience):
                     await places.slots.acquire(owner)
         except TimeoutError:

@@ -63,7 +63,10 @@ def text_of(response: Json) -> str:
 async def several_models(
     folder: Path, engines: Mapping[str, PacedEngine], tables: Mapping[str, Json] | None = None, **settings: Any
 ) -> AsyncGenerator[SeveralServer, None]:
-    """Serve a model over each of the ``engines`` for the length of a block; ``tables`` has more of their settings."""
+    """Serve a model over each of the ``engines`` for the length of a block.
+
+    ``tables`` has more of their settings, and other models.
+    """
     opened = list[str]()
 
     def maker(name: str) -> Callable[[], PacedEngine]:
@@ -74,9 +77,9 @@ async def several_models(
         return make
 
     MADE.update({name: maker(name) for name in engines})
-    models: dict[str, Any] = {
-        name: {"engine": [f"{ENGINE}:{name}"], **(tables or {}).get(name, {})} for name in engines
-    }
+    models: dict[str, Any] = {name: {"engine": [f"{ENGINE}:{name}"]} for name in engines}
+    for name, table in (tables or {}).items():
+        models[name] = models.get(name, {}) | table
     own = Settings(
         store=settings.pop("store", str(folder / "store.sqlite3")),
         sandbox=False,

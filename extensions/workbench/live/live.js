@@ -11,6 +11,7 @@ const thread = new Thread();
 const flow = new Flow();
 const beside = new Beside();
 const slider = new Slider(() => draw(true));
+const models = new Models();
 
 // Drawing: at most once for each frame of the screen, whatever has come
 
@@ -55,6 +56,8 @@ addEventListener("scroll", () => {
 function describe() {
   const { state, tokens, events, firstAt, rate, problem, early, leftOut } = shown;
   const words = { waiting: "waiting for the engine", running: "running", ended: "read to its end" };
+  $("by").hidden = models.known.length < 2 || !shown.model;
+  $("model-of").textContent = shown.model ?? "";
   $("state").textContent = words[state] ?? state;
   $("state").className = `state ${state}`;
   $("count").textContent = tokens.length.toLocaleString("en");
@@ -194,7 +197,8 @@ function lock(problem, isOff = false) {
   $("lock-title").textContent = isOff ? "This server shows its stages to nobody" : "The operator's key";
   $("lock-problem").classList.toggle("quiet", isOff);
   $("lock").hidden = false;
-  $("talk").hidden = $("watch").hidden = true;
+  $("talk").hidden = $("watch").hidden = $("models").hidden = true;
+  server = null;
   $("lock-problem").textContent = problem;
   $("server").textContent = "";
   $("key").focus();
@@ -203,11 +207,7 @@ function lock(problem, isOff = false) {
 function unlock(recordings) {
   $("lock").hidden = true;
   $("talk").hidden = $("watch").hidden = false;
-  const { models, is_alive: isAlive, version } = server;
-  $("server").textContent = isAlive ? `${models[0]} · ${version}` : "The engine has died.";
-  $("server").classList.toggle("failure", !isAlive);
-  $("models").replaceChildren(...models.map((value) => h("option", { value })));
-  $("model").value ||= models[0];
+  models.look();
   $("recordings").hidden = !server.records;
   $("no-recordings").hidden = recordings.length > 0;
   $("recorded").replaceChildren(
@@ -223,6 +223,19 @@ function unlock(recordings) {
     wanted = null;
     showRecording(id, `Response · ${id.slice(-6)}`);
   }
+}
+
+/* Names the server by its only model, or by their number. */
+function entitle(known) {
+  const { is_alive: isAlive, version } = server;
+  $("server").textContent = isAlive ? `${known.length === 1 ? known[0].name : plural(known.length, "model")} · ${version}` : "The engine has died.";
+  $("server").classList.toggle("failure", !isAlive);
+}
+
+function talkTo(name) {
+  $("model").value = name;
+  models.draw();
+  $("input").focus();
 }
 
 const UNRECORDED = "This server records nothing. Started with --record FOLDER, it shows the answers of all clients here.";

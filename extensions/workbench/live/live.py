@@ -28,6 +28,7 @@ from penstock.api.open_sockets import OpenSockets
 from penstock.api.resources.resources import ServerParts
 from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.workbench.live.go_on import GoOn
+from penstock.extensions.workbench.live.models_now import ModelsNow, ModelsView
 from penstock.extensions.workbench.live.page import live_page
 from penstock.extensions.workbench.live.saved import Saved, find, frames_of, header_of, listed
 from penstock.extensions.workbench.live.spelling import Spelling
@@ -109,6 +110,9 @@ class Live:
     running: int = 0
     watch: Any = field(default=Watch)
 
+    def __post_init__(self) -> None:
+        self.view = ModelsView(self.scheduler)
+
     @property
     def scheduler(self) -> Scheduler:
         """The runs of this process."""
@@ -118,6 +122,7 @@ class Live:
         """Return the routes."""
         return (
             web.get(f"{BASE}/server", self.server),
+            web.get(f"{BASE}/models", self.models),
             web.post(f"{BASE}/watch", self.create),
             web.get(f"{BASE}/recordings", self.list_recordings),
             web.get(f"{BASE}/recordings/{{name}}", self.read_recording),
@@ -138,6 +143,12 @@ class Live:
                 records=has_folder,
             )
         )
+
+    @for_operators
+    @operation(Operation(ModelsNow))
+    async def models(self, request: web.Request) -> web.Response:
+        """Describe how the models of this server are now."""
+        return as_json(await self.view.now())
 
     @for_operators
     @operation(Operation(bytes, body=WatchBody, refusals=(*REFUSALS, ServerBusy), answer_type=EVENT_STREAM))

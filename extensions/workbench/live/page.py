@@ -12,7 +12,7 @@ from penstock.api.http.web_page import WebPage
 
 _PACKAGE = "penstock.extensions.workbench.live"
 
-SCRIPTS = ("text.js", "wire.js", "take.js", "flow.js", "slider.js", "beside.js", "talk.js", "live.js")
+SCRIPTS = ("text.js", "wire.js", "take.js", "flow.js", "slider.js", "beside.js", "talk.js", "models.js", "live.js")
 """The parts of the script, in order: first the data, then drawing, then interaction."""
 
 PAGE = WebPage(

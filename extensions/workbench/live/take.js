@@ -160,6 +160,7 @@ class Take {
     const row = this.rows.at(-1) ?? Object.assign(this.addRow("turn"), { name: "Start", openedAt: -1 });
     row.events.push(this.events.length);
     this.events.push(event);
+    this.model = event.response?.model ?? this.model;
     if (/\.(completed|incomplete|failed)$/.test(event.type) && event.response) this.response = event.response;
   }
 

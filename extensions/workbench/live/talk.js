@@ -9,7 +9,7 @@ class Thread {
   body(text) {
     const more = JSON.parse($("more").value.trim() || "{}");
     const input = [...this.items, { role: "user", content: text }];
-    return { model: $("model").value.trim() || undefined, input, ...more, store: false };
+    return { model: $("model").value || undefined, input, ...more, store: false };
   }
 
   begin(text, take) {

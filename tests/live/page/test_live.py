@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -13,17 +13,21 @@ from typing import Any, TypeVar
 
 import pytest
 from aiohttp.web_protocol import RequestHandler
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+from pydantic import SecretStr
 
 from penstock.api.http.auth import Keys
 from penstock.pipeline.frames import TokenChunk
 from penstock.pipeline.recordings.format import FORMAT, End, Header, line
 from penstock.services.engines.scripted import Script
 from penstock.stages.models.harmony.vocabulary import load_encoding
+from tests.support.api_clients import Json
 from tests.support.live_server import KEY, live_server
 from tests.support.paths import BROWSER
 from tests.support.processes import PATIENCE, wait_for
+from tests.support.scripted_model import MODEL
 from tests.support.server import CALL, COUNT, HELLO, PacedEngine, Server, script
+from tests.support.several import says, several_models
 
 AXE = BROWSER.parent / "axe-core" / "axe.min.js"
 STORY = (
@@ -64,31 +68,39 @@ class Running:
 
 
 @contextmanager
-def served(folder: Path, engine: PacedEngine, **options: Any) -> Iterator[Running]:
+def in_own_thread(
+    context: AbstractAsyncContextManager[Result],
+) -> Iterator[tuple[asyncio.AbstractEventLoop, Result]]:
+    """Open a server in a thread of its own; give its event loop, too."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever)
     thread.start()
-    context = live_server(engine, folder, **options)
 
     def run(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE)
 
-    async def opened() -> Server[PacedEngine]:
+    async def opened() -> Result:
         return await context.__aenter__()
 
     async def closed() -> None:
         await context.__aexit__(None, None, None)
 
     try:
-        running = Running(loop, run(opened()))
+        server = run(opened())
         try:
-            yield running
+            yield loop, server
         finally:
             run(closed())
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(PATIENCE)
         loop.close()
+
+
+@contextmanager
+def served(folder: Path, engine: PacedEngine, **options: Any) -> Iterator[Running]:
+    with in_own_thread(live_server(engine, folder, **options)) as (loop, server):
+        yield Running(loop, server)
 
 
 @dataclass
@@ -98,7 +110,11 @@ class Pages:
     outside: list[str] = field(default_factory=list)
     contexts: list[Any] = field(default_factory=list)
 
-    def open(self, running: Running, key: str = KEY, **options: Any) -> Page:
+    def open(
+        self, running: Running | str, key: str = KEY, *, prepare: Callable[[Page], None] | None = None, **options: Any
+    ) -> Page:
+        """Open the page of a server, which may be given by the URL of that page."""
+        url = running if isinstance(running, str) else running.url
         context = self.browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
         self.contexts.append(context)
         context.set_default_timeout(1000 * PATIENCE)
@@ -106,7 +122,9 @@ class Pages:
         page.on("console", self._hear)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self.outside.append(request.url))
-        page.goto(running.url if not key else f"{running.url}#key={key}")
+        if prepare:
+            prepare(page)
+        page.goto(url if not key else f"{url}#key={key}")
         return page
 
     def _hear(self, message: Any) -> None:
@@ -297,7 +315,8 @@ def test_thread_has_no_empty_bar_while_the_model_thinks(running: Running, pages:
 
 def test_problem_of_an_answer_stands_once(running: Running, pages: Pages) -> None:
     page = pages.open(running)
-    page.fill("#model", "nothing")
+    page.locator("#parameters summary").click()
+    page.fill("#more", '{"model": "nothing"}')
     say(page)
     problem = page.locator("#notes .failure")
     expect(problem).to_contain_text("nothing")
@@ -529,3 +548,133 @@ def test_count_stays_in_view_while_it_grows(running: Running, pages: Pages) -> N
     say(page)
     expect(page.locator("#state")).to_have_text("completed")
     assert page.evaluate("document.documentElement.scrollHeight - scrollY - innerHeight") < 150
+
+
+# Models
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Generator[str, None, None]:
+    """The URL of the page of a server of three models, one of which cannot start."""
+    engines = {"big": says("I am big."), "small": says("I am small.")}
+    tables: dict[str, Json] = {
+        "big": {"names": ["claude-*", "large"]},
+        "broken": {"command": f"{MODEL} --exit-at-start 3"},
+    }
+    with in_own_thread(several_models(tmp_path, engines, tables, operator_key=SecretStr(KEY))) as (_, server):
+        yield f"{server.url}/live"
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name))
+
+
+def test_models_are_seen_and_chosen(several: str, pages: Pages) -> None:
+    page = pages.open(several)
+    for name in ("big", "small", "broken"):
+        expect(row(page, name)).to_contain_text("stopped")
+    expect(page.locator("#server")).to_contain_text("3 models")
+    assert page.locator("#model option").all_text_contents() == ["big", "large (big)", "small", "broken"]
+    expect(page.locator("#model")).to_have_value("big")
+    page.get_by_role("button", name="small").click()
+    expect(page.locator("#model")).to_have_value("small")
+    expect(page.get_by_role("button", name="small")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#input")).to_be_focused()
+    say(page)
+    expect(page.locator("#state")).to_have_text("completed")
+    expect(page.locator("#model-of")).to_have_text("small")
+    expect(page.locator(".said.assistant p")).to_have_text("I am small.")
+    expect(row(page, "small")).to_contain_text("ready")
+    expect(page.locator("#announced")).to_contain_text("small: ready.")
+    page.locator("#model").select_option("broken")
+    say(page)
+    expect(page.locator("#notes")).to_contain_text("ended with status 3")
+    expect(row(page, "broken").locator(".failure")).to_have_text("It ended with status 3 while it started.")
+    expect(row(page, "broken")).to_contain_text("failed")
+    expect(page.locator("#models-note")).to_have_text("1 stopped, 1 ready, 1 failed")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440, 1920])
+def test_models_are_accessible(several: str, pages: Pages, scheme: Any, width: int) -> None:
+    page = pages.open(several, color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.locator("#model").select_option("broken")
+    say(page)
+    expect(row(page, "broken")).to_contain_text("failed")
+    accessible(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": width, "height": 300})
+    expect(page.locator("#models-sheet")).to_have_attribute("tabindex", "0")  # its rows are moved by keys
+    accessible(page)
+
+
+LOOK = {
+    "name": "a",
+    "names": ["b-*"],
+    "kind": "generate",
+    "is_read": True,
+    "state": "ready",
+    "changed_at": 40.0,
+    "reason": "",
+    "running": 1,
+    "waiting": 2,
+    "servers": [{"address": "gpu1:8000", "is_up": True}, {"address": "gpu2:8000", "is_up": False}],
+    "is_child": False,
+    "pid": None,
+    "memory_bytes": None,
+    "input_tokens": 1_000,
+    "cached_tokens": 750,
+    "output_tokens": 0,
+}
+
+
+def look(at: float, since: float, **changes: Any) -> dict[str, Any]:
+    return {"at": at, "since": since, "data": [LOOK | changes]}
+
+
+def test_models_are_looked_at_while_the_page_is_seen(running: Running, pages: Pages) -> None:
+    looks = iter(
+        [
+            look(at=100.0, since=1.0),
+            look(at=102.0, since=1.0, output_tokens=50),
+            look(at=113.0, since=1.0, output_tokens=60),
+            look(at=3_700.0, since=3_000.0, is_child=True, pid=7),
+            None,
+            look(at=3_702.0, since=3_000.0, memory_bytes=3 * 2**29, output_tokens=3),
+        ]
+    )
+    asked = list[str]()
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url)
+        told = next(looks)
+        route.fulfill(json=told) if told else route.abort()
+
+    def prepare(page: Page) -> None:
+        page.clock.install(time=0)
+        page.clock.pause_at(1_000)
+        page.route("**/live/models", answer)
+
+    def cells() -> list[str]:
+        return [text.strip() for text in page.locator("#models-rows td:visible").all_inner_texts()]
+
+    def look_again(rate: str) -> None:
+        page.clock.run_for(2_000)
+        expect(page.locator("[data-title='Tokens/s']")).to_have_text(rate)
+
+    page = pages.open(running, prepare=prepare)
+    expect(page.locator("[data-title='Tokens/s']")).to_have_text("–")
+    assert cells() == ["ready for 1 min", "gpu1:8000, gpu2:8000 (down)", "1", "2", "–", "75 %"]
+    look_again("25")
+    look_again("–")  # the earlier looks are too old
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    page.clock.run_for(60_000)
+    assert len(asked) == 3
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("[data-title='Runs on']")).to_have_text("process 7")
+    assert cells()[0] == "ready for 1 h"
+    page.clock.run_for(2_000)
+    expect(page.locator("#models-note")).to_have_text("The server cannot be reached.")
+    look_again("1.5")
+    expect(page.locator("#models-note")).to_have_text("")
+    assert cells()[-1] == "1.5 GiB"
