@@ -196,6 +196,7 @@ _SEALED = re.compile(r"[\w+/=-]{80,}")
 _SECONDS = re.compile(r"\b1[7-9]\d{8}(?:\.\d+)?\b")
 _INSTANT = re.compile(r"\b20\d\d-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)")
 _SINCE = re.compile(r'("(?:at|seconds|duration)": ?)\d+(?:\.\d+)?(?:e-\d+)?')
+_COUNTED = re.compile(r'("tokens_(?:read|cached|written)": ?)\d+')
 
 
 @dataclass
@@ -209,7 +210,7 @@ class Names:
         """Return a text of the server with stable names."""
         text = _ID.sub(lambda found: self._name(found[0], found[1]), text)
         text = _SEALED.sub(lambda found: self._name(found[0], "sealed_"), text)
-        text = _SINCE.sub(r"\g<1>0.5", text)
+        text = _COUNTED.sub(r"\g<1>100", _SINCE.sub(r"\g<1>0.5", text))
         return _INSTANT.sub("2027-01-15T08:00:00Z", _SECONDS.sub("1800000000", text))
 
     def _name(self, drawn: str, prefix: str) -> str:

@@ -140,13 +140,13 @@ MODEL_STATES: tuple[ModelState, ...] = get_args(ModelState)
 
 
 class ModelStatus(Struct, frozen=True, kw_only=True):
-    """What a server of several models knows of one of them, for its operator."""
+    """The status of one of several models, for the operator."""
 
     name: str
     names: tuple[str, ...]
     """Its other names for clients, patterns among them."""
     kind: str
-    """What it does; its answers are passed on unread unless it is among the ``models`` of `SeveralEngines`."""
+    """The kind of its work, such as ``generate``."""
     state: ModelState
     changed_at: float | None
     """The time of the change to its state; None if nobody has looked."""

@@ -28,7 +28,8 @@ async function loadModels() {
       $("models").textContent = needsKey ? "It needs an API key." : await refusal(answer);
       return;
     }
-    const names = (await answer.json()).data.map(model => model.id);
+    const { data } = await answer.json();
+    const names = data.filter(({ kind }) => ["generate", "any"].includes(kind)).map(({ id }) => id);
     $("models").textContent = `It serves ${names.slice(0, 5).join(", ")}${names.length > 5 ? `, and ${names.length - 5} more` : ""}.`;
     $("names").replaceChildren(...names.map(value => h("option", { value })));
     $("model").value ||= names[0];

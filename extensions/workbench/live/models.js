@@ -38,7 +38,7 @@ class ModelRow {
   }
 
   draw(model, at, canChoose, isChosen) {
-    const { names, kind, is_read: isRead, state, changed_at: changedAt, input_tokens: input, cached_tokens: cached, memory_bytes: memory } = model;
+    const { names, kind, is_read: isRead, state, changed_at: changedAt, tokens_read: read, tokens_cached: cached, memory_bytes: memory } = model;
     const shown = canChoose && isRead ? this.button : this.plain;
     if (this.head.firstChild !== shown) this.head.firstChild.replaceWith(shown);
     this.button.setAttribute("aria-pressed", String(isChosen));
@@ -50,9 +50,9 @@ class ModelRow {
     put(this.cells["Runs on"], placeOf(model));
     put(this.cells.Running, String(model.running));
     put(this.cells.Waiting, String(model.waiting));
-    const rate = isRead ? this.rate(at, model.output_tokens) : null;
+    const rate = isRead ? this.rate(at, model.tokens_written) : null;
     put(this.cells["Tokens/s"], rate === null ? "–" : rateOf(rate));
-    put(this.cells.Cached, isRead && input ? `${Math.floor((100 * cached) / input)} %` : "–");
+    put(this.cells.Cached, isRead && read ? `${Math.floor((100 * cached) / read)} %` : "–");
     put(this.cells.Memory, memory === null ? "–" : sizeOf(memory));
   }
 
@@ -116,7 +116,7 @@ class Models {
     return [...states].map(([state, count]) => `${count} ${state}`).join(", ");
   }
 
-  take({ at, since, data }) {
+  take({ now: at, since, data }) {
     this.tell(data);
     if (since !== this.since) this.rows.forEach((row) => (row.samples = []));
     Object.assign(this, { at, since, known: data });

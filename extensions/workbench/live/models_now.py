@@ -48,7 +48,7 @@ class ModelNow(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     """The responses and requests that use it."""
     waiting: int
-    """Those that wait for it."""
+    """The responses and requests that wait for it."""
     servers: tuple[ServerNow, ...]
     """Its servers; none if it runs in this process."""
     is_child: bool
@@ -56,17 +56,17 @@ class ModelNow(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     memory_bytes: int | None
     """The resident memory of that process and of those that it has started, if it is known."""
-    input_tokens: int
+    tokens_read: int
     """The tokens of its prompts since ``since``, also of responses that run."""
-    cached_tokens: int
-    """Those of them that its engine had in its prefix cache."""
-    output_tokens: int
+    tokens_cached: int
+    """The part of them that its engine had in its prefix cache."""
+    tokens_written: int
 
 
 class ModelsNow(msgspec.Struct, frozen=True):
     """The models of this server."""
 
-    at: float
+    now: float
     """The time of this answer."""
     since: float
     """The time since which this process counts tokens."""
@@ -139,9 +139,9 @@ class _Seen:
             is_child=status.is_child,
             pid=status.pid,
             memory_bytes=memory,
-            input_tokens=self.tokens[name, READ],
-            cached_tokens=self.tokens[name, CACHED],
-            output_tokens=self.tokens[name, WRITTEN],
+            tokens_read=self.tokens[name, READ],
+            tokens_cached=self.tokens[name, CACHED],
+            tokens_written=self.tokens[name, WRITTEN],
         )
 
     def _aliases(self, name: str) -> Iterator[str]:

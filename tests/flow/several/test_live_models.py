@@ -30,8 +30,8 @@ async def seen(server: ApiClient) -> dict[str, Json]:
     async with server.client.get(f"{server.url}/live/models", headers=bearer()) as answer:
         assert answer.status == 200, await answer.text()
         told = await answer.json()
-    assert told["since"] <= told["at"]
-    assert all(each["changed_at"] is None or each["changed_at"] <= told["at"] for each in told["data"])
+    assert told["since"] <= told["now"]
+    assert all(each["changed_at"] is None or each["changed_at"] <= told["now"] for each in told["data"])
     return {each["name"]: each for each in told["data"]}
 
 
@@ -81,15 +81,15 @@ async def test_model_is_seen_at_work(served: SeveralServer) -> None:
     engine = served.engines["big"]
     engine.hold(3)
     async with served.open_stream({"model": "sql"}) as stream:
-        written = before["output_tokens"]
-        during = (await seen_when(served, lambda models: models["big"]["output_tokens"] > written))["big"]
+        written = before["tokens_written"]
+        during = (await seen_when(served, lambda models: models["big"]["tokens_written"] > written))["big"]
         assert has(during, state="ready", running=1, waiting=0, reason="")
-        assert during["input_tokens"] - before["input_tokens"] == len(engine.prompts[0].token_ids)
+        assert during["tokens_read"] - before["tokens_read"] == len(engine.prompts[0].token_ids)
         engine.say_all()
         ended = sse_frames(await stream.rest())[-1]
     usage = json.loads(ended.partition(b"data: ")[2])["response"]["usage"]
     after = await seen(served)
-    told = [after["big"][kind] - before[kind] for kind in ("input_tokens", "cached_tokens", "output_tokens")]
+    told = [after["big"][kind] - before[kind] for kind in ("tokens_read", "tokens_cached", "tokens_written")]
     assert told == [
         usage["input_tokens"],
         usage["input_tokens_details"]["cached_tokens"],
@@ -103,7 +103,7 @@ async def test_process_of_a_model_is_seen_with_its_memory(served: SeveralServer)
     status, _ = await passed(served, "embedder")
     assert status == 200
     model = (await seen(served))["vectors"]
-    assert has(model, state="ready", running=0, waiting=0, output_tokens=0)
+    assert has(model, state="ready", running=0, waiting=0, tokens_written=0)
     assert model["memory_bytes"] > 2**20
     assert memory_of(model["pid"])
     assert [server["address"].startswith("127.0.0.1:") for server in model["servers"]] == [True]
@@ -158,7 +158,7 @@ async def test_only_model_is_seen(tmp_path: Path) -> None:
             await answer.read()
         engine.is_alive = False
         (after,) = (await seen(server)).values()
-    assert after["output_tokens"] - before["output_tokens"] == len(engine.script.token_ids)
+    assert after["tokens_written"] - before["tokens_written"] == len(engine.script.token_ids)
     assert has(after, state="failed", reason="none of its engines answers")
 
 

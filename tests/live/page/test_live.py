@@ -622,25 +622,25 @@ LOOK = {
     "is_child": False,
     "pid": None,
     "memory_bytes": None,
-    "input_tokens": 1_000,
-    "cached_tokens": 750,
-    "output_tokens": 0,
+    "tokens_read": 1_000,
+    "tokens_cached": 750,
+    "tokens_written": 0,
 }
 
 
-def look(at: float, since: float, **changes: Any) -> dict[str, Any]:
-    return {"at": at, "since": since, "data": [LOOK | changes]}
+def look(now: float, since: float, **changes: Any) -> dict[str, Any]:
+    return {"now": now, "since": since, "data": [LOOK | changes]}
 
 
 def test_models_are_looked_at_while_the_page_is_seen(running: Running, pages: Pages) -> None:
     looks = iter(
         [
-            look(at=100.0, since=1.0),
-            look(at=102.0, since=1.0, output_tokens=50),
-            look(at=113.0, since=1.0, output_tokens=60),
-            look(at=3_700.0, since=3_000.0, is_child=True, pid=7),
+            look(now=100.0, since=1.0),
+            look(now=102.0, since=1.0, tokens_written=50),
+            look(now=113.0, since=1.0, tokens_written=60),
+            look(now=3_700.0, since=3_000.0, is_child=True, pid=7),
             None,
-            look(at=3_702.0, since=3_000.0, memory_bytes=3 * 2**29, output_tokens=3),
+            look(now=3_702.0, since=3_000.0, memory_bytes=3 * 2**29, tokens_written=3),
         ]
     )
     asked = list[str]()
