@@ -149,7 +149,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     """The kind of its work, such as ``generate``."""
     state: ModelState
     changed_at: float | None
-    """The time of the change to its state; None if nobody has looked."""
+    """The time of the change to its state; None if that is not known."""
     reason: str
     """Why it has failed, as the rest of a sentence; empty if its latest start has not."""
     leases: int

@@ -28,7 +28,7 @@ class ServerNow(msgspec.Struct, frozen=True):
 
     address: str
     is_up: bool | None
-    """None if nobody has looked."""
+    """None if that is not known."""
 
 
 class ModelNow(msgspec.Struct, frozen=True, kw_only=True):
