@@ -20,7 +20,7 @@ from penstock.services.engines.engine import Backend, ModelState, ModelStatus, S
 from penstock.services.engines.vllm_http import VllmHttpEngine
 
 READ, CACHED, WRITTEN = "input", "cached_input", "output"
-"""The kinds of tokens that are told, as `metrics.TOKENS` names them."""
+"""The types of tokens that are counted, as `metrics.TOKENS` names them."""
 
 
 class ServerNow(msgspec.Struct, frozen=True):
