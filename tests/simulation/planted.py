@@ -192,7 +192,7 @@ class Planted(NamedTuple):
 PLANTED = {
     "lost-ids": Planted(lost_ids, ("ask", "strike"), 0),
     "further-readers": Planted(further_readers, ("ask", "read", "strike", "doom"), 3),
-    "early-cancels": Planted(early_cancels, ("ask", "cancel", "strike"), 8),
+    "early-cancels": Planted(early_cancels, ("ask", "cancel", "strike"), 7),
     "other-owners": Planted(other_owners, ("ask", "snoop"), 6),
     "double-ends": Planted(double_ends, ("ask", "cancel"), 2),
     "locked-conversations": Planted(locked_conversations, ("talk",), 0),
