@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.extensions.models.catalogue import Catalogue, Model, Names
 from penstock.extensions.models.life import OnDemand
@@ -19,9 +20,14 @@ ANY_TOKEN = 2**31
 
 @dataclass(frozen=True)
 class Closed:
-    """The engine of a model that is not open now: what is known of it."""
+    """The engine of a model that is not open now: what is known of it.
+
+    It claims all that an engine may be able to do: the stage ``generate`` of its model checks prompts once it is open.
+    """
 
     model: Model
+    scores_prompts: Literal[True] = True
+    scores_tokens: Literal[True] = True
 
     @property
     def models(self) -> tuple[str, ...]:
