@@ -14,8 +14,10 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.extensions.workbench.live.memory import memory_of
+from penstock.pipeline.urls import host_of
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import ApiClient, Json, sse_frames
+from tests.support.fake_vllm import FakeVllm, engine_over
 from tests.support.live_server import KEY, bearer, live_server
 from tests.support.processes import PATIENCE
 from tests.support.scripted_model import MODEL
@@ -160,6 +162,20 @@ async def test_only_model_is_seen(tmp_path: Path) -> None:
         (after,) = (await seen(server)).values()
     assert after["tokens_written"] - before["tokens_written"] == len(engine.script.token_ids)
     assert has(after, state="failed", reason="none of its engines answers")
+
+
+async def test_servers_of_a_model_are_seen_up_and_down(tmp_path: Path) -> None:
+    """The addresses of one model, and of one of several once it is open."""
+    up, down = FakeVllm(), FakeVllm()
+    expected = [{"address": host_of(each.url), "is_up": each is up} for each in (up, down)]
+    table: Json = {"engine": [up.url, down.url]}
+    async with engine_over(up, down) as engine, live_server(engine, tmp_path) as server:
+        down.is_well = False
+        await seen_when(server, lambda models: [each["servers"] for each in models.values()] == [expected])
+        async with several_models(tmp_path, {}, {"far": table}, operator_key=SecretStr(KEY)) as served:
+            assert [each["is_up"] for each in (await seen(served))["far"]["servers"]] == [None, None]
+            await served.post({"input": "Hi", "model": "far"})
+            await seen_when(served, lambda models: has(models["far"], servers=expected, state="ready"))
 
 
 def test_memory_of_a_process_is_that_of_all_that_it_has_started() -> None:

@@ -164,7 +164,10 @@ def without(name: str) -> Any:
 @pytest.mark.parametrize(
     ("engine", "problem"),
     [
-        (without("models"), "Mine.models is missing: give it as an attribute or a property, of type collections.abc.Sequence[str]"),
+        (
+            without("models"),
+            "Mine.models is missing: give it as an attribute or a property, of type collections.abc.Sequence[str]",
+        ),
         (changed(models=()), "Mine.models is (): it must not be empty or 0"),
         (changed(models="mine"), "Mine.models is 'mine': Expected `array`, got `str`"),
         (changed(vocabulary_size=None), "Mine.vocabulary_size is None: Expected `int`, got `null`"),
