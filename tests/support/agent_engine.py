@@ -1,11 +1,11 @@
 """An engine that does what the last message of the user says, for coding agents: ``--engine``.
 
 A line ``call NAME JSON`` of the message is a call of the function NAME, or of the server's tool ``browser.search``, and
-``say TEXT`` the answer.  The lines are
-carried out one by one, each in a turn of its own once the call before it has its result; without a line that is left,
-the answer is `DONE`.  The engine thinks before each.  ``refuse TEXT`` refuses the prompt as a full engine does, the
-first time.  A message that asks for a ``<summary>`` gets the lines that are left.  Cached tokens are those of an
-engine that keeps everything.
+``say TEXT`` the answer, in which ``{model}`` is the model and ``{result}`` the last result.  The lines are carried out
+one by one, each in a turn of its own once the call before it has its result; without a line that is left, the answer is
+`DONE`.  The engine thinks before each.  ``refuse TEXT`` refuses the prompt as a full engine does, the first time.  A
+message that asks for a ``<summary>`` gets the lines that are left.  Cached tokens are those of an engine that keeps
+everything.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ORDER = re.compile(r"^(call|say|refuse) (.+?)\s*$", re.MULTILINE)
 _RESULT = re.compile(r"<\|start\|>\S+ to=assistant.*?<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 
 
-def turn(prompt: str) -> str | EngineOverloaded:
-    """Return the turn of the model after a prompt, or why there is none."""
+def turn(prompt: str, model: str) -> str | EngineOverloaded:
+    """Return the turn of a model after a prompt, or why there is none."""
     orders, results, asks_for_summary = list[tuple[str, str]](), list[str](), False
     for message in _MESSAGE.finditer(prompt):
         if found := _ORDER.findall(message[1]):
@@ -49,7 +49,7 @@ def turn(prompt: str) -> str | EngineOverloaded:
     if kind == "refuse":
         return EngineOverloaded(words)
     if kind == "say":
-        words = words.replace("{result}", results[-1] if results else "")
+        words = words.replace("{model}", model).replace("{result}", results[-1] if results else "")
         return f"{thought}<|channel|>final<|message|>{words}<|return|>"
     name, _, arguments = words.partition(" ")
     if name.startswith("browser."):
@@ -68,15 +68,15 @@ def _blocks(tokens: Sequence[int]) -> Iterator[int]:
 class AgentEngine(ScriptedEngine):
     """Carry out the lines of each prompt."""
 
-    def __init__(self, context_length: int) -> None:
-        super().__init__(context_length=context_length, models=("agent",))
+    def __init__(self, model: str) -> None:
+        super().__init__(context_length=int(os.environ.get("AGENT_CONTEXT", "131072")), models=(model,))
         self._kept = set[int]()
         self._refused = set[str]()
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         encoding = load_encoding()
-        text = turn(encoding.decode(prompt.token_ids))
+        text = turn(encoding.decode(prompt.token_ids), self.models[0])
         self.script = Script(encoding.encode_markup(text)) if isinstance(text, str) else self._refusing(text)
         async with super().open(prompt) as frames:
             yield self._counted(prompt, frames)
@@ -99,4 +99,14 @@ class AgentEngine(ScriptedEngine):
 
 def engine(_: Settings) -> AgentEngine:
     """Return an engine whose context has as many tokens as the variable ``AGENT_CONTEXT`` says."""
-    return AgentEngine(int(os.environ.get("AGENT_CONTEXT", "131072")))
+    return AgentEngine("agent")
+
+
+def large(_: Settings) -> AgentEngine:
+    """Return the engine of the model ``large`` of a server of several."""
+    return AgentEngine("large")
+
+
+def small(_: Settings) -> AgentEngine:
+    """Return the engine of its model ``small``."""
+    return AgentEngine("small")

@@ -7,6 +7,7 @@ import asyncio
 import shlex
 import signal
 import sys
+from pathlib import Path
 
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.fake_vllm import FakeVllm, running_fakes
@@ -25,12 +26,15 @@ async def main() -> None:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--endless", action="store_true", help="say it again and again")
+    parser.add_argument("--waits-for", type=Path, help="listen only once this file is there")
     options = parser.parse_args()
     markup = f"<|channel|>final<|message|>{options.text}" + ("" if options.endless else "<|return|>")
     tokens = load_encoding().encode_markup(markup)
     server = FakeVllm(tokens, endless=options.endless, latency=0.01 if options.endless else 0.0, port=options.port)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    while options.waits_for and not options.waits_for.exists():
+        await asyncio.sleep(0.02)
     async with running_fakes(server):
         await ended.wait()
 

@@ -26,6 +26,8 @@ Json = dict[str, Any]
 KEY = "sk-agents-0123456789"
 MODEL = "agent"
 
+ENGINES = ROOT / "tests/support/agent_engine.py"
+
 DONE = "All of it is done."
 """The answer to a message that asks for nothing, as in `agent_engine`."""
 
@@ -38,11 +40,15 @@ class AgentServer:
     log: Path
     recorded: Path
 
-    def turns(self, count: int) -> list[tuple[list[int], list[int]]]:
-        """Return the tokens of each prompt and of its answer, in the order of the requests, at least ``count``."""
+    def turns(self, count: int, model: str = "") -> list[tuple[list[int], list[int]]]:
+        """Return the tokens of each prompt and of its answer, in the order of the requests, at least ``count``.
+
+        With a ``model``, those of this one of several alone.
+        """
         deadline = time.monotonic() + PATIENCE
         while True:  # the server writes its recordings a little later
-            folders = [[_lines(folder / f"{name}.jsonl") for name in ("prompt", "tokens")] for folder in self._folders]
+            found = self.folders(model)
+            folders = [[_lines(folder / f"{name}.jsonl") for name in ("prompt", "tokens")] for folder in found]
             if len(folders) >= count and all(
                 lines and lines[-1]["type"] == "End" for folder in folders for lines in folder
             ):
@@ -52,9 +58,14 @@ class AgentServer:
         folders.sort(key=lambda folder: str(folder[0][0]["recorded_at"]))
         return [(_tokens(prompt), _tokens(answer)) for prompt, answer in folders]
 
-    @property
-    def _folders(self) -> list[Path]:
-        return [prompt.parent for prompt in self.recorded.glob("*/prompt.jsonl")]
+    def folders(self, model: str) -> list[Path]:
+        """Return the recordings of a model, or of all without one."""
+        found = [prompt.parent for prompt in self.recorded.glob("*/prompt.jsonl")]
+        return [each for each in found if not model or _model_of(each / "request.json") == model]
+
+
+def _model_of(request: Path) -> str:
+    return str(json.loads(request.read_text())["model"])
 
 
 def _lines(file: Path) -> list[Json]:
@@ -67,14 +78,20 @@ def _tokens(lines: Sequence[Json]) -> list[int]:
 
 
 @contextmanager
-def agent_server(penstock: str, folder: Path, *options: str, window: int = 131_072) -> Iterator[AgentServer]:
-    """Run a server with a key, whose model does what the user says, for the length of the block."""
+def agent_server(
+    penstock: str, folder: Path, *options: str, window: int = 131_072, models: Sequence[str] = ()
+) -> Iterator[AgentServer]:
+    """Run a server with a key, whose model does what the user says, or all of its ``models``, for a block."""
     url, log, recorded = f"http://127.0.0.1:{free_port()}", folder / "serve.log", folder / "recorded"
-    engine = f"{ROOT / 'tests/support/agent_engine.py'}:engine"
-    command = [penstock, "serve", f"--engine={engine}", "--store=none", "--no-sandbox", f"--record={recorded}"]
-    command += ["--model-alias=claude-*=agent", f"--port={url.rpartition(':')[2]}", *options]
+    command = [penstock, "serve", "--store=none", "--no-sandbox", f"--record={recorded}"]
+    if models:
+        tables = (f'[models.{name}]\nengine = ["{ENGINES}:{name}"]\n' for name in models)
+        (folder / "penstock.toml").write_text("\n".join(tables))
+    else:
+        command += [f"--engine={ENGINES}:engine", "--model-alias=claude-*=agent"]
+    command += [f"--port={url.rpartition(':')[2]}", *options]
     variables = {"AGENT_CONTEXT": str(window), "PENSTOCK_API_KEYS": KEY}
-    with running_process(command, f"{url}/health", log, variables):
+    with running_process(command, f"{url}/health", log, variables, folder):
         yield AgentServer(url, log, recorded)
 
 
@@ -102,6 +119,7 @@ class Launched:
     url: str
     model: str = MODEL
     key: str = KEY
+    small: str = ""
 
     @property
     def project(self) -> Path:
@@ -110,6 +128,7 @@ class Launched:
     def run(self, *arguments: str, prompt: str = "", model: str = "", url: str = "") -> Ended:
         """Start the agent with ``arguments``, and write ``prompt`` to its input."""
         options = ["--url", url or self.url, "--model", model or self.model]
+        options += ["--small-model", self.small] if self.small else []
         return self.execute([self.penstock, "launch", self.name, *options, "--", *arguments], prompt)
 
     def printed(self, *arguments: str) -> str:

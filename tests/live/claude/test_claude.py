@@ -122,6 +122,33 @@ def test_session_is_compacted_and_goes_on(penstock: str, claude: Launched, tmp_p
     assert (result["result"], (claude.project / "done.txt").read_text()) == ("Ready.", "done")
 
 
+def test_agents_of_the_small_tier_ask_the_small_model(penstock: str, claude: Launched, tmp_path: Path) -> None:
+    """Each model reads its own turns token by token, with its thoughts."""
+    write = call("Bash", command="printf small > small.txt", description="Write")
+    task = call(
+        "Agent",
+        description="Write",
+        prompt=f"{write}\nsay I am {{model}}.",
+        subagent_type="general-purpose",
+        model="haiku",
+        run_in_background=False,
+    )
+    orders = (
+        call("Bash", command="printf large > large.txt", description="Write"),
+        task,
+        "say {model} heard: {result}",
+    )
+    with agent_server(penstock, tmp_path, models=("large", "small")) as server:
+        result = asked(replace(claude, url=server.url, model="large", small="small"), "\n".join(orders))
+        turns = {name: server.turns(steps, name) for name, steps in (("large", 3), ("small", 2))}
+    assert result["result"].startswith("large heard: ")
+    assert "I am small." in result["result"]
+    assert {*result["modelUsage"]} == {*turns}
+    assert [(claude.project / f"{name}.txt").read_text() for name in turns] == [*turns]
+    for each in turns.values():
+        check_extensions(each)
+
+
 def test_prompt_that_fits_no_context_ends_the_request(claude: Launched, server: Server) -> None:
     """Claude Code counts by characters, and the server by tokens: each may be the one that refuses."""
     tiny = replace(claude, url=server.url, model="tiny-gpt-oss")

@@ -12,6 +12,8 @@ from collections.abc import Generator
 import openai
 import pytest
 
+from tests.support.starting import Starting, starting_server
+
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing LiteLLM fetches prices from the network
 
 
@@ -19,3 +21,9 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing LiteL
 def client(url: str) -> Generator[openai.OpenAI, None, None]:
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def starting(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Starting, None, None]:
+    with starting_server(penstock, tmp_path_factory.mktemp("starting")) as server:
+        yield server

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.client_server import CODEX_EXEC, Codex, Server
-from tests.support.launched_agents import AgentServer, Launched, is_need
+from tests.support.launched_agents import AgentServer, Launched, agent_server, common, is_need
 
 Json = dict[str, Any]
 
@@ -131,6 +132,19 @@ def test_prompt_is_as_long_as_the_page_says(agent: Launched, agents: AgentServer
     assert answers(events) == ["Hello."]
     prompt = events[-1]["usage"]["input_tokens"]
     assert is_need("Codex", "codex", prompt), prompt
+
+
+def test_session_goes_on_with_another_model(penstock: str, agent: Launched, tmp_path: Path) -> None:
+    """It reads the texts of the first, which then finds its own tokens again."""
+    with agent_server(penstock, tmp_path, models=("large", "small")) as server:
+        session = replace(agent, url=server.url)
+        for model, arguments in (("large", ()), ("small", ("resume", "--last")), ("large", ("resume", "--last"))):
+            events = session.run(*CODEX_EXEC, *arguments, "say It is {model}.", model=model).lines
+            assert answers(events) == [f"It is {model}."]
+    # Codex prepares its sockets by requests for no answer.
+    [first, third] = [prompt for prompt, answer in server.turns(2, "large") if len(answer) > 1]
+    assert common(first, third) == len(first)
+    assert any("It is large." in (each / "conversation.jsonl").read_text() for each in server.folders("small"))
 
 
 @pytest.mark.long
