@@ -37,6 +37,8 @@ class Served:
     """True if the server runs web searches."""
     small: str = ""
     """The model for small tasks, such as titles; empty for the same one."""
+    others: tuple[Served, ...] = ()
+    """The other models of the server, for an agent in which the user may choose one."""
 
     @property
     def output(self) -> int:
@@ -107,7 +109,7 @@ def claude(served: Served) -> Start:
 
 
 def codex(served: Served) -> Start:
-    """Start Codex with options instead of a ``config.toml``, and a catalog that describes the model to it."""
+    """Start Codex with options instead of a ``config.toml``, and a catalog that describes the models to it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     catalog = cache / "penstock" / f"codex-{served.model.replace('/', '-')}.json"
     provider = "model_providers.penstock"
@@ -129,7 +131,9 @@ def codex(served: Served) -> Start:
     return Start(
         {CLIENT_KEY: served.key} if served.key else {},
         arguments=tuple(part for value in values for part in ("-c", value)),
-        files={catalog: json.dumps({"models": [codex_model(served)]}, indent=2) + "\n"},
+        files={
+            catalog: json.dumps({"models": [codex_model(each) for each in (served, *served.others)]}, indent=2) + "\n"
+        },
     )
 
 

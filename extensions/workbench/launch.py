@@ -42,6 +42,7 @@ class _Model(msgspec.Struct):
     input_modalities: tuple[str, ...] = ("text",)
     tools: tuple[str, ...] = ()
     state: str = "ready"
+    kind: str = "generate"
 
     def at(self, url: str, key: str, name: str) -> Served:
         """Return the model as an agent has to know it."""
@@ -133,15 +134,19 @@ def _served(url: str, key: str, name: str | None) -> Served:
     models = _asked(url, key, _Models).data
     if name is None:
         model, *others = models
+        name = model.id
         if others:
             names = in_words([other.id for other in others])
-            print(f"penstock: {model.id!r} is used; --model takes another: {names}", file=sys.stderr)
-        return _loaded(model, url, key).at(url, key, model.id)
-    try:
-        return _loaded(_asked(url, key, _Model, f"/{quote(name)}"), url, key).at(url, key, name)
-    except _NotFound:
-        instead = served_instead(name, [model.id for model in models])
-        raise CannotRun(f"the server at {url} serves {instead}") from None
+            print(f"penstock: {name!r} is used; --model takes another: {names}", file=sys.stderr)
+    else:
+        try:
+            model = _asked(url, key, _Model, f"/{quote(name)}")
+        except _NotFound:
+            instead = served_instead(name, [model.id for model in models])
+            raise CannotRun(f"the server at {url} serves {instead}") from None
+    writing = (each for each in models if each.kind == "generate" and each.id != name)
+    served = _loaded(model, url, key).at(url, key, name)
+    return replace(served, others=tuple(each.at(url, key, each.id) for each in writing))
 
 
 def _loaded(model: _Model, url: str, key: str) -> _Model:

@@ -264,3 +264,9 @@ def test_small_tasks_get_a_model_of_their_own(several: str, home: Path) -> None:
     assert {*config["provider"]["penstock"]["models"]} == {"large", "small"}
     refused = launch(home, "codex", *arguments)
     assert (refused.status, refused.err) == (2, "penstock: --small-model: Codex uses one model for all of its tasks\n")
+
+
+def test_codex_knows_all_models(several: str, home: Path) -> None:
+    report(launch(home, "codex", "--url", several, "--model", "small"))
+    [catalog] = (home / ".cache" / "penstock").iterdir()
+    assert [model["slug"] for model in json.loads(catalog.read_text())["models"]] == ["small", "large"]

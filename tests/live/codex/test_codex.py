@@ -137,10 +137,12 @@ def test_prompt_is_as_long_as_the_page_says(agent: Launched, agents: AgentServer
 def test_session_goes_on_with_another_model(penstock: str, agent: Launched, tmp_path: Path) -> None:
     """It reads the texts of the first, which then finds its own tokens again."""
     with agent_server(penstock, tmp_path, models=("large", "small")) as server:
-        session = replace(agent, url=server.url)
-        for model, arguments in (("large", ()), ("small", ("resume", "--last")), ("large", ("resume", "--last"))):
-            events = session.run(*CODEX_EXEC, *arguments, "say It is {model}.", model=model).lines
+        session = replace(agent, url=server.url, model="large")
+        resumed = ("resume", "--last", "-m")
+        for model, arguments in (("large", ()), ("small", (*resumed, "small")), ("large", (*resumed, "large"))):
+            events = session.run(*CODEX_EXEC, *arguments, "say It is {model}.").lines
             assert answers(events) == [f"It is {model}."]
+            assert "metadata" not in json.dumps(events)
     # Codex prepares its sockets by requests for no answer.
     [first, third] = [prompt for prompt, answer in server.turns(2, "large") if len(answer) > 1]
     assert common(first, third) == len(first)
