@@ -75,8 +75,8 @@ class ManyEngines:
 
     @property
     def is_alive(self) -> bool:
-        """True if any model can answer, or could be started."""
-        return any(self._of(model).is_alive for model in self.catalogue.all.values())
+        """True if any model can answer, or can be opened: one that has failed is tried again."""
+        return any(model.engine is None or model.engine.is_alive for model in self.catalogue.all.values())
 
     def of(self, model: str) -> Backend:
         """Return the engine of a model, or what is known of it if it is not open."""
