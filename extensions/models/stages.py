@@ -167,6 +167,7 @@ class ConverseWith(Converse):
                         if has_begun or asked is None:
                             raise
                         logger.warning("Model %s answers in place of %s: %s", other, asked.facts.model, error)
+                        self.models.release(response_id)
                         asked = _for_model(asked, other or "", answers=True)
             finally:
                 self.models.release(response_id)
