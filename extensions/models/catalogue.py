@@ -46,7 +46,7 @@ class Life(Protocol):
         ...
 
     async def retire(self) -> None:
-        """Refuse requests from now on, and close when no lease is held."""
+        """Close when no request waits, and no lease is held."""
         ...
 
     async def close(self) -> None:

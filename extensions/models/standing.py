@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import Context
 from typing import Generic, TypeVar
 
 from penstock.extensions.models.life import FIRST_PAUSE, LONGEST_PAUSE, Lease, measure_change
@@ -53,6 +54,7 @@ class Standing(Generic[T]):
             self._begin()
         assert self._value is not None
         self.waiting += 1
+        self._look_at_use()
         try:
             async with asyncio.timeout(wait):
                 value = await asyncio.shield(self._value)  # others wait for it, too
@@ -60,21 +62,29 @@ class Standing(Generic[T]):
             raise ModelUnavailable(self.name, "it is starting") from None
         finally:
             self.waiting -= 1
+            self._look_at_use()
         self.running += 1
-        self._unused.clear()
+        self._look_at_use()
         return Lease(value, self._release)
 
     def _release(self) -> None:
         self.running -= 1
-        if not self.running:
+        self._look_at_use()
+
+    def _look_at_use(self) -> None:
+        if self.running or self.waiting:
+            self._unused.clear()
+        else:
             self._unused.set()
 
     def _begin(self) -> None:
         loop = asyncio.get_running_loop()
         if (pause := self._pause_ends - loop.time()) > 0:
             raise ModelUnavailable(self.name, self.reason, pause)
-        self._value = loop.create_future()
-        self._task = asyncio.create_task(self._stay(self._value))
+        self._value = given = loop.create_future()
+        # its engine lives longer than the response for which it is opened, and logs nothing in its name
+        self._task = asyncio.create_task(self._stay(given), context=Context())
+        self._task.add_done_callback(lambda _: _refuse(given, ServerStopping()))  # if none has a reason yet
 
     async def _stay(self, given: asyncio.Future[T]) -> None:
         """Open the model, and keep it open until it is closed."""
@@ -85,9 +95,6 @@ class Standing(Generic[T]):
                 self.reason, self._failures = "", 0
                 given.set_result(value)
                 await self._closing.wait()
-        except asyncio.CancelledError:
-            given.cancel()
-            raise
         except (StageError, CannotStart) as error:
             logger.error("Model %s cannot be used: %s", self.name, error)  # noqa: TRY400 - the error says all
             self._fail(given, type(error).__name__)
@@ -103,18 +110,15 @@ class Standing(Generic[T]):
         self._failures += 1
         self._pause_ends = asyncio.get_running_loop().time() + pause
         self._turn("failed")
-        if not given.done():
-            given.set_exception(ModelUnavailable(self.name, self.reason, pause))
-            given.exception()  # those that waited may have left
+        _refuse(given, ModelUnavailable(self.name, self.reason, pause))
 
     def _turn(self, state: ModelState) -> None:
         measure_change(self.name, self.state, self.changed_at, state)
         self.state, self.changed_at = state, time.time()
 
     async def retire(self) -> None:
-        """Refuse requests from now on, and close when no lease is held."""
-        self._closing.set() if not self.running else None
-        while self.running:
+        """Close when no request waits, and no lease is held."""
+        while self.running or self.waiting:
             await self._unused.wait()
         await self.close()
 
@@ -127,3 +131,10 @@ class Standing(Generic[T]):
             with suppress(asyncio.CancelledError):
                 await self._task
         self._turn("stopped")
+
+
+def _refuse(given: asyncio.Future[T], error: StageError) -> None:
+    """Refuse those that wait for a value, unless they have it or an error already."""
+    if not given.done():
+        given.set_exception(error)
+        given.exception()  # those that waited may have left
