@@ -236,12 +236,15 @@ class Passing:
     async def _first_answer(
         self, request: web.Request, given: NamedBody, targets: Iterable[Target], leases: AsyncExitStack
     ) -> ClientResponse:
-        """Return the answer of the first of several models that can answer."""
+        """Return the answer of the first of several models that can answer; ``leases`` then has its lease alone."""
         failed: StageError | None = None
         for one in targets:
             try:
-                urls = await leases.enter_async_context(one.servers())
-                return await self._answer_of(request, given, one, urls)
+                async with AsyncExitStack() as lease:
+                    urls = await lease.enter_async_context(one.servers())
+                    answer = await self._answer_of(request, given, one, urls)
+                    leases.push_async_exit(lease.pop_all())
+                    return answer
             except (ModelUnavailable, UpstreamFailed) as error:
                 failed = error
         assert failed is not None

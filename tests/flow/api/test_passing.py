@@ -785,6 +785,21 @@ async def test_model_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert "ended with status 3" in answer["error"]["message"]
 
 
+async def test_stand_in_answers_without_a_lease_of_the_other_model(tmp_path: Path) -> None:
+    other = Upstream(names=("small",))
+    async with other.serving():
+        models = {
+            "big": {"kind": "embed", "command": f"{MODEL} --die {EMBEDDINGS}", "instead": "small"},
+            "small": {"kind": "embed", "engine": [other.url]},
+        }
+        settings = settings_of(models, store=str(tmp_path / "store.sqlite3"), sandbox=False)
+        async with served_by(settings) as (served, started):
+            assert isinstance(started.scheduler.engine, ManyEngines)
+            life = started.scheduler.engine.catalogue.all["big"].life
+            other.answer = always(lambda: web.json_response({"leases": life.running}))
+            assert await served.post({"model": "big", "input": "Hi"}, EMBEDDINGS) == (200, {"leases": 0})
+
+
 async def test_models_change_while_the_server_runs(tmp_path: Path) -> None:
     other = Upstream(names=("later",))
     async with other.serving(), commanded(tmp_path, MODEL) as (served, started):
