@@ -159,6 +159,11 @@ class Catalogue:
             raise ModelAway(repr(name))
         return model
 
+    def of_response(self, facts: RequestFacts) -> Model:
+        """Return the model of a request: the one that its response holds, also if that is no longer served."""
+        held = (model for model, _ in self._leases.get(facts.response_id, ()) if facts.model in model.names)
+        return next(held, None) or self.of(facts.model)
+
     async def traits_of(self, name: str) -> ModelTraits:
         """Return the traits of a model, which is loaded if it has never been; or those of the one that stands in."""
         model = self.of(name)
@@ -174,7 +179,7 @@ class Catalogue:
 
     async def stage(self, facts: RequestFacts, name: str) -> Stage[Any, Any]:
         """Return a stage of the turns of the model that a request is for, which is loaded if it has never been."""
-        model = self.of(facts.model)
+        model = self.of_response(facts)
         if not model.turn:
             self._let_go(facts.response_id, model)
             (await model.life.acquire(model.wait)).release()
@@ -182,7 +187,7 @@ class Catalogue:
 
     async def held(self, facts: RequestFacts) -> Model:
         """Return the model of a request, which its response holds from now on to its end."""
-        model = self.of(facts.model)
+        model = self.of_response(facts)
         leases = self._leases[facts.response_id]
         if not any(held is model and _is_of(lease, model) for held, lease in leases):
             self._let_go(facts.response_id, model)

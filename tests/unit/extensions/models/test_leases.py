@@ -28,6 +28,9 @@ class Life:
         self._place.add(self._name)
         return Lease(self, lambda: self._place.discard(self._name))
 
+    async def retire(self) -> None:
+        """Go on: a test ends before its leases do."""
+
 
 def model(name: str, place: set[str], *groups: str) -> Model:
     made = Model(name, ModelTable(command="sh", groups=list(groups)), Settings())
@@ -84,3 +87,16 @@ async def test_a_response_lets_go_of_a_process_that_has_ended_under_it() -> None
     large.life.acquire = acquire_again  # type: ignore[method-assign]
     await models.held(request("large"))
     assert gpu_at_start == [set()]
+
+
+@pytest.mark.parametrize("served", [(), ("large",)])
+async def test_a_response_keeps_its_model_though_the_name_is_removed_or_gets_another(served: tuple[str, ...]) -> None:
+    first, second = set[str](), set[str]()
+    large = model("large", first)
+    models = catalogue(large)
+    await models.held(request("large"))
+    models.take({name: model(name, second) for name in served}, {})
+    assert await models.held(request("large")) is large
+    assert (first, second) == ({"large"}, set())
+    models.release("resp_1")
+    assert not first
