@@ -14,7 +14,7 @@ from penstock.api.settings.model_settings import ModelTable
 from penstock.extensions.models.catalogue import Catalogue
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
-from penstock.pipeline.errors import EngineDead, EngineOverloaded, ModelUnavailable
+from penstock.pipeline.errors import EngineDead, EngineOverloaded, InvalidRequest, ModelUnavailable, StageError
 from penstock.pipeline.frames import ConversedFrame, ParsedFrame, Prompt, ResolvedRequest, TokenFrame, with_facts
 from penstock.pipeline.halfway import handed_over
 from penstock.services.engines.engine import Engine, TextBackend
@@ -41,7 +41,7 @@ class SummarizeBy:
     async def __call__(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ResolvedRequest, None]:
         """Yield one request for each."""
         async for request in source:
-            other = self.models.of(request.facts.model).table.summaries if request.facts.purpose.summarizes else None
+            other = self.models.of_response(request.facts).table.summaries if request.facts.purpose.summarizes else None
             writing = [_for_model(request, other) if other else request]
             stage = await self.models.stage(writing[0].facts, "summarize")
             async with aclosing(stage(handed_over(writing))) as asked:
@@ -141,7 +141,7 @@ class ConverseWith(Converse):
     """The stage ``converse`` over several models; another one answers for a model that is full or down.
 
     The other model is the ``instead`` of its table.  It answers only if no frame has been yielded, and under its own
-    name.
+    name.  A client learns nothing of a stand-in that cannot take its request: it gets the error of the model it asked.
     """
 
     models: Catalogue = field(kw_only=True)
@@ -151,6 +151,7 @@ class ConverseWith(Converse):
         async for request in source:
             response_id = request.facts.response_id
             asked: ResolvedRequest | None = request
+            failed: StageError | None = None
             del request  # it may be long, and the response may take long
             try:
                 while asked is not None:
@@ -168,7 +169,11 @@ class ConverseWith(Converse):
                             raise
                         logger.warning("Model %s answers in place of %s: %s", other, asked.facts.model, error)
                         self.models.release(response_id)
-                        asked = _for_model(asked, other or "", answers=True)
+                        asked, failed = _for_model(asked, other or "", answers=True), error
+                    except InvalidRequest as error:
+                        if has_begun or failed is None:
+                            raise
+                        raise failed from error
             finally:
                 self.models.release(response_id)
 

@@ -96,3 +96,13 @@ async def test_a_stand_in_answers_without_a_lease_of_the_other_model(tmp_path: P
             engines["small"].say_all()
             await stream.rest()
         await wait_until(lambda: not leases_of(served))
+
+
+async def test_a_client_learns_nothing_of_a_stand_in_that_cannot_take_its_request(tmp_path: Path) -> None:
+    full = EngineOverloaded("full")
+    engines = {"big": says("I am big.", refusal=full), "small": says("I am small.", context_length=400)}
+    async with several_models(tmp_path, engines, {"big": {"instead": "small"}}) as served:
+        status, answer = await served.post({"input": "word " * 600, "model": "big"})
+        assert (status, answer["error"]["message"]) == (503, "full")
+        assert await served.says("big") == "I am small."
+        assert not leases_of(served)
