@@ -141,7 +141,7 @@ class ConverseWith(Converse):
     """The stage ``converse`` over several models; another one answers for a model that is full or down.
 
     The other model is the ``instead`` of its table.  It answers only if no frame has been yielded, and under its own
-    name.  A client learns nothing of a stand-in that cannot take its request: it gets the error of the model it asked.
+    name.  If it cannot take the request, the client gets the error of the first model.
     """
 
     models: Catalogue = field(kw_only=True)
