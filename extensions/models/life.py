@@ -96,7 +96,8 @@ class OnDemand(Generic[T]):
 
     ``opened`` is entered when the process is up, and left before it ends; it stays open while the process sleeps.  If
     the process ends under leases, ``opened`` is left when they are released, or after `LEAVE_TIMEOUT`.
-    ``cut_off`` is called if a model of a higher priority ends it under leases.
+    ``cut_off`` is called if a model of a higher priority ends it under leases.  It is also a group of its own: after a
+    change of its settings it waits for the end of its former process.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class OnDemand(Generic[T]):
         self._grace = grace
         self._groups = groups
         self._turns = groups.turns
-        self._member = groups.turns.join(name, spec.groups, spec.priority)
+        self._member = groups.turns.join(name, (*spec.groups, f"[models.{name}]"), spec.priority)
         groups.join(self._member, Owner(start=self._notice, give_up=self._notice, open=self._serve))
         self._port = Port()
         self._child: Child | None = None

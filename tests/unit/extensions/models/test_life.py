@@ -278,6 +278,20 @@ async def test_a_retired_model_serves_those_that_wait(scene: Scene, tmp_path: Pa
     assert model.state == "stopped"
 
 
+async def test_a_changed_model_starts_once_its_former_process_has_ended(scene: Scene) -> None:
+    former, changed = scene.model(options="--note-end"), scene.model(options="--note-end")
+    lease = await former.acquire(None)
+    retiring = asyncio.create_task(former.retire())
+    waiting = asyncio.create_task(changed.acquire(None))
+    for _ in range(20):  # more turns of the loop than a start needs
+        await asyncio.sleep(0)
+    assert (changed.waiting, changed.state) == (1, "stopped")
+    lease.release()
+    (await waiting).release()
+    await retiring
+    assert scene.events == ["start", "end", "start"]
+
+
 async def test_a_model_that_cannot_be_opened_fails_and_is_tried_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
