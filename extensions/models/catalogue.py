@@ -133,10 +133,11 @@ class Catalogue:
         self.retry_seconds = 1.0
         """Seconds before retrying a turn that an engine had no room for."""
         self._leases: dict[str, list[tuple[Model, Lease[RunningEngine | None]]]] = defaultdict(list)
-        self._retiring: set[asyncio.Task[None]] = set()
+        self.retiring: dict[Model, asyncio.Task[None]] = {}
+        """Models that are no longer served, and go on for the responses that they run."""
 
     def take(self, models: Mapping[str, Model], aliases: Mapping[str, str]) -> None:
-        """Serve these models from now on; those that are no longer among them go on for the responses that they run."""
+        """Serve these models from now on; those that are no longer among them retire."""
         gone = [model for name, model in self.all.items() if models.get(name) is not model]
         self.all = dict(models)
         generating = [model for model in models.values() if model.generates]
@@ -144,9 +145,13 @@ class Catalogue:
         self.aliases.clear()
         self.aliases.update({pattern: name for pattern, name in aliases.items() if name in self.names})
         for model in gone:
-            task = asyncio.create_task(model.life.retire())
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self.retiring[model] = asyncio.create_task(self._retire(model))
+
+    async def _retire(self, model: Model) -> None:
+        try:
+            await model.life.retire()
+        finally:
+            del self.retiring[model]
 
     def turns_begin(self, runs: RunRegistry, retry_seconds: float) -> None:
         """Know the runs of the server, for the turns of the models."""
@@ -212,7 +217,7 @@ class Catalogue:
 
     async def close(self) -> None:
         """End all models."""
-        await asyncio.gather(*(model.life.close() for model in self.all.values()), *self._retiring)
+        await asyncio.gather(*(model.life.close() for model in self.all.values()), *self.retiring.values())
 
 
 def _is_of(lease: Lease[RunningEngine | None], model: Model) -> bool:

@@ -108,7 +108,8 @@ class ManyEngines:
 
     @property
     def _open(self) -> list[Engine]:
-        return [model.engine for model in self.catalogue.all.values() if model.engine]
+        models = (*self.catalogue.all.values(), *self.catalogue.retiring)
+        return [model.engine for model in models if model.engine]
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:

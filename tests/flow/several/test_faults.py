@@ -106,3 +106,14 @@ async def test_a_client_learns_nothing_of_a_stand_in_that_cannot_take_its_reques
         assert (status, answer["error"]["message"]) == (503, "full")
         assert await served.says("big") == "I am small."
         assert not leases_of(served)
+
+
+async def test_a_server_that_stops_ends_the_responses_of_removed_models_as_all_others(tmp_path: Path) -> None:
+    async with several_models(tmp_path, {"big": says("I am big."), "small": says("I am small.")}) as served:
+        served.engines["big"].hold(1)
+        async with served.open_stream({"model": "big"}) as stream:
+            await wait_until(lambda: served.engines["big"].running)
+            models = catalogue_of(served)
+            models.take({"small": models.all["small"]}, {})
+            await served.scheduler.drain(0)
+            assert b"The server is stopping." in await stream.rest()
