@@ -58,12 +58,18 @@ class House:
     def __init__(self, settings: Settings, here: RunningEngine | None) -> None:
         self.catalogue = Catalogue()
         self._here = here
+        self._own = settings.in_this_process
         self._groups = Groups()
         self._tasks: set[asyncio.Task[None]] = set()
         self.take(settings)
 
     def take(self, settings: Settings) -> None:
-        """Serve the models of these settings from now on; those whose settings are as they were go on."""
+        """Serve the models of these settings from now on; those whose settings are as they were go on.
+
+        Raises `CannotStart` for another model of vLLM in this process than the one that it has loaded.
+        """
+        if settings.in_this_process not in (None, self._own):
+            raise CannotStart("only a restart changes the model that vLLM runs in this process")
         self._groups.resize(settings.model_groups)
         models = dict[str, Model]()
         for name, table in settings.models.items():
