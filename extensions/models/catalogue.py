@@ -200,13 +200,13 @@ class Catalogue:
         return model
 
     def _let_go(self, response_id: str, model: Model) -> None:
-        """Let go of what a model may wait for: others of its groups, and its process that has ended under a response.
+        """Let go of what a model may wait for: those that share places, and its own process that has ended.
 
-        A response that held one of them would wait for itself.
+        Else a response would wait for itself, or two responses for each other.
         """
-        leases, groups = self._leases.get(response_id, []), set(model.table.groups)
+        leases = self._leases.get(response_id, [])
         for held, lease in [*leases]:
-            if held is model or groups.intersection(held.table.groups):
+            if held is model or (held.table.groups and model.table.groups):
                 leases.remove((held, lease))
                 lease.release()
 

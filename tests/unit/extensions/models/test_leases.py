@@ -100,3 +100,14 @@ async def test_a_response_keeps_its_model_though_the_name_is_removed_or_gets_ano
     assert (first, second) == ({"large"}, set())
     models.release("resp_1")
     assert not first
+
+
+async def test_a_response_that_waits_holds_no_model_that_others_wait_for() -> None:
+    """Each of two responses holds a model, and needs that of the other, which gives no more leases."""
+    one, two = set[str](), set[str]()
+    models = catalogue(model("one", one, "gpu0"), model("two", two, "gpu1"), model("other", two, "gpu1"))
+    await models.held(request("one"))
+    two.add("other")
+    with pytest.raises(ModelUnavailable):
+        await models.held(request("two"))
+    assert not one
