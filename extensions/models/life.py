@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import Generic, Literal, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import aiohttp
 
@@ -18,12 +18,11 @@ from penstock.pipeline import metrics
 from penstock.pipeline.errors import ModelUnavailable, ServerStopping
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.logs import duration
+from penstock.services.engines.engine import ModelState
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-State = Literal["stopped", "starting", "ready", "asleep", "stopping", "failed"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds between a start that has failed and the next one: the first ones, which double, and the most."""
@@ -71,10 +70,33 @@ class _Given(Generic[T]):
         self.none_left.set()
 
 
-def measure_change(model: str, before: State, since: float, state: State) -> None:
+def measure_change(model: str, before: ModelState, since: float, state: ModelState) -> None:
     """Note in the metrics how long a model took to start or to stop, if that has ended: the time was ``since`` then."""
     if before in ("starting", "stopping") and state != before:
         metrics.MODEL_CHANGE_SECONDS.labels(model, before, state).observe(max(0.0, time.time() - since))
+
+
+class Pause:
+    """The pause between a start that has failed and the next one, which doubles as long as they fail."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+        self._next = FIRST_PAUSE
+
+    @property
+    def left(self) -> float:
+        """The seconds until a model may start; none or less if it may."""
+        return self._ends - asyncio.get_running_loop().time()
+
+    def begin(self) -> float:
+        """Begin the pause after a start that has failed, and return its seconds."""
+        seconds, self._next = self._next, min(2 * self._next, LONGEST_PAUSE)
+        self._ends = asyncio.get_running_loop().time() + seconds
+        return seconds
+
+    def reset(self) -> None:
+        """Note that a start has not failed."""
+        self._next = FIRST_PAUSE
 
 
 class Lease(Generic[T]):
@@ -112,7 +134,7 @@ class OnDemand(Generic[T]):
     ) -> None:
         self.name = name
         self.spec = spec
-        self.state: State = "stopped"
+        self.state: ModelState = "stopped"
         self.reason = ""
         """Why it has failed, in words for clients; empty if the latest start has not."""
         self.changed_at = time.time()
@@ -133,9 +155,7 @@ class OnDemand(Generic[T]):
         """Set when the task is to look at what it waits for."""
         self._bound: asyncio.Timeout | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._failures = 0
-        """The starts that have failed, since the last one that has not."""
-        self._pause_ends = 0.0
+        self._pause = Pause()
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._has_left = False
@@ -169,8 +189,7 @@ class OnDemand(Generic[T]):
             raise ServerStopping
         if self._member.is_open:
             return self._lease()
-        pause = self._pause_ends - asyncio.get_running_loop().time()
-        if pause > 0:
+        if (pause := self._pause.left) > 0:
             raise ModelUnavailable(self.name, self.reason, pause)
         waiter: asyncio.Future[Lease[T]] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -359,7 +378,8 @@ class OnDemand(Generic[T]):
         except TimeoutError:
             self._raise_end(" while it started")
             raise _Failed(f"it did not start within {duration(self.spec.start_timeout)}") from None
-        self.reason, self._failures = "", 0
+        self.reason = ""
+        self._pause.reset()
 
     async def _answers(self, path: str, most: int) -> None:
         """Wait until the process answers at a path with a status of at most ``most``."""
@@ -447,12 +467,10 @@ class OnDemand(Generic[T]):
             logger.warning("%s: %s", self.name, line)
         self._turn("failed")
         if self._given is None:
-            pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
-            self._failures += 1
-            self._pause_ends = asyncio.get_running_loop().time() + pause
+            pause = self._pause.begin()
             self._fail_waiters(lambda: ModelUnavailable(self.name, reason, pause))
 
-    def _turn(self, state: State) -> None:
+    def _turn(self, state: ModelState) -> None:
         if state != self.state:
             logger.info("Model %s is %s", self.name, state)
             measure_change(self.name, self.state, self.changed_at, state)

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context
 from typing import Generic, TypeVar
 
-from penstock.extensions.models.life import FIRST_PAUSE, LONGEST_PAUSE, Lease, measure_change
+from penstock.extensions.models.life import Lease, Pause, measure_change
 from penstock.pipeline.errors import CannotStart, ModelUnavailable, ServerStopping, StageError
 from penstock.pipeline.foreign_errors import named_error
 from penstock.services.engines.engine import ModelState
@@ -40,8 +40,7 @@ class Standing(Generic[T]):
         self._unused = asyncio.Event()
         self._unused.set()
         self._task: asyncio.Task[None] | None = None
-        self._failures = 0
-        self._pause_ends = 0.0
+        self._pause = Pause()
 
     async def acquire(self, wait: float | None) -> Lease[T]:
         """Return a lease as soon as the model is open.
@@ -78,10 +77,9 @@ class Standing(Generic[T]):
             self._unused.set()
 
     def _begin(self) -> None:
-        loop = asyncio.get_running_loop()
-        if (pause := self._pause_ends - loop.time()) > 0:
+        if (pause := self._pause.left) > 0:
             raise ModelUnavailable(self.name, self.reason, pause)
-        self._value = given = loop.create_future()
+        self._value = given = asyncio.get_running_loop().create_future()
         # its engine lives longer than the response for which it is opened, and logs nothing in its name
         self._task = asyncio.create_task(self._stay(given), context=Context())
         self._task.add_done_callback(lambda _: _refuse(given, ServerStopping()))  # if none has a reason yet
@@ -92,7 +90,8 @@ class Standing(Generic[T]):
         try:
             async with self._opened() as value:
                 self._turn("ready")
-                self.reason, self._failures = "", 0
+                self.reason = ""
+                self._pause.reset()
                 given.set_result(value)
                 await self._closing.wait()
         except (StageError, CannotStart) as error:
@@ -106,11 +105,8 @@ class Standing(Generic[T]):
 
     def _fail(self, given: asyncio.Future[T], error: str) -> None:
         self.reason = f"it cannot be used ({error})"
-        pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
-        self._failures += 1
-        self._pause_ends = asyncio.get_running_loop().time() + pause
         self._turn("failed")
-        _refuse(given, ModelUnavailable(self.name, self.reason, pause))
+        _refuse(given, ModelUnavailable(self.name, self.reason, self._pause.begin()))
 
     def _turn(self, state: ModelState) -> None:
         measure_change(self.name, self.state, self.changed_at, state)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.extensions.models import standing
+from penstock.extensions.models import life
 from penstock.pipeline.errors import CannotStart, EngineOverloaded
 from penstock.pipeline.logs import current_response
 from tests.support import several
@@ -48,7 +48,7 @@ def hold_open(served: SeveralServer, name: str) -> asyncio.Event:
 async def test_the_only_model_is_opened_again_after_it_could_not_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standing, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(life, "FIRST_PAUSE", 0.0)
     async with several_models(tmp_path, {"big": says("I am big.")}) as served:
         make = several.MADE["big"]
 
