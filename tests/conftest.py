@@ -14,7 +14,7 @@ from penstock.services.tools import USUAL_LIMITS
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from tests.support.examples import fix_examples
 
-pytest_plugins = ["tests.support.clock", "tests.support.stores"]
+pytest_plugins = ["tests.support.clock", "tests.support.on_demand", "tests.support.stores"]
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:

@@ -28,7 +28,7 @@ CHAT = f"{EXAMPLES / 'chat_endpoint.py'}:engine"
 BY_PROGRAM = frozenset(
     {
         *("host", "port", "frontends", "max_body_bytes", "drain_timeout", "peer_url", "metrics_port", "print_pipeline"),
-        "exit_with_engine",
+        *("exit_with_engine", "model_file", "model_groups"),
         "live",
         *("verbose", "log_level", "log_format", "engine_arguments", "api_key_file", "stale_after", "unserved_after"),
     }
@@ -36,12 +36,12 @@ BY_PROGRAM = frozenset(
 """Settings that the commands and the program around the pipeline read, or that other settings are made of."""
 
 ELSEWHERE_USED: dict[Answering, frozenset[str]] = {
-    Answering.OVER_HTTP: frozenset({"engine_wait"}),
-    Answering.OWN: frozenset({"engine_wait", "engine_key"}),
+    Answering.OVER_HTTP: frozenset({"engine_wait", "model"}),
+    Answering.OWN: frozenset({"engine_wait", "engine_key", "tool_strict_level"}),
     Answering.TEXTS: frozenset({"engine_key"}),
     Answering.RECORDINGS: frozenset({"sandbox"}),
 }
-"""Settings that a full engine reads, or an engine of the operator's own, and one that only takes away."""
+"""Settings that a request reads, a full engine, or an engine of the operator's own, and one that only takes away."""
 
 
 class Watched(Settings):

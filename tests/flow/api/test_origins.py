@@ -78,7 +78,7 @@ async def test_body_that_needs_no_preflight_is_refused(allowing: ScriptedServer,
 
 
 async def test_body_to_an_unknown_url_gets_the_sentence_about_the_api(allowing: ScriptedServer) -> None:
-    async with allowing.client.post(f"{allowing.url}/v1/audio/speech", data="{}") as answer:
+    async with allowing.client.post(f"{allowing.url}/v1/elsewhere", data="{}") as answer:
         error = (await answer.json())["error"]
     assert (answer.status, error["code"]) == (404, "unknown_url")
     assert "GET /openapi.json" in error["message"]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +299,7 @@ async def test_redacted_recording_has_no_text(tmp_path: Path) -> None:
     }
     logprob = TokenLogprob(-0.5, tuple((token, -1.0) for token in load_encoding().encode(f" {CANARY}")))
     engine = ScriptedEngine(Script(load_encoding().encode_markup(TALKATIVE), logprobs=[logprob]))
-    without = {"redact": partial(WithoutTexts, harmony_words)}
+    without = {"redact": lambda _: WithoutTexts(harmony_words)}
     async with server.recording_server(engine, tmp_path / "r", recorder=without) as served:
         seen = await served.stream(body)
     assert CANARY.encode() in seen

@@ -1,1 +1,0 @@
-pytest_plugins = ["tests.support.on_demand"]
