@@ -89,7 +89,8 @@ class Port:
     """A free port of this machine, kept for as long as this object is not closed.
 
     The port stays bound here, without listening, and the process binds it beside: on Linux both may, as both set
-    SO_REUSEADDR.  No other program gets the port meanwhile.  Elsewhere it is only chosen.
+    SO_REUSEADDR, or SO_REUSEPORT as llama.cpp does.  No other program gets the port meanwhile.  Elsewhere it is only
+    chosen.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,8 @@ class Port:
             with suppress(OSError):
                 self._socket.bind((_HOST, self.number))
                 break
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, 1)
         if sys.platform != "linux":
             self._socket.close()
 
