@@ -118,8 +118,7 @@ class OnDemand(Generic[T]):
 
     ``opened`` is entered when the process is up, and left before it ends; it stays open while the process sleeps.  If
     the process ends under leases, ``opened`` is left when they are released, or after `LEAVE_TIMEOUT`.
-    ``cut_off`` is called if a model of a higher priority ends it under leases.  It is also a group of its own: after a
-    change of its settings it waits for the end of its former process.
+    A model is also a group of its own: after a change of its settings it waits for the end of its former process.
     """
 
     def __init__(
@@ -129,7 +128,6 @@ class OnDemand(Generic[T]):
         groups: Groups,
         opened: Callable[[str], AbstractAsyncContextManager[T]],
         *,
-        cut_off: Callable[[], None] = lambda: None,
         grace: float = GRACE,
     ) -> None:
         self.name = name
@@ -140,7 +138,6 @@ class OnDemand(Generic[T]):
         self.changed_at = time.time()
         """The time of the change to the state."""
         self._opened = opened
-        self._cut_off = cut_off
         self._grace = grace
         self._groups = groups
         self._turns = groups.turns
@@ -419,7 +416,6 @@ class OnDemand(Generic[T]):
         if self.running and self._given is not None:
             if reason is None:
                 logger.warning("Model %s ends under its responses, as another one has a higher priority", self.name)
-                self._cut_off()
             await self._child.end()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_TIMEOUT):

@@ -26,7 +26,6 @@ class Scene:
         self.groups = Groups()
         self.opened: list[str] = []
         """What was opened and left."""
-        self.cut_off: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = AsyncExitStack()
 
@@ -39,7 +38,6 @@ class Scene:
             ChildSpec(command, **spec),
             self.groups,
             opens,
-            cut_off=lambda: self.cut_off.append(name),
             grace=grace,
         )
         self.tasks[name] = asyncio.create_task(model.run())
