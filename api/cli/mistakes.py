@@ -16,7 +16,17 @@ from penstock.api.settings.from_vllm import instead_of
 from penstock.api.settings.model_settings import WRONG_MODELS
 from penstock.api.settings.options import options
 from penstock.api.settings.settings import OF_VLLM, Settings
-from penstock.api.settings.sources import FILE, PREFIX, flags, keys, locations, option_name, unknown_option, variable
+from penstock.api.settings.sources import (
+    FILE,
+    MODELS,
+    PREFIX,
+    flags,
+    keys,
+    locations,
+    option_name,
+    unknown_option,
+    variable,
+)
 from penstock.pipeline.logs import nearest
 from penstock.services.engines.vllm import WrongOption, option_names
 
@@ -136,6 +146,9 @@ def _mistake(error: ErrorDetails, arguments: Sequence[str]) -> str:
     key = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         return _unknown(key)
+    if key == "model" and isinstance(error["input"], dict):
+        name = next(iter(error["input"]), "NAME")
+        return f"{location(key, arguments)}: it is the name of one model: a table of several is [{MODELS}.{name}]"
     return f"{location(key, arguments)}: {_expected(key, error)}"
 
 

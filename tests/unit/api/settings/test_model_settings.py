@@ -170,6 +170,11 @@ C = '[models.c]\ncommand = "sh"\n'
         (f'{A}kind = "talk"\n', "[models.a] kind (penstock.toml, line 3): Input should be 'generate', 'embed', "
                                 "'score', 'rerank', 'classify', 'pool', 'audio', 'image' or 'any', not 'talk'"),
         (f'{A}tools = ["hammer"]\n', "[models.a] tools (penstock.toml, line 3): 'hammer' is not one of TOOLS and none"),
+        *(
+            (f"{A.replace('models', 'model')}{more}",
+             "model (penstock.toml, line 1): it is the name of one model: a table of several is [models.a]")
+            for more in ("", "[model.b]\n", B)
+        ),
         ("models = 3\n", "models: expected a table for each model, such as [models.big]"),
         ('[models]\nengine = "http://a"\n', "[models.engine] (penstock.toml, line 2): a model is a table, such as "
                                             "[models.big]"),
