@@ -53,6 +53,15 @@ def is_name(pattern: str) -> bool:
     return not {*"*?["} & {*pattern}
 
 
+def covers(pattern: str, other: str) -> bool:
+    """Return True if all names that fit the narrower ``other`` pattern are known to fit the first one, too.
+
+    It is known only of patterns without sets, and of a first one whose only wildcard is ``*``.
+    """
+    is_known = not (is_name(other) or {*"?["} & {*pattern} or "[" in other)
+    return is_known and pattern != other and fnmatchcase(other, pattern)
+
+
 def wrong_name(name: str) -> str:
     """Return why a text is no name for a model; empty if it is one."""
     if not name.strip():

@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,7 +26,7 @@ from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import nearest
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.engines.vllm import option_names
-from penstock.services.model_names import is_name, wrong_name
+from penstock.services.model_names import covers, is_name, wrong_name
 from penstock.stages.normalize.tool_types import named
 
 Kind = Literal["generate", "embed", "score", "rerank", "classify", "pool", "audio", "image", "any"]
@@ -416,6 +417,11 @@ def _wrong_names(tables: Mapping[str, ModelTable], places: Places) -> Iterator[s
                 yield f"{place}: {shortened(other)!r} names two models, or one twice; see {places.of(*owners[other])}"
             else:
                 owners[other] = (name, "names")
+    owned = [(name, pattern) for name, table in tables.items() for pattern in table.names]
+    for (first, wider), (name, pattern) in combinations(owned, 2):
+        if first != name and tables[first].kind == tables[name].kind and covers(wider, pattern):
+            place, other = places.of(name, "names"), places.of(first, "names")
+            yield f"{place}: {pattern!r} is never meant, as {wider!r} stands before it: move it above {other}"
 
 
 def _circles(tables: Mapping[str, ModelTable], places: Places) -> Iterator[str]:

@@ -129,6 +129,9 @@ C = '[models.c]\ncommand = "sh"\n'
         (f'{A}names = ["x-*"]\n{B}names = ["x-*"]\n',
          "[models.b] names (penstock.toml, line 6): 'x-*' names two models, or one twice; see [models.a] names "
          "(penstock.toml, line 3)"),
+        (f'{A}names = ["x-*"]\n{B}names = ["x-1", "x-1-*"]\n',
+         "[models.b] names (penstock.toml, line 6): 'x-1-*' is never meant, as 'x-*' stands before it: move it above "
+         "[models.a] names (penstock.toml, line 3)"),
         (f'{A}names = [""]\n', "[models.a] names (penstock.toml, line 3): the name of a model cannot be empty"),
         (f'{A}names = ["a\\nb"]\n', "[models.a] names (penstock.toml, line 3): 'a\\nb' has characters that cannot be "
                                     "printed"),
@@ -313,6 +316,19 @@ def test_options_of_vllm_are_for_the_model_in_this_process() -> None:
     assert settings.of_model("b").engine_options == ["--seed=1", "--max-model-len=9"]
     assert settings.of_model("a").engine_options == []
     assert not {"vllm", "engine_arguments"} & settings.of_model("a").model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("x-1-*", "x-*"), ("x-?", "x-*"), ("x-[!*]*", "x-*"), ("*a*", "[ab]*"), ("x-*", "x-1")]
+)
+def test_pattern_that_some_name_can_mean_is_kept(first: str, second: str) -> None:
+    models = read(f'{A}names = ["{first}"]\n{B}names = ["{second}"]\n').models
+    assert [table.names for table in models.values()] == [[first], [second]]
+
+
+def test_patterns_of_one_model_or_of_two_kinds_may_overlap() -> None:
+    text = f'{A}names = ["x-*", "x-1-*"]\n{B}kind = "embed"\nnames = ["x-e-*"]\n'
+    assert list(read(text).models) == ["a", "b"]
 
 
 def test_one_model_needs_no_table() -> None:
