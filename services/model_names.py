@@ -33,10 +33,16 @@ def usable_names(served: Sequence[str], aliases: Mapping[str, str], allowed: Col
     if allowed is None:
         return served
     meant = {model for pattern, model in aliases.items() if any(fnmatchcase(pattern, one) for one in allowed)}
+    meant |= meant_by(allowed, served, aliases)
     usable = [name for name in served if name in meant or any(fnmatchcase(name, one) for one in allowed)]
     if not usable:
         raise ModelNotFound("This key may use none of the models of this server.", param="model")
     return usable
+
+
+def meant_by(allowed: Iterable[str], served: Collection[str], aliases: Mapping[str, str]) -> set[str]:
+    """Return the served names that the names of a key stand for, as in a request; its patterns stand for none here."""
+    return {name for one in allowed if is_name(one) and (name := served_name(one, served, aliases)) is not None}
 
 
 def resolved_name(name: str, served: Sequence[str], aliases: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -144,10 +145,12 @@ def unknown_limits(key: ApiKey, tables: Collection[str]) -> str:
 def unknown_models(key: ApiKey, settings: Settings) -> str:
     """Return that a key names a model that is not among several of the settings; empty if it does not.
 
-    The names of a single model are not known yet: its engine gives them.  A pattern may fit none.
+    The names of a single model are not known yet: its engine gives them.  A pattern may fit none.  A name may be one
+    that a pattern of the settings has.
     """
     known = {*settings.models, *settings.aliases, *(name for table in settings.models.values() for name in table.names)}
-    unknown = [name for name in sorted(key.models or ()) if is_name(name) and name not in known]
+    names = filter(is_name, sorted(key.models or ()))
+    unknown = [name for name in names if not any(name == one or fnmatchcase(name, one) for one in known)]
     if not (settings.models and unknown):
         return ""
     return f"models={unknown[0]}, and no model has that name{nearest(unknown[0], sorted(filter(is_name, known)))}"

@@ -17,7 +17,7 @@ from penstock.extensions.models.catalogue import Model
 from penstock.extensions.models.engines import ManyEngines
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.services.model_names import in_words, resolved_name, served_name
+from penstock.services.model_names import in_words, meant_by, resolved_name, served_name
 
 ANY, GENERATE = "any", "generate"
 """The kind of a server that answers all routes, and the kind of a model whose answers penstock reads."""
@@ -147,7 +147,8 @@ class Targets:
 
         The names are patterns; None allows all.  Raises `ModelNotFound` or `InvalidRequest`.
         """
-        usable = {name: target for name, target in self.named.items() if _is_allowed(target, allowed)}
+        meant = meant_by(allowed or (), self.named, _aliases(self.named.values()))
+        usable = {name: target for name, target in self.named.items() if name in meant or _is_allowed(target, allowed)}
         fitting = [name for name, target in usable.items() if target.fits(path)]
         others = self.unnamed if self.unnamed and self.unnamed.fits(path) else None
         if others and not _fits(model or "", allowed):

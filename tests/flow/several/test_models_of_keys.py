@@ -12,7 +12,7 @@ import pytest
 from tests.support.api_clients import Json
 from tests.support.several import SeveralServer, says, several_models
 
-ALL, SMALL = "sk-all-0123456789abcdef", "sk-small-0123456789abcdef"
+ALL, SMALL, OPUS = "sk-all-0123456789abcdef", "sk-small-0123456789abcdef", "sk-opus-0123456789abcdef"
 CHAT = [{"role": "user", "content": "Hi"}]
 TABLES: Json = {
     "big": {"names": ["large", "claude-*"]},
@@ -44,7 +44,7 @@ ANSWERED = DOORS.keys() - {"/v1/embeddings", "/v1/decisions"}
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncGenerator[SeveralServer, None]:
     keys = tmp_path / "keys"
-    keys.write_text(f"{ALL} name=all\n{SMALL} name=small models=small\n")
+    keys.write_text(f"{ALL} name=all\n{SMALL} name=small models=small\n{OPUS} name=opus models=claude-opus\n")
     engines = {name: says(f"I am {name}.") for name in ("big", "small", "vectors")}
     async with several_models(tmp_path, engines, TABLES, api_key_file=keys) as served:
         yield served
@@ -77,6 +77,12 @@ async def test_a_model_of_others_is_an_unknown_one(served: SeveralServer, door: 
 async def test_the_models_of_a_key_are_open(served: SeveralServer, door: str) -> None:
     status, text = await told(served, SMALL, "POST", door, {**DOORS[door], "model": "small"})
     assert status == 200, text
+
+
+async def test_a_key_may_name_what_a_pattern_of_a_model_covers(served: SeveralServer) -> None:
+    status, text = await told(served, OPUS, "POST", "/v1/messages", {**DOORS["/v1/messages"], "model": "claude-opus"})
+    assert status == 200, text
+    assert (await told(served, OPUS, "POST", "/v1/responses", {"input": "Hi", "model": "small"}))[0] == 404
 
 
 async def test_a_key_lists_and_retrieves_its_models(served: SeveralServer) -> None:

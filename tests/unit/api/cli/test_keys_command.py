@@ -153,7 +153,7 @@ names = ["opus", "claude-*"]
 """
 
 
-@pytest.mark.parametrize("models", ["big", "opus,gpt-4o", "claude-*", "no-such-*", "big,x[yz]"])
+@pytest.mark.parametrize("models", ["big", "opus,gpt-4o", "claude-haiku-4-5", "claude-*", "no-such-*", "big,x[yz]"])
 def test_key_has_models_of_the_server(place: Place, keys_command: Callable[..., str], models: str) -> None:
     Path("penstock.toml").write_text(MODELS)
     made = keys_command("make", "alice", *place, "--models", models).strip()

@@ -37,6 +37,7 @@ EVERY = among(CHAT, EMBED, OTHER, RANK, WHISPER)
         (EVERY, None, SPEECH, None, WHISPER),
         (EVERY, None, EMBEDDINGS, {"other"}, OTHER),
         (EVERY, "text-ada", EMBEDDINGS, {"text-*"}, EMBED),
+        (EVERY, "text-ada", EMBEDDINGS, {"text-ada"}, EMBED),
         (among(ALL), "all", SPEECH, None, ALL),
         (among(EMBED, unnamed=UNNAMED), "embed", EMBEDDINGS, None, EMBED),
         (among(EMBED, unnamed=UNNAMED), "any name", EMBEDDINGS, None, UNNAMED),
