@@ -173,7 +173,11 @@ class Checks:
 
     async def webhooks(self) -> str:
         """Look for the addresses of the receivers of webhooks, which have to be public or allowed."""
-        urls = {*(await self._keys).webhooks, *filter(None, [self.settings.webhook])}
+        try:
+            keys = await self._keys
+        except (*UNSTARTABLE, CannotRun) as error:
+            raise NotChecked("row of the keys") from error
+        urls = {*keys.webhooks, *filter(None, [self.settings.webhook])}
         allowed = AllowedNetworks.parse(self.settings.allow_address)
         hosts = sorted({urlsplit(url).hostname or "" for url in urls})
         for host in hosts:

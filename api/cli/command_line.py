@@ -88,6 +88,8 @@ def _warnings(settings: Settings, arguments: Sequence[str]) -> Iterator[str]:
         misplaced = [key for key in settings.vllm if key.replace("_", "-") in ours]
         move = "".join(f"; {key} is a setting of penstock: move it above the table" for key in misplaced)
         yield f"{location('vllm', arguments)}: the table has no effect, as {engine} names another engine{move}"
+    if settings.vllm and settings.models and not settings.in_this_process:
+        yield f"{location('vllm', arguments)}: the table has no effect, as vLLM in this process runs no model"
     if opened_by := settings.opened_by:
         needed = "to have it need a key, set PENSTOCK_API_KEYS or --api-key-file"
         yield f"{location(opened_by, arguments)}: other machines can use this server without a key; {needed}"

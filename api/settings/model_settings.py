@@ -152,7 +152,8 @@ class ModelTable(ChatSettings, ModelEngineSettings, extra="forbid", hide_input_i
             where = "its command" if self.command else "the engine's own server"
             raise ValueError(f"vllm has no effect, as the model does not run in this process: {where} has the options")
         if useless := [] if self.command else [name for name in OF_PROCESS if name in self.model_fields_set]:
-            raise ValueError(f"{useless[0].replace('_', '-')} needs a command: penstock stops only what it has started")
+            names, verb = " and ".join(useless).replace("_", "-"), "needs" if len(useless) == 1 else "need"
+            raise ValueError(f"{names} {verb} a command: penstock stops only what it has started")
         if self.kind != "generate" and (self.is_here or self.engine_factory):
             raise ValueError(f"a model of the kind {self.kind} needs a server: a command, or the URL of an engine")
         return self
@@ -342,7 +343,7 @@ def checked(given: Any, places: Places, known: Collection[str] = ()) -> dict[str
     try:
         tables = _TABLES.validate_python(given)
     except ValidationError as error:
-        raise _wrong(_sentence(each, places, known) for each in error.errors()) from None
+        raise _wrong(_sentence(each, given[each["loc"][0]], places, known) for each in error.errors()) from None
     if mistakes := list(_mistakes(tables, places)):
         raise _wrong(mistakes)
     return tables
@@ -353,7 +354,11 @@ _TABLES = TypeAdapter(dict[str, ModelTable])
 _UNSHOWN = frozenset({"engine_key", "shadow_key"})
 
 
-def _sentence(error: ErrorDetails, places: Places, known: Collection[str]) -> str:
+_HOMES = {"command": "its command", **dict.fromkeys(("engine", "urls"), "the engine's own server")}
+"""The places of options of vLLM, by the key of a table that says where its model runs."""
+
+
+def _sentence(error: ErrorDetails, table: Any, places: Places, known: Collection[str]) -> str:
     name, key = (*map(str, error["loc"]), "")[:2]
     place = places.of(name, key)
     if error["type"] == "extra_forbidden":
@@ -361,7 +366,8 @@ def _sentence(error: ErrorDetails, places: Places, known: Collection[str]) -> st
         if key in known:
             return f"{place}: it is a setting of the server: move it above all tables of {FILE}"
         if f"--{dashed}" in option_names():
-            return f"{place}: it is an option of vLLM's engine: move it into the model's table vllm, or its command"
+            home = next((at for given, at in _HOMES.items() if given in table), "the model's table vllm")
+            return f"{place}: it is an option of vLLM's engine: move it into {home}"
         return f"{place}: there is no such setting{nearest(dashed, _keys_of_table())}"
     if error["type"] in ("model_type", "model_attributes_type"):
         return f"{place}: a model is a table, such as [{MODELS}.big]"

@@ -116,6 +116,9 @@ C = '[models.c]\ncommand = "sh"\n'
              f"[models.a] (penstock.toml, line 1): {key} needs a command: penstock stops only what it has started")
             for key, value in (("idle", 1), ("sleep", 1), ("start-timeout", 1), ("groups", "['x']"), ("priority", 1))
         ),
+        (f"{A}groups = ['x']\nidle = 1\nstart-timeout = 1\n",
+         "[models.a] (penstock.toml, line 1): idle and start-timeout and groups need a command: penstock stops only "
+         "what it has started"),
         (f"{C}sleep = 3\n", "[models.c] sleep (penstock.toml, line 3): Input should be 0, 1 or 2, not '3'"),
         (f'{C}idle = "soon"\n', "[models.c] idle (penstock.toml, line 3): expected a duration, such as 30d, 12h, 5m or "
                                 "90s, not 'soon'"),
@@ -168,8 +171,17 @@ C = '[models.c]\ncommand = "sh"\n'
                                       "you mean engine-wait?)"),
         (f"{A}port = 8001\n", "[models.a] port (penstock.toml, line 3): it is a setting of the server: move it above "
                               "all tables of penstock.toml"),
-        (f"{A}max_model_len = 1\n", "[models.a] max-model-len (penstock.toml, line 3): it is an option of vLLM's "
-                                    "engine: move it into the model's table vllm, or its command"),
+        *(
+            (f"{table}max_model_len = 1\n",
+             f"[models.{name}] max-model-len (penstock.toml, line 3): it is an option of vLLM's engine: move it into "
+             f"{home}")
+            for name, table, home in (
+                ("a", A, "the engine's own server"),
+                ("a", A.replace("engine", "urls"), "the engine's own server"),
+                ("c", C, "its command"),
+                ("d", "[models.d]\nmodel = 'x'\n", "the model's table vllm"),
+            )
+        ),
         (f'{A}kind = "talk"\n', "[models.a] kind (penstock.toml, line 3): Input should be 'generate', 'embed', "
                                 "'score', 'rerank', 'classify', 'pool', 'audio', 'image' or 'any', not 'talk'"),
         (f'{A}tools = ["hammer"]\n', "[models.a] tools (penstock.toml, line 3): 'hammer' is not one of TOOLS and none"),
@@ -329,6 +341,14 @@ def test_pattern_that_some_name_can_mean_is_kept(first: str, second: str) -> Non
 def test_patterns_of_one_model_or_of_two_kinds_may_overlap() -> None:
     text = f'{A}names = ["x-*", "x-1-*"]\n{B}kind = "embed"\nnames = ["x-e-*"]\n'
     assert list(read(text).models) == ["a", "b"]
+
+
+def test_options_of_vllm_without_a_model_in_this_process_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    here = '[models.b]\nmodel = "x"\n'
+    for more, said in ((here, ""), ("", "penstock: vllm (penstock.toml, line 3): the table has no effect, as vLLM in "
+                                        "this process runs no model\n")):  # fmt: skip
+        read(f"{A}[vllm]\nseed = 1\n{more}")
+        assert capsys.readouterr().err == said
 
 
 def test_one_model_needs_no_table() -> None:
