@@ -10,6 +10,7 @@ import aiohttp
 
 from penstock.api.settings import Settings
 from penstock.api.settings.engine_settings import DEFAULT_MODEL
+from penstock.api.settings.model_settings import ModelTable
 from penstock.api.start.assembly import RunningEngine, rehearsed
 from penstock.api.start.backends import loading, model_here, over_http, planned, stages_elsewhere, start
 from penstock.api.start.parts import UNSTARTABLE
@@ -59,11 +60,27 @@ async def _known_of(settings: Settings, name: str) -> str:
         return f"cannot be described: {error}"
 
 
+def bonds(table: ModelTable) -> str:
+    """Name what binds a model to others and to its place, as its table does."""
+    groups = f"; groups {', '.join(table.groups)}" if table.groups else ""
+    idle = f"; idle {table.idle:g} s" if table.idle is not None else ""
+    others = (
+        f"; {key} {value}"
+        for key, value in (("priority", table.priority), ("instead", table.instead), ("summaries", table.summaries))
+        if value
+    )
+    return f"{groups}{idle}{''.join(others)}"
+
+
 async def described(settings: Settings, name: str) -> str:
     """Describe one of several models, as far as that is known without starting it.
 
     Raises one of `UNSTARTABLE` if its files cannot be read, or its engine does not answer.
     """
+    return f"{await _described(settings, name)}{bonds(settings.models[name])}"
+
+
+async def _described(settings: Settings, name: str) -> str:
     table, own = settings.models[name], settings.of_model(name)
     if table.is_here:
         model_here(own)

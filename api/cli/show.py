@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from penstock.api.cli.arguments import PLUGINS, Parser, chosen_stages
+from penstock.api.cli.drawn import bonds
 from penstock.api.settings import Settings
 from penstock.api.settings.model_settings import ModelTable
 from penstock.pipeline.core import Pipeline
@@ -35,7 +36,7 @@ def _described(table: ModelTable) -> str:
     """Describe a model by its table: the command starts no model, and requests nothing of an engine."""
     kind = "" if table.generates else f"{table.kind}, passed on, "
     names = f"; also {', '.join(table.names)}" if table.names else ""
-    return f"{kind}{table.where}{names}"
+    return f"{kind}{table.where}{names}{bonds(table)}"
 
 
 async def _drawn(install: Install, pipeline: Pipeline[Any, Any]) -> str:

@@ -67,12 +67,15 @@ def rows_of_models(capfd: Any, tables: dict[str, Any]) -> tuple[bool, list[str]]
 def test_each_of_several_models_has_a_row(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MADE, "big", lambda: says("Hello."))
     nobody = f"http://127.0.0.1:{free_port()}"
-    tables: dict[str, Any] = {"big": {"engine": [f"{ENGINE}:big"]}, "small": {"command": "sh", "groups": ["gpu"]}}
+    tables: dict[str, Any] = {
+        "big": {"engine": [f"{ENGINE}:big"]},
+        "small": {"command": "sh", "groups": ["gpu"], "priority": 2},
+    }
     all_pass, rows = rows_of_models(capfd, tables)
     assert all_pass
     assert rows == [
         f"ok     model big: speaks Harmony, and runs on {ENGINE}:big",
-        f"ok     model small: is known once it runs, and is started by {shutil.which('sh')}",
+        f"ok     model small: is known once it runs, and is started by {shutil.which('sh')}; groups gpu; priority 2",
     ]
     tables |= {"vectors": {"urls": [nobody], "kind": "embed"}, "local": {"command": "sh", "model": "/nothing"}}
     all_pass, rows = rows_of_models(capfd, tables)

@@ -310,9 +310,9 @@ def test_show_lists_the_models(capsys: pytest.CaptureFixture[str], in_a_file_of_
     Path("penstock.toml").write_text(text)
     show([])
     assert capsys.readouterr().out == (
-        f"{pipeline}\nbig: at http://a:8001; also claude-*, gpt-4o\n"
+        f"{pipeline}\nbig: at http://a:8001; also claude-*, gpt-4o; instead small; summaries small\n"
         "Qwen/Qwen3-0.6B: Qwen/Qwen3-0.6B on vLLM in this process\n"
-        "small: started by sh -c 'serve {port}'\n"
+        "small: started by sh -c 'serve {port}'; groups gpu0; idle 600 s\n"
         "vectors: embed, passed on, at http://b:8001 and http://c:8001\n"
     )
 
