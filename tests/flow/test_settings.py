@@ -243,7 +243,7 @@ def test_page_has_everything_without_effect(pytestconfig: pytest.Config) -> None
 
 
 OF_VLLM = {
-    *("--api-key", "--lora-modules", "--max-logprobs"),
+    *("--api-key", "--enable-sleep-mode", "--gpu-memory-utilization", "--lora-modules", "--max-logprobs"),
     *("--enable-lora", "--generation-config", "--limit-mm-per-prompt", "--max-model-len", "--max-num-queued-reqs"),
     *("--max-num-seqs", "--otlp-traces-endpoint", "--override-generation-config", "--served-model-name"),
     *("--reasoning-config", "--structured-outputs-config", "--tensor-parallel-size"),

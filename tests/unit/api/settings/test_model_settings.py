@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,9 +12,12 @@ from penstock.api.cli.command_line import read_settings
 from penstock.api.cli.sample_config import sample
 from penstock.api.cli.show import main as show
 from penstock.api.settings import Settings
-from penstock.api.settings.model_settings import SHARED, ModelTable
+from penstock.api.settings.model_settings import SHARED, Kind, ModelTable
 from penstock.pipeline.errors import CannotRun
 from penstock.services.model_names import LONGEST_NAME
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "docs/MANY_MODELS.md"
 
 RIGHT = """\
 [models.big]
@@ -372,3 +376,9 @@ def test_each_key_of_a_table_has_a_description() -> None:
     assert [
         name for name, field in ModelTable.model_fields.items() if not field.description and name not in hidden
     ] == []
+
+
+def test_the_page_has_each_key_that_only_a_table_has_and_each_kind() -> None:
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE))
+    assert rows.keys() == {name.replace("_", "-") for name in ModelTable.model_fields if name not in SHARED}
+    assert re.findall(r"`(\w+)`", rows["kind"]) == [*get_args(Kind)]
