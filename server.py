@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import replace
 
 from aiohttp import web
 
@@ -98,7 +97,7 @@ async def _scheduler(
         exporter = tracing.wanted_exporter()
         tools = await closing.enter_async_context(opened_tools(settings, loaded, store))
         started = await closing.enter_async_context(start_engine(settings))
-        backend = replace(started, allowed=loaded.keys.models)
+        backend = started.allowing(loaded.keys.models)
         await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
         runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
         tools, sealer = backend.toolbox or tools, await sealer_of(settings, store)

@@ -25,19 +25,29 @@ def served_name(name: str, served: Collection[str], aliases: Mapping[str, str]) 
     return next(models, None)
 
 
+def is_allowed(name: str, allowed: Collection[str] | None) -> bool:
+    """Return True if one of the ``allowed`` patterns fits a name or an alias, or all are allowed, as None."""
+    return allowed is None or any(fnmatchcase(name, pattern) for pattern in allowed)
+
+
 def usable_names(served: Sequence[str], aliases: Mapping[str, str], allowed: Collection[str] | None) -> Sequence[str]:
+    """Return the served names that a client may use; raise `ModelNotFound` if it may use none (see `allowed_names`)."""
+    usable = allowed_names(served, aliases, allowed)
+    if not usable and allowed is not None:
+        raise ModelNotFound("This key may use none of the models of this server.", param="model")
+    return usable
+
+
+def allowed_names(served: Sequence[str], aliases: Mapping[str, str], allowed: Collection[str] | None) -> Sequence[str]:
     """Return the served names that a client may use whose key allows it these patterns of names and aliases.
 
-    All are usable if ``allowed`` is None.  Raises `ModelNotFound` if none is.
+    All are usable if ``allowed`` is None.
     """
     if allowed is None:
         return served
-    meant = {model for pattern, model in aliases.items() if any(fnmatchcase(pattern, one) for one in allowed)}
+    meant = {model for pattern, model in aliases.items() if is_allowed(pattern, allowed)}
     meant |= meant_by(allowed, served, aliases)
-    usable = [name for name in served if name in meant or any(fnmatchcase(name, one) for one in allowed)]
-    if not usable:
-        raise ModelNotFound("This key may use none of the models of this server.", param="model")
-    return usable
+    return [name for name in served if name in meant or is_allowed(name, allowed)]
 
 
 def meant_by(allowed: Iterable[str], served: Collection[str], aliases: Mapping[str, str]) -> set[str]:

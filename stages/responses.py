@@ -142,9 +142,13 @@ class ModelStages:
         """Return the stages for one of the names that the engine serves: here, all are of one model."""
         return self
 
-    async def traits_of(self, model: str) -> ModelTraits:
-        """Return the traits of the model that the engine serves under a name."""
+    async def traits_of(self, model: str, owner: str) -> ModelTraits:
+        """Return the traits of the model that the engine serves an owner under a name."""
         return self.traits
+
+    def allowing(self, allowed: Callable[[str], Collection[str] | None]) -> ModelStages:
+        """Return the stages with the patterns of the models that an owner may use: they matter if one stands in."""
+        return self
 
     def turn(
         self, engine: Engine | TextBackend, runs: RunRegistry, retry_seconds: float

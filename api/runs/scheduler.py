@@ -153,7 +153,7 @@ class Scheduler:
     in_flight: InFlight = field(default_factory=InFlight)
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names for the engine's models, each with a model."""
-    traits_of: Callable[[str], Awaitable[ModelTraits]] = usual_traits
+    traits_of: Callable[[str, str], Awaitable[ModelTraits]] = usual_traits
     """Gives the traits of a model, by a name that is served, after it has loaded it if that is needed."""
     sees_images: Callable[[str], bool] = lambda _: False
     """Tells if a model reads images, as the list of models says, by a name that is served."""
@@ -209,7 +209,7 @@ class Scheduler:
     async def loaded(self, owner: str, name: str | None) -> Backend:
         """Return the engine of a model that an owner may use, which is loaded if that is needed."""
         served = self.resolved(owner, name)
-        await self.traits_of(served)
+        await self.traits_of(served, owner)
         return engine_of(self.engine, served)
 
     # Starting

@@ -93,6 +93,10 @@ class RunningEngine:
     take: Callable[[Settings], None] | None = None
     """Adds, changes and removes models, so that they are those of the settings; raises `CannotStart` for others."""
 
+    def allowing(self, allowed: Callable[[str], Collection[str] | None]) -> RunningEngine:
+        """Return it with the patterns of the names of models that an owner may use."""
+        return replace(self, allowed=allowed, model=self.model.allowing(allowed))
+
 
 def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
     """Return the MCP servers of the operator, by label."""

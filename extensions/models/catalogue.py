@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
@@ -16,11 +16,12 @@ from penstock.pipeline.core import Stage
 from penstock.pipeline.errors import ModelAway, ModelUnavailable
 from penstock.pipeline.frames import RequestFacts
 from penstock.services.engines.engine import Engine, ModelState
-from penstock.services.model_names import is_name
+from penstock.services.model_names import allowed_names, is_name
 from penstock.services.runs.run import RunRegistry
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
 from penstock.stages.normalize.frames import ModelTraits
+from penstock.stages.normalize.recall import all_models
 from penstock.stages.responses import ModelStages
 
 
@@ -128,6 +129,8 @@ class Catalogue:
         """The models that generate, by all of their names."""
         self.aliases: dict[str, str] = {}
         """Patterns of names, each with the own name of a model that generates."""
+        self.allowed: Callable[[str], Collection[str] | None] = all_models
+        """Gives the patterns of the names of models that an owner may use; None for all."""
         self.runs = RunRegistry(Store(NullDatabase()))
         """The runs of the server, once its pipeline is made."""
         self.retry_seconds = 1.0
@@ -169,16 +172,25 @@ class Catalogue:
         held = (model for model, _ in self._leases.get(facts.response_id, ()) if facts.model in model.names)
         return next(held, None) or self.of(facts.model)
 
-    async def traits_of(self, name: str) -> ModelTraits:
+    def instead(self, model: Model, owner: str) -> str | None:
+        """Return the model that answers an owner in place of another one; None if there is none that it may use."""
+        other = self.all.get(model.table.instead or "")
+        if other is None:
+            return None
+        usable = allowed_names(self.names, self.aliases, self.allowed(owner))
+        return other.name if any(name in usable for name in other.names) else None
+
+    async def traits_of(self, name: str, owner: str) -> ModelTraits:
         """Return the traits of a model, which is loaded if it has never been; or those of the one that stands in."""
         model = self.of(name)
         if model.stages is None:
             try:
                 (await model.life.acquire(model.wait)).release()
             except ModelUnavailable:
-                if model.table.instead is None:
+                other = self.instead(model, owner)
+                if other is None:
                     raise
-                return await self.traits_of(model.table.instead)
+                return await self.traits_of(other, owner)
         assert model.stages is not None
         return model.stages.traits
 

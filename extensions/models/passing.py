@@ -215,12 +215,13 @@ class Passing:
             raise web.HTTPNotFound
         given = await off_loop(read_named, await receive(request), _content_type(request))
         request[MODEL] = given.model or ""
-        target = targets.of(given.model, path, self.scheduler.allowed(request[OWNER]))
+        allowed = self.scheduler.allowed(request[OWNER])
+        target = targets.of(given.model, path, allowed)
         request[MODEL] = given.model or target.name
         async with self.scheduler.admission.responding(request[OWNER]), AsyncExitStack() as leases:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
-                answer = await self._first_answer(request, given, targets.in_turn(target), leases)
+                answer = await self._first_answer(request, given, targets.in_turn(target, allowed), leases)
                 del given
                 async with answer:
                     release(request)

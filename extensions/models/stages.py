@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from msgspec import structs
 
-from penstock.api.settings.model_settings import ModelTable
 from penstock.extensions.models.catalogue import Catalogue
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
@@ -140,8 +139,8 @@ async def _generation(
 class ConverseWith(Converse):
     """The stage ``converse`` over several models; another one answers for a model that is full or down.
 
-    The other model is the ``instead`` of its table.  It answers only if no frame has been yielded, and under its own
-    name.  If it cannot take the request, the client gets the error of the first model.
+    The other model is the ``instead`` of its table.  It answers only if no frame has been yielded and its owner may use
+    it, and under its own name.  If it cannot take the request, the client gets the error of the first model.
     """
 
     models: Catalogue = field(kw_only=True)
@@ -155,7 +154,7 @@ class ConverseWith(Converse):
             del request  # it may be long, and the response may take long
             try:
                 while asked is not None:
-                    has_begun, other = False, _instead(self.models, asked)
+                    has_begun, other = False, self._instead(asked)
                     try:
                         async with aclosing(super().__call__(handed_over([asked]))) as conversed:
                             if other is None:
@@ -177,15 +176,13 @@ class ConverseWith(Converse):
             finally:
                 self.models.release(response_id)
 
+    def _instead(self, request: ResolvedRequest) -> str | None:
+        return self.models.instead(self.models.of(request.facts.model), request.facts.origin.owner)
+
     def limits_of(self, request: ResolvedRequest) -> Limits:
         """Return the limits of a request, with the context length of its model."""
         length = self.models.of(request.facts.model).context_length
         return self.limits if length is None else replace(self.limits, context_length=length)
-
-
-def _instead(models: Catalogue, request: ResolvedRequest) -> str | None:
-    table: ModelTable = models.of(request.facts.model).table
-    return table.instead
 
 
 def _for_model(request: ResolvedRequest, model: str, *, answers: bool = False) -> ResolvedRequest:
@@ -208,9 +205,14 @@ class SeveralStages(ModelStages):
         known = self.models.names.models.get(model)
         return known.stages if known and known.stages else self
 
-    async def traits_of(self, model: str) -> ModelTraits:
+    async def traits_of(self, model: str, owner: str) -> ModelTraits:
         """Return the traits of a model, which is loaded if it has never been."""
-        return await self.models.traits_of(model)
+        return await self.models.traits_of(model, owner)
+
+    def allowing(self, allowed: Callable[[str], Collection[str] | None]) -> SeveralStages:
+        """Have a model answer in place of another one only if its owner may use it."""
+        self.models.allowed = allowed
+        return self
 
     def turn(
         self, engine: Engine | TextBackend, runs: RunRegistry, retry_seconds: float

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from penstock.extensions.models.catalogue import Model
 from penstock.extensions.models.engines import ManyEngines
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.services.model_names import in_words, meant_by, resolved_name, served_name
+from penstock.services.model_names import in_words, is_allowed, meant_by, resolved_name, served_name
 
 ANY, GENERATE = "any", "generate"
 """The kind of a server that answers all routes, and the kind of a model whose answers penstock reads."""
@@ -147,11 +146,10 @@ class Targets:
 
         The names are patterns; None allows all.  Raises `ModelNotFound` or `InvalidRequest`.
         """
-        meant = meant_by(allowed or (), self.named, _aliases(self.named.values()))
-        usable = {name: target for name, target in self.named.items() if name in meant or _is_allowed(target, allowed)}
+        usable = self._usable(allowed)
         fitting = [name for name, target in usable.items() if target.fits(path)]
         others = self.unnamed if self.unnamed and self.unnamed.fits(path) else None
-        if others and not _fits(model or "", allowed):
+        if others and not is_allowed(model or "", allowed):
             others = None
         if model is None:
             return self._only(fitting, others, path)
@@ -169,11 +167,15 @@ class Targets:
             )
         return usable[name]
 
-    def in_turn(self, target: Target) -> Iterator[Target]:
-        """Yield a target, and then those that answer if it cannot."""
+    def in_turn(self, target: Target, allowed: Collection[str] | None = None) -> Iterator[Target]:
+        """Yield a target, and then those that answer a client who may use these names if it cannot."""
         yield target
-        if target.instead is not None:
-            yield from self.in_turn(self.named[target.instead])
+        if (other := self._usable(allowed).get(target.instead or "")) is not None:
+            yield from self.in_turn(other, allowed)
+
+    def _usable(self, allowed: Collection[str] | None) -> Mapping[str, Target]:
+        meant = meant_by(allowed or (), self.named, _aliases(self.named.values()))
+        return {name: target for name, target in self.named.items() if name in meant or _is_allowed(target, allowed)}
 
     def _only(self, fitting: Sequence[str], others: Target | None, path: str) -> Target:
         candidates = [*(self.named[name] for name in fitting), *([others] if others else [])]
@@ -194,12 +196,8 @@ def _aliases(targets: Iterable[Target]) -> dict[str, str]:
     return {pattern: target.name for target in targets for pattern in target.names}
 
 
-def _fits(name: str, allowed: Collection[str] | None) -> bool:
-    return allowed is None or any(fnmatchcase(name, pattern) for pattern in allowed)
-
-
 def _is_allowed(target: Target, allowed: Collection[str] | None) -> bool:
-    return any(_fits(name, allowed) for name in (target.name, *target.names))
+    return any(is_allowed(name, allowed) for name in (target.name, *target.names))
 
 
 class Directory:

@@ -31,10 +31,10 @@ CONTINUABLE = frozenset({"completed", "incomplete"})
 """The statuses of responses that can be continued; all others have not ended, or have failed or been cancelled."""
 
 
-def always(traits: ModelTraits) -> Callable[[str], Awaitable[ModelTraits]]:
-    """Return a function that gives these traits for any model."""
+def always(traits: ModelTraits) -> Callable[[str, str], Awaitable[ModelTraits]]:
+    """Return a function that gives these traits for any model and owner."""
 
-    async def traits_of(_model: str) -> ModelTraits:
+    async def traits_of(_model: str, _owner: str) -> ModelTraits:
         return traits
 
     return traits_of
@@ -67,8 +67,8 @@ class Recall:
     store: Store
     models: Sequence[str]
     """The model names that a request may give; the first is the default."""
-    traits_of: Callable[[str], Awaitable[ModelTraits]] = usual_traits
-    """Gives the traits of one of the ``models``, after it has loaded it if that is needed."""
+    traits_of: Callable[[str, str], Awaitable[ModelTraits]] = usual_traits
+    """Gives the traits of one of the ``models`` for an owner, after it has loaded it if that is needed."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other names that a request may give, each with one of the ``models``."""
     allowed: Callable[[str], Collection[str] | None] = all_models
@@ -95,7 +95,7 @@ class Recall:
         usable = usable_names(self.models, self.aliases, self.allowed(request.envelope.owner))
         model = usable[0] if request.model is None else request.model
         served = resolved_name(model, usable, self.aliases)
-        traits = await self.traits_of(served)
+        traits = await self.traits_of(served, request.envelope.owner)
         refuse_foreign(request, traits)
         past = await self._past(request)
         referenced = await self._referenced(request)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from penstock.pipeline.errors import EngineOverloaded
+from tests.support.api_clients import Json
 from tests.support.several import SeveralServer, says, several_models, text_of
 
 KEYS = {name: f"sk-{name}-0123456789abcdef" for name in ("all", "small", "claude", "sql", "none")}
@@ -116,3 +121,53 @@ async def test_no_route_gives_a_key_another_model(served: SeveralServer, path: s
 async def test_text_without_a_model_is_that_of_the_first_that_the_key_may_use(served: SeveralServer) -> None:
     status, answer = await asked(served, "small", "POST", "/tokenize", prompt="Hi", return_token_strs=True)
     assert (status, answer["token_strs"], served.opened) == (200, ["Hi"], ["small"])
+
+
+# Another model in place of one
+
+
+STAND_INS = [("", True), ("models=big,small", True), ("models=big,ti*", True), ("models=big,other", False)]
+"""The words of keys, and whether they may use the model ``small``, which is also called ``tiny``."""
+
+
+@asynccontextmanager
+async def standing_in(folder: Path, words: str, big: Json, **small: Any) -> AsyncGenerator[SeveralServer, None]:
+    """Serve a big model that cannot answer, a small one that stands in for it, and one key."""
+    file = folder / "keys"
+    file.write_text(f"{KEYS['all']} name=all {words}\n")
+    full = EngineOverloaded("full")
+    engines = {"big": says("I am big.", refusal=full), "small": says("I am small."), "other": says("I am other.")}
+    tables = {"big": {"instead": "small", **big}, "small": {"names": ["tiny"], **small}}
+    async with several_models(folder, engines, tables, api_key_file=file) as served:
+        yield served
+
+
+@pytest.mark.parametrize(("words", "may"), STAND_INS)
+@pytest.mark.parametrize("big", [{}, {"engine": ["http://127.0.0.1:9"]}], ids=["full", "down"])
+async def test_a_model_stands_in_for_keys_that_may_use_it(tmp_path: Path, big: Json, words: str, may: bool) -> None:
+    async with standing_in(tmp_path, words, big) as served:
+        status, answer = await asked(served, "all", "POST", "/v1/responses", input="Hi", model="big")
+        if may:
+            assert (status, answer["model"], text_of(answer)) == (200, "small", "I am small.")
+            return
+        assert status == 503
+        assert "small" not in str(answer)
+        assert "small" not in served.opened
+
+
+@pytest.mark.parametrize(("words", "may"), STAND_INS)
+async def test_a_model_that_is_passed_on_stands_in_for_keys_that_may_use_it(
+    tmp_path: Path, words: str, may: bool
+) -> None:
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", answered)
+    async with TestServer(app) as upstream:
+        big = {"kind": "embed", "engine": ["http://127.0.0.1:9"]}
+        url = str(upstream.make_url("")).rstrip("/")
+        async with standing_in(tmp_path, words, big, kind="embed", engine=[url]) as served:
+            status, _ = await asked(served, "all", "POST", "/v1/embeddings", input="Hi", model="big")
+            assert status == (200 if may else 502)
+
+
+async def answered(_: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "model": "e", "data": []})
