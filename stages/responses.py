@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,7 +81,12 @@ def sealing(
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with ``sealer`` in both stages that need it: one opens what the other has sealed."""
     recall = replace(pipeline.stage("recall"), sealer=sealer)
-    return pipeline.replace("recall", recall).replace("emit", Emit(sealer))
+    return pipeline.replace("recall", recall).replace("emit", replace(pipeline.stage("emit"), sealer=sealer))
+
+
+def timing(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline with the time at which responses end; a replay has only what their turns took."""
+    return pipeline.replace("emit", replace(pipeline.stage("emit"), clock=time.time))
 
 
 def aliasing(
