@@ -209,7 +209,7 @@ STORED_BYTES = Gauge("penstock_stored_bytes", "Bytes of the store at its last sw
 
 ENGINE_UP = Gauge(
     "penstock_engine_up",
-    "1 if an engine can generate; engine is host:port with --engine, and else local",
+    "1 if an engine can generate; engine is host:port with --engine, the name of one of several models, or else local",
     ["engine"],
     multiprocess_mode="livemin",
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from typing import TypeAlias
 
 from aiohttp import web
+from prometheus_client import Gauge
 
 from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
@@ -27,6 +30,9 @@ PERIOD = 0.25
 EVERY = 4
 """Timers between two samples of the gauges."""
 
+Series: TypeAlias = tuple[Gauge, *tuple[str, ...]]
+"""A gauge, and the values of its labels."""
+
 
 class Sampler:
     """Sets the gauges from the runs of ``scheduler`` and the bodies that are ``held``."""
@@ -35,6 +41,7 @@ class Sampler:
         self._scheduler = scheduler
         self._held = held
         self._running: Counter[tuple[str, Mode]] = Counter()
+        self._shown = set[Series]()
 
     async def run(self, _: web.Application) -> AsyncGenerator[None, None]:
         """Sample for the lifetime of an application."""
@@ -72,26 +79,45 @@ class Sampler:
         self._sample_engines()
 
     def _sample_engines(self) -> None:
-        engine = self._scheduler.engine
-        if not isinstance(engine, SeveralEngines):
-            self._sample_engine(engine, "local")
-            return
-        for title in dict.fromkeys(map(engine.title, engine.models)):
-            own = engine.of(title)
-            self._sample_engine(own, title)
-            metrics.MODEL_WAITING.labels(title).set(engine.waiting(title))
-            present = engine.state(title)
-            for state in MODEL_STATES:
-                metrics.MODEL_STATE.labels(title, state).set(state == present)
+        """Set the gauges of the engines; those of models and servers that are gone end."""
+        values = dict(_of_engines(self._scheduler.engine))
+        for gauge, *labels in self._shown - values.keys():
+            if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # its files keep them
+                gauge.labels(*labels).set(0)
+            else:
+                gauge.remove(*labels)
+        for (gauge, *labels), value in values.items():
+            gauge.labels(*labels).set(value)
+        self._shown = set(values)
 
-    def _sample_engine(self, engine: Backend, title: str) -> None:
+
+def _of_engines(engine: Backend) -> Iterator[tuple[Series, float]]:
+    several: object = engine
+    if not isinstance(several, SeveralEngines):
         if not isinstance(engine, VllmHttpEngine):
-            metrics.ENGINE_UP.labels(title).set(engine.is_alive)
+            yield (metrics.ENGINE_UP, "local"), engine.is_alive
             return
-        caches = engine.replicas.caches
-        blocks = caches.sizes() if caches else {}
         for replica in engine.replicas.all:
-            metrics.ENGINE_UP.labels(replica.address).set(replica.is_healthy)
-            metrics.ENGINE_RUNNING.labels(replica.address).set(len(replica.running))
-            if replica.url in blocks:
-                metrics.ENGINE_CACHED_BLOCKS.labels(replica.address).set(blocks[replica.url])
+            yield (metrics.ENGINE_UP, replica.address), replica.is_healthy
+        yield from _of_servers(engine)
+        return
+    for model in several.statuses():
+        yield (metrics.MODEL_WAITING, model.name), model.waiting
+        for state in MODEL_STATES:
+            yield (metrics.MODEL_STATE, model.name, state), state == model.state
+        if model.name in engine.models:
+            yield (metrics.ENGINE_UP, model.name), model.state == "ready"
+            yield from _of_servers(several.of(model.name), model.name if model.is_child else None)
+
+
+def _of_servers(engine: Backend, title: str | None = None) -> Iterator[tuple[Series, float]]:
+    """Yield the gauges of servers, by a ``title`` if they change their addresses."""
+    if not isinstance(engine, VllmHttpEngine):
+        return
+    caches = engine.replicas.caches
+    blocks = caches.sizes() if caches else {}
+    for replica in engine.replicas.all:
+        label = title or replica.address
+        yield (metrics.ENGINE_RUNNING, label), len(replica.running)
+        if replica.url in blocks:
+            yield (metrics.ENGINE_CACHED_BLOCKS, label), blocks[replica.url]

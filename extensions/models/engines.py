@@ -102,10 +102,6 @@ class ManyEngines:
         """Return what is known of each model."""
         return [_status(model) for model in self.catalogue.all.values()]
 
-    def waiting(self, model: str) -> int:
-        """Return the number of requests that wait until a model is up."""
-        return self.catalogue.of(model).life.waiting
-
     @property
     def _open(self) -> list[Engine]:
         models = (*self.catalogue.all.values(), *self.catalogue.retiring)

@@ -181,10 +181,6 @@ class SeveralEngines(Protocol):
         """Return the state of a model by a name; one that is not ready is loaded when a request asks for it."""
         ...
 
-    def waiting(self, model: str) -> int:
-        """Return the number of requests that wait until one of the ``models`` is up."""
-        ...
-
     def title(self, model: str) -> str:
         """Return the one name for people of a model, given by one of the ``models``."""
         ...

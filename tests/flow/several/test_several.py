@@ -15,6 +15,7 @@ from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.protocol.events import KEEP_ALIVE
 from penstock.pipeline.recordings.format import FILES, read_recording
 from tests.support.api_clients import Json, wait_until
+from tests.support.scripted_model import MODEL
 from tests.support.several import SeveralServer, says, several_models, text_of
 
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -329,3 +330,37 @@ async def test_metrics_show_the_states_of_all_models(served: SeveralServer) -> N
     assert any(line.startswith(started) for line in lines)
     tokens = 'penstock_tokens_total{model="small",type="output"}'
     assert any(line.startswith(tokens) for line in lines)
+
+
+async def test_metrics_have_series_of_the_models_that_are_served_alone(tmp_path: Path) -> None:
+    """A model that is passed on has a state; an engine is up while it is open; those of a gone model end."""
+    tables: dict[str, Json] = {
+        "vectors": {"kind": "embed", "command": MODEL},
+        "away": {"engine": ["http://127.0.0.1:9"]},
+    }
+    async with several_models(tmp_path, {"small": says("I am small.")}, tables) as served:
+
+        async def told(metric: str, *labels: str) -> dict[str, str]:
+            async with served.client.get(f"{served.url}/metrics") as answer:
+                lines = (await answer.text()).splitlines()
+            named = [line.removeprefix(metric).rsplit(" ", 1) for line in lines if line.startswith(f"{metric}{{")]
+            return {name: value for name, value in named if any(f'"{label}"' in name for label in labels)}
+
+        await served.says("small")
+        assert (await served.post({"model": "away", "input": "Hi"}))[0] == 503
+        names = ("small", "vectors", "away")
+        up = {'{engine="small"}': "1.0", '{engine="away"}': "0.0"}
+        assert await told("penstock_engine_up", *names, "127.0.0.1:9") == up
+        waiting = {f'{{model="{name}"}}': "0.0" for name in names}
+        assert await told("penstock_model_waiting", *names) == waiting
+        states = await told("penstock_model_state", "vectors", "away")
+        assert {name for name, value in states.items() if value == "1.0"} == {
+            '{model="vectors",state="stopped"}',
+            '{model="away",state="failed"}',
+        }
+        served.engines["small"].is_alive = False
+        catalogue: Any = served.scheduler.engine
+        models = catalogue.catalogue.all
+        catalogue.catalogue.take({"small": models["small"]}, {})
+        assert await told("penstock_engine_up", *names) == {'{engine="small"}': "0.0"}
+        assert not await told("penstock_model_state", "vectors", "away")
