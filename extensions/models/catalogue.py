@@ -135,6 +135,8 @@ class Catalogue:
         """The runs of the server, once its pipeline is made."""
         self.retry_seconds = 1.0
         """Seconds before retrying a turn that an engine had no room for."""
+        self.begun = asyncio.Event()
+        """Set once the runs of the server are known, without which no model can be opened."""
         self._leases: dict[str, list[tuple[Model, Lease[RunningEngine | None]]]] = defaultdict(list)
         self.retiring: dict[Model, asyncio.Task[None]] = {}
         """Models that are no longer served, and go on for the responses that they run."""
@@ -159,6 +161,7 @@ class Catalogue:
     def turns_begin(self, runs: RunRegistry, retry_seconds: float) -> None:
         """Know the runs of the server, for the turns of the models."""
         self.runs, self.retry_seconds = runs, retry_seconds
+        self.begun.set()
 
     def of(self, name: str) -> Model:
         """Return the model of a name that is served; raises `ModelAway` if it no longer is."""

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Standing(Generic[T]):
-    """A model that ``opened`` opens at its first use, and that stays open until it is closed."""
+    """A model that ``opened`` opens at its first use or at `begin`, and that stays open until it is closed."""
 
     def __init__(self, name: str, opened: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class Standing(Generic[T]):
         if self._closing.is_set():
             raise ServerStopping
         if self._value is None:
-            self._begin()
+            self.begin()
         assert self._value is not None
         self.waiting += 1
         self._look_at_use()
@@ -76,7 +76,8 @@ class Standing(Generic[T]):
         else:
             self._unused.set()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Open it now, before its first use.  Raises `ModelUnavailable` if that has just failed."""
         if (pause := self._pause.left) > 0:
             raise ModelUnavailable(self.name, self.reason, pause)
         self._value = given = asyncio.get_running_loop().create_future()

@@ -84,12 +84,13 @@ class House:
     def _made(self, model: Model) -> Model:
         """Give a model its life."""
         if model.table.command is None:
-            model.life = Standing(model.name, partial(self._opened, model))
+            model.life = life = Standing(model.name, partial(self._opened, model))
+            if model.table.is_here:
+                life.begin()  # its weights are loaded
             return model
         spec = _spec(model.table, model.settings)
-        life = OnDemand(model.name, spec, self._groups, partial(self._opened, model))
-        model.life = life
-        task = asyncio.create_task(life.run(), name=f"model {model.name}")
+        model.life = on_demand = OnDemand(model.name, spec, self._groups, partial(self._opened, model))
+        task = asyncio.create_task(on_demand.run(), name=f"model {model.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return model
@@ -103,6 +104,7 @@ class House:
         if not model.generates:
             yield None
             return
+        await self.catalogue.begun.wait()
         async with self._running(model, url) as running:
             if isinstance(running.engine, TextBackend):
                 raise CannotStart(f"[models.{model.name}]: an engine of texts cannot stand beside other models")

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from penstock.api.settings import Settings
+from penstock.api.start import backends
 from penstock.extensions.dialects.messages.events import PING
+from penstock.extensions.models import start
 from penstock.pipeline.errors import EngineOverloaded
 from penstock.pipeline.protocol.events import KEEP_ALIVE
 from penstock.pipeline.recordings.format import FILES, read_recording
 from tests.support.api_clients import Json, wait_until
 from tests.support.scripted_model import MODEL
-from tests.support.several import SeveralServer, says, several_models, text_of
+from tests.support.several import ENGINE, SeveralServer, says, several_models, text_of
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -311,6 +314,21 @@ async def test_models_that_are_passed_on_are_listed_with_what_they_do(tmp_path: 
         assert (await served.get("/v1/models/vectors"))[1]["kind"] == "embed"
         status, answer = await served.post({"input": "Hi", "model": "vectors"})
         assert (status, answer["error"]["param"]) == (404, "model")
+
+
+async def test_the_model_in_this_process_is_ready_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_scripted(settings: Settings) -> Any:
+        return backends.start(settings.model_copy(update={"engine": [f"{ENGINE}:here"]}))
+
+    monkeypatch.setattr(start, "start", start_scripted)
+    engines = {"here": says("I am here.", context_length=400), "small": says("I am small.")}
+    async with several_models(tmp_path, engines, {"here": {"model": "org/model", "engine": []}}) as served:
+        listed = {each["id"]: each for each in (await served.get("/v1/models"))[1]["data"]}
+        told = {name: (each["state"], each["max_model_len"]) for name, each in listed.items()}
+        assert told == {"here": ("ready", 400), "small": ("stopped", None)}
+        assert await served.says("here") == "I am here."
 
 
 # Metrics
