@@ -16,7 +16,7 @@ from penstock.extensions.models.catalogue import Model
 from penstock.extensions.models.engines import ManyEngines
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.services.model_names import in_words, is_allowed, meant_by, resolved_name, served_name
+from penstock.services.model_names import in_words, is_allowed, is_name, meant_by, resolved_name, served_name
 
 ANY, GENERATE = "any", "generate"
 """The kind of a server that answers all routes, and the kind of a model whose answers penstock reads."""
@@ -193,7 +193,9 @@ class Targets:
 
 
 def _aliases(targets: Iterable[Target]) -> dict[str, str]:
-    return {pattern: target.name for target in targets for pattern in target.names}
+    """Return the other names of models, each with its own one: a name counts before all patterns."""
+    owned = [(pattern, target.name) for target in targets for pattern in target.names]
+    return dict(sorted(owned, key=lambda each: not is_name(each[0])))
 
 
 def _is_allowed(target: Target, allowed: Collection[str] | None) -> bool:

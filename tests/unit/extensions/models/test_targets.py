@@ -16,6 +16,7 @@ def target(name: str, kind: str, *names: str) -> Target:
 
 CHAT = Target("chat", "generate")
 EMBED, OTHER, RANK = target("embed", "embed", "text-*"), target("other", "embed"), target("rank", "rerank")
+ADA = target("ada", "embed", "text-ada")
 WHISPER, ALL = target("whisper", "audio"), target("all", ANY)
 UNNAMED = Target("", "embed", Replicas(["http://unnamed"]))
 
@@ -38,6 +39,7 @@ EVERY = among(CHAT, EMBED, OTHER, RANK, WHISPER)
         (EVERY, None, EMBEDDINGS, {"other"}, OTHER),
         (EVERY, "text-ada", EMBEDDINGS, {"text-*"}, EMBED),
         (EVERY, "text-ada", EMBEDDINGS, {"text-ada"}, EMBED),
+        (among(EMBED, ADA), "text-ada", EMBEDDINGS, None, ADA),
         (among(ALL), "all", SPEECH, None, ALL),
         (among(EMBED, unnamed=UNNAMED), "embed", EMBEDDINGS, None, EMBED),
         (among(EMBED, unnamed=UNNAMED), "any name", EMBEDDINGS, None, UNNAMED),
