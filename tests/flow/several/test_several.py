@@ -320,7 +320,7 @@ async def test_the_model_in_this_process_is_ready_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start_scripted(settings: Settings) -> Any:
-        return backends.start(settings.model_copy(update={"engine": [f"{ENGINE}:here"]}))
+        return backends.start(settings.model_copy(update={"engine": [f"{ENGINE}:here"], "model": None}))
 
     monkeypatch.setattr(start, "start", start_scripted)
     engines = {"here": says("I am here.", context_length=400), "small": says("I am small.")}
