@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,12 +80,7 @@ def sealing(
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with ``sealer`` in both stages that need it: one opens what the other has sealed."""
     recall = replace(pipeline.stage("recall"), sealer=sealer)
-    return pipeline.replace("recall", recall).replace("emit", replace(pipeline.stage("emit"), sealer=sealer))
-
-
-def timing(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Return the pipeline with the time at which responses end; a replay has only what their turns took."""
-    return pipeline.replace("emit", replace(pipeline.stage("emit"), clock=time.time))
+    return pipeline.replace("recall", recall).replace("emit", Emit(sealer))
 
 
 def aliasing(

@@ -72,7 +72,6 @@ from penstock.stages.responses import (
     reading_files,
     responses_pipeline,
     sealing,
-    timing,
 )
 
 logger = logging.getLogger(__name__)
@@ -232,7 +231,7 @@ async def assembled(
 
     tools = replace(tools, left_out=leavable(settings.leave_out_tool), strict_level=level)
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
-    pipeline = allowing(aliasing(timing(sealing(pipeline, sealer)), aliases_of(settings, running)), running.allowed)
+    pipeline = allowing(aliasing(sealing(pipeline, sealer), aliases_of(settings, running)), running.allowed)
     pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)

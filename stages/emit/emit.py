@@ -8,7 +8,7 @@ error of a later stage, ``penstock.stages.persist`` does so.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
 from itertools import count
 
@@ -43,25 +43,15 @@ _ENCRYPTED_CONTENT = "reasoning.encrypted_content"
 """The value of ``include`` that seals thoughts also if the response is stored."""
 
 
-def no_clock() -> float:
-    """Tell no time: a response ends as many seconds after its creation as its turns took, also in a replay."""
-    return 0.0
-
-
 @dataclass(frozen=True)
 class Emit:
-    """Write the events of responses; ``sealer`` seals what clients carry, and None seals nothing.
-
-    A response may have waited before its turns and between them: it ends at the time of the ``clock``, in seconds since
-    1970.
-    """
+    """Write the events of responses; ``sealer`` seals what clients carry, and None seals nothing."""
 
     sealer: Sealer | None = None
-    clock: Callable[[], float] = no_clock
 
     async def __call__(self, source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
         """Yield the events of one response; raise only errors from before the response began."""
-        writer = ResponseWriter(self.sealer, self.clock)
+        writer = ResponseWriter(self.sealer)
         try:
             async for frame in source:
                 if type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
@@ -87,10 +77,9 @@ class ResponseWriter:
     response: Response
     _drafts: Drafts
 
-    def __init__(self, sealer: Sealer | None = None, clock: Callable[[], float] = no_clock) -> None:
+    def __init__(self, sealer: Sealer | None = None) -> None:
         self.started = False
         self._sealer = sealer
-        self._clock = clock
         self._owner = ""
         self._model = ""
         self._seals_reasoning = False
@@ -137,8 +126,8 @@ class ResponseWriter:
         last = self._turns.finished[-1]
         match last.reason:
             case "stop":
-                least = response.created_at + sum(turn.duration for turn in self._turns.finished)
-                response = replace(response, status="completed", completed_at=int(max(self._clock(), least)))
+                completed_at = int(response.created_at + sum(turn.duration for turn in self._turns.finished))
+                response = replace(response, status="completed", completed_at=completed_at)
                 if last.stop_reason is not None:
                     response = replace(response, stop_reason=last.stop_reason)
             case "cancelled":

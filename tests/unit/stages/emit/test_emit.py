@@ -95,14 +95,6 @@ async def test_completion_time_is_start_plus_durations() -> None:
     assert final(events).completed_at == 1002
 
 
-@pytest.mark.parametrize(("now", "completed_at"), [(1120.9, 1120), (1001.0, 1002), (0.0, 1002)])
-async def test_response_that_waited_completes_at_the_time_of_the_clock(now: float, completed_at: int) -> None:
-    sequence = (started(created_at=1000), *message("Hello!"), finished(duration=2.7))
-    async with aclosing(Emit(clock=lambda: now)(frame_source(sequence))) as out:
-        events = client_events([frame async for frame in out])
-    assert final(events).completed_at == completed_at
-
-
 async def test_turn_without_items_completes() -> None:
     events = await emitted((started(), finished()))
     assert event_types(events) == [*BEGIN, "completed"]
