@@ -122,6 +122,8 @@ class Child:
         self.pid: int | None = None
         self.end_reason: str | None = None
         """Why it has ended, in words for clients; None while it runs."""
+        self.is_up = False
+        """True once it may run responses: it then has its grace to end."""
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._name = name
         self._has_ended = has_ended
@@ -148,6 +150,8 @@ class Child:
         if self._ours is None:
             return
         with suppress(OSError):  # the guardian was killed, as some systems tell here
+            if not self.is_up and self.end_reason is None:
+                self._ours.send(b"!")
             self._ours.shutdown(socket.SHUT_WR)
         cancelled: asyncio.CancelledError | None = None
         while self._following and not self._following.done():
@@ -168,16 +172,17 @@ class Child:
         logging_output = asyncio.create_task(self._log(guardian.stdout))
         assert self._ours is not None
         told, writer = await asyncio.open_connection(sock=self._ours.dup())
-        async for line in told:
-            word, _, number = line.decode().strip().partition(" ")
-            match word:
-                case "pid":
-                    self.pid = int(number)
-                    logger.info("The process of model %s has started, with pid %d", self._name, self.pid)
-                case "error":
-                    self._end(f"its command cannot be started ({os.strerror(int(number))})")
-                case _:
-                    self._end(_ended_words(int(number)))
+        with suppress(ConnectionResetError):  # it ended before it was told to hurry
+            async for line in told:
+                word, _, number = line.decode().strip().partition(" ")
+                match word:
+                    case "pid":
+                        self.pid = int(number)
+                        logger.info("The process of model %s has started, with pid %d", self._name, self.pid)
+                    case "error":
+                        self._end(f"its command cannot be started ({os.strerror(int(number))})")
+                    case _:
+                        self._end(_ended_words(int(number)))
         writer.close()
         if self.end_reason is None:
             self._end("its guardian was killed")

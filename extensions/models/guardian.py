@@ -1,7 +1,8 @@
 """The guardian of a model's process: a small program between penstock and what the command of an operator starts.
 
 It ends the process, and all that this one has started, when penstock asks for it or is gone, even by SIGKILL: both
-close the guardian's standard input, a socket.  It writes there what happens, one line each:
+close the guardian's standard input, a socket; a byte before that tells it to hurry.  It writes there what happens, one
+line each:
 
 * ``pid NUMBER``: the process has started, in a session of its own;
 * ``error NUMBER``: it cannot start, with the number of the system's error;
@@ -41,6 +42,9 @@ KILL_SECONDS = 30.0
 _ORPHAN_SECONDS = 2.0
 """Seconds that processes have to end by themselves after the one that has started them."""
 
+_HURRIED_SECONDS = 2.0
+"""Seconds that a process has to end that does not run responses yet."""
+
 LOOK_SECONDS = 0.02
 """Seconds between two looks at the processes that are left."""
 
@@ -55,6 +59,7 @@ class _Guarded:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._note)
         self._asked = False
+        self.hurries = False
         self._has_ended = False
         if _ON_LINUX:
             _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -85,6 +90,7 @@ class _Guarded:
             if self._signals in ready:
                 os.read(self._signals, 4096)
             if 0 in ready:
+                self.hurries = bool(os.read(0, 1))
                 return
 
     def end(self, seconds: float) -> None:
@@ -155,7 +161,7 @@ def main() -> None:
         _tell(f"error {error.errno}")
         return
     guarded.wait()
-    guarded.end(float(sys.argv[1]))
+    guarded.end(_HURRIED_SECONDS if guarded.hurries else float(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -375,6 +375,7 @@ class OnDemand(Generic[T]):
         except TimeoutError:
             self._raise_end(" while it started")
             raise _Failed(f"it did not start within {duration(self.spec.start_timeout)}") from None
+        self._child.is_up = True
         self.reason = ""
         self._pause.reset()
 

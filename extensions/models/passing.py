@@ -221,7 +221,8 @@ class Passing:
         async with self.scheduler.admission.responding(request[OWNER]), AsyncExitStack() as leases:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
-                answer = await self._first_answer(request, given, targets.in_turn(target, allowed), leases)
+                with self.scheduler.in_flight:
+                    answer = await self._first_answer(request, given, targets.in_turn(target, allowed), leases)
                 del given
                 async with answer:
                     release(request)

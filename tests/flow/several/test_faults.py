@@ -14,7 +14,8 @@ from penstock.extensions.models import life
 from penstock.pipeline.errors import CannotStart, EngineOverloaded
 from penstock.pipeline.logs import current_response
 from tests.support import several
-from tests.support.api_clients import wait_until
+from tests.support.api_clients import Json, wait_until
+from tests.support.scripted_model import MODEL
 from tests.support.several import SeveralServer, says, several_models
 
 
@@ -117,3 +118,14 @@ async def test_a_server_that_stops_ends_the_responses_of_removed_models_as_all_o
             models.take({"small": models.all["small"]}, {})
             await served.scheduler.drain(0)
             assert b"The server is stopping." in await stream.rest()
+
+
+async def test_a_request_that_waits_for_a_start_is_refused_when_the_server_stops(tmp_path: Path) -> None:
+    """Its answer would be passed on."""
+    tables: dict[str, Json] = {"vectors": {"kind": "embed", "command": f"{MODEL} --waits-for {tmp_path / 'never'}"}}
+    async with several_models(tmp_path, {"small": says("I am small.")}, tables) as served:
+        asked = asyncio.create_task(served.post({"input": "Hi", "model": "vectors"}, "/v1/embeddings"))
+        await wait_until(lambda: catalogue_of(served).all["vectors"].life.waiting)
+        await served.scheduler.drain(0)
+        status, answer = await asked
+        assert (status, answer["error"]["message"].partition(".")[0]) == (503, "The server is stopping")

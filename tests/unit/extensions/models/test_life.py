@@ -16,7 +16,7 @@ from penstock.extensions.models.child import ChildSpec
 from penstock.extensions.models.life import Lease, OnDemand
 from penstock.pipeline.errors import ModelUnavailable, ServerStopping
 from penstock.services.engines.workers import MARK as END_WITH_PARENT
-from tests.support.api_clients import wait_until
+from tests.support.api_clients import PATIENCE, wait_until
 from tests.support.clock import Clock
 from tests.support.on_demand import Scene
 
@@ -252,6 +252,24 @@ async def test_close_refuses_those_that_wait(scene: Scene, tmp_path: Path) -> No
     with pytest.raises(ServerStopping):
         await model.acquire(None)
     assert model.state == "stopped"
+
+
+async def test_a_process_that_starts_gets_no_grace(scene: Scene) -> None:
+    opening = asyncio.Event()
+
+    @asynccontextmanager
+    async def opened(_: str) -> AsyncIterator[str]:
+        opening.set()
+        await asyncio.Event().wait()
+        yield "value"
+
+    model = scene.model(options="--ignore-sigterm", grace=3600.0, opens=opened)
+    waiting = asyncio.create_task(model.acquire(None))
+    await opening.wait()
+    async with asyncio.timeout(PATIENCE):
+        await model.close()
+    with pytest.raises(ServerStopping):
+        await waiting
 
 
 async def test_a_model_may_be_closed_before_its_task_runs(scene: Scene) -> None:
