@@ -16,7 +16,7 @@ from penstock.extensions.models.child import GRACE, Child, ChildSpec, Port, runn
 from penstock.extensions.models.turns import Groups, Owner
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import ModelUnavailable, ServerStopping
-from penstock.pipeline.foreign_errors import named_error
+from penstock.pipeline.foreign_errors import is_own, named_error
 from penstock.pipeline.logs import duration
 from penstock.services.engines.engine import ModelState
 
@@ -74,6 +74,11 @@ def measure_change(model: str, before: ModelState, since: float, state: ModelSta
     """Note in the metrics how long a model took to start or to stop, if that has ended: the time was ``since`` then."""
     if before in ("starting", "stopping") and state != before:
         metrics.MODEL_CHANGE_SECONDS.labels(model, before, state).observe(max(0.0, time.time() - since))
+
+
+def log_unusable(model: str, error: Exception) -> None:
+    """Log why a model cannot be opened: an own error says all in its text, and another one in its traceback."""
+    logger.error("Model %s cannot be used: %s", model, named_error(error), exc_info=None if is_own(error) else error)
 
 
 class Pause:
@@ -350,8 +355,8 @@ class OnDemand(Generic[T]):
                 self._fail(str(end))
             else:
                 self._turn("stopped")
-        except Exception as error:
-            logger.exception("Model %s cannot be used", self.name)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            log_unusable(self.name, error)
             self._fail(f"it cannot be used ({named_error(error)})")
         finally:
             self._child = self._given = None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context
 from typing import Generic, TypeVar
 
-from penstock.extensions.models.life import Lease, Pause, measure_change
+from penstock.extensions.models.life import Lease, Pause, log_unusable, measure_change
 from penstock.pipeline.errors import CannotStart, ModelUnavailable, ServerStopping, StageError
 from penstock.pipeline.foreign_errors import named_error
 from penstock.services.engines.engine import ModelState
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -96,10 +93,10 @@ class Standing(Generic[T]):
                 given.set_result(value)
                 await self._closing.wait()
         except (StageError, CannotStart) as error:
-            logger.error("Model %s cannot be used: %s", self.name, error)  # noqa: TRY400 - the error says all
+            log_unusable(self.name, error)
             self._fail(given, type(error).__name__)
-        except Exception as error:
-            logger.exception("Model %s cannot be used", self.name)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            log_unusable(self.name, error)
             self._fail(given, named_error(error))
         finally:
             self._value = None

@@ -129,3 +129,13 @@ async def test_a_request_that_waits_for_a_start_is_refused_when_the_server_stops
         await served.scheduler.drain(0)
         status, answer = await asked
         assert (status, answer["error"]["message"].partition(".")[0]) == (503, "The server is stopping")
+
+
+async def test_a_server_that_refuses_connections_is_one_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with several_models(tmp_path, {}, {"away": {"engine": ["http://127.0.0.1:9"]}}) as served:
+        status, _ = await served.post({"input": "Hi", "model": "away"})
+    (told,) = (each for each in caplog.records if each.message.startswith("Model away cannot be used"))
+    assert (status, told.exc_info) == (503, None)
+    assert "refused" in told.message
