@@ -147,7 +147,7 @@ class OnDemand(Generic[T]):
         self._groups = groups
         self._turns = groups.turns
         self._member = groups.turns.join(name, (*spec.groups, f"[models.{name}]"), spec.priority)
-        groups.join(self._member, Owner(start=self._notice, give_up=self._notice, open=self._serve))
+        groups.join(self._member, Owner(start=self._notice, give_up=self._yield, open=self._serve))
         self._port = Port()
         self._child: Child | None = None
         self._session: aiohttp.ClientSession
@@ -299,7 +299,7 @@ class OnDemand(Generic[T]):
             self._resting.cancel()
             self._resting = None
         if self.spec.idle is not None and self._member.is_open and self._member.is_unused:
-            self._resting = asyncio.get_running_loop().call_later(self.spec.idle, self._put_down)
+            self._resting = asyncio.get_running_loop().call_later(self.spec.idle, self._rest, self.spec.idle)
 
     def _why_not_yet(self) -> str:
         if not self._member.has_place:
@@ -312,6 +312,16 @@ class OnDemand(Generic[T]):
         self._news.set()
         if self._bound is not None and (self._member.yields or self._has_ended):
             self._bound.reschedule(0.0)
+
+    def _yield(self) -> None:
+        waiting = (each for each in self._turns.members if each.ticket is not None and not each.has_place)
+        names = [each.name for each in waiting if each.groups & self._member.groups]
+        logger.info("Model %s yields, as its place is needed by %s", self.name, ", ".join(names))
+        self._notice()
+
+    def _rest(self, idle: float) -> None:
+        logger.info("Model %s rests, as it was not used for %s", self.name, duration(idle))
+        self._put_down()
 
     def _put_down(self) -> None:
         """Give no more leases, and let the process sleep or end."""

@@ -330,6 +330,17 @@ async def test_a_model_that_cannot_be_opened_fails_and_is_tried_again(
     lease.release()
 
 
+async def test_the_log_says_why_a_model_stops(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock.extensions.models.life")
+    first = scene.model("first", groups=("gpu0",))
+    second = scene.model("second", groups=("gpu0",), priority=1, idle=0.05)
+    (await first.acquire(None)).release()
+    (await second.acquire(None)).release()
+    await wait_until(lambda: second.state == "stopped")
+    assert "Model first yields, as its place is needed by second" in caplog.messages
+    assert "Model second rests, as it was not used for 0.05 s" in caplog.messages
+
+
 async def test_a_process_gets_no_variable_of_penstock(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_API_KEYS", "secret")
     monkeypatch.setenv("HF_HOME", "/models")
