@@ -324,7 +324,7 @@ async def test_model_has_the_name_that_its_server_knows(
 
 
 async def test_unknown_model_gets_the_nearest_name_and_several_need_one(tmp_path: Path) -> None:
-    async with passing(tmp_path, "embed", "embed_small", "audio") as (served, upstreams):
+    async with passing(tmp_path, "embed_small", "embed", "audio") as (served, upstreams):
         status, answer = await served.post({"model": "embd"}, EMBEDDINGS)
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         assert "did you mean embed?" in answer["error"]["message"]
