@@ -26,8 +26,9 @@ WITHOUT_DATA = {
         "Time of a call",
     ),
     *("Tokens by API key", "Responses by API key"),
+    *("State of each model", "Waiting for a model", "Starts and stops of models"),
 }
-"""Panels of events that did not happen here."""
+"""Panels of events that did not happen here, and of several models."""
 
 
 @pytest.fixture(scope="module")
