@@ -175,17 +175,6 @@ C = '[models.c]\ncommand = "sh"\n'
                                       "you mean engine-wait?)"),
         (f"{A}port = 8001\n", "[models.a] port (penstock.toml, line 3): it is a setting of the server: move it above "
                               "all tables of penstock.toml"),
-        *(
-            (f"{table}max_model_len = 1\n",
-             f"[models.{name}] max-model-len (penstock.toml, line 3): it is an option of vLLM's engine: move it into "
-             f"{home}")
-            for name, table, home in (
-                ("a", A, "the engine's own server"),
-                ("a", A.replace("engine", "urls"), "the engine's own server"),
-                ("c", C, "its command"),
-                ("d", "[models.d]\nmodel = 'x'\n", "the model's table vllm"),
-            )
-        ),
         (f'{A}kind = "talk"\n', "[models.a] kind (penstock.toml, line 3): Input should be 'generate', 'embed', "
                                 "'score', 'rerank', 'classify', 'pool', 'audio', 'image' or 'any', not 'talk'"),
         (f'{A}tools = ["hammer"]\n', "[models.a] tools (penstock.toml, line 3): 'hammer' is not one of TOOLS and none"),
@@ -206,6 +195,21 @@ def test_mistake_names_its_table_key_and_line(text: str, message: str) -> None:
     if "TOOLS" in message:
         said = said.replace(said.split("one of ")[1].split(" and none")[0], "TOOLS")
     assert said == message
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("name", "table", "home"),
+    [
+        ("a", A, "the engine's own server"),
+        ("a", A.replace("engine", "urls"), "the engine's own server"),
+        ("c", C, "its command"),
+        ("d", "[models.d]\nmodel = 'x'\n", "the model's table vllm"),
+    ],
+)
+def test_option_of_vllm_in_a_table_has_a_home(name: str, table: str, home: str) -> None:
+    place = f"[models.{name}] max-model-len (penstock.toml, line 3)"
+    assert mistake(f"{table}max_model_len = 1\n") == f"{place}: it is an option of vLLM's engine: move it into {home}"
 
 
 @pytest.mark.parametrize(
