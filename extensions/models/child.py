@@ -172,7 +172,7 @@ class Child:
         logging_output = asyncio.create_task(self._log(guardian.stdout))
         assert self._ours is not None
         told, writer = await asyncio.open_connection(sock=self._ours.dup())
-        with suppress(ConnectionResetError):  # it ended before it was told to hurry
+        with suppress(ConnectionResetError):  # it ended before the hint to hurry
             async for line in told:
                 word, _, number = line.decode().strip().partition(" ")
                 match word:
