@@ -57,6 +57,7 @@ STAYING = {
     "tests/live/engine/test_frontends.py": "tests/live/engine/test_surviving.py",
     "tests/live/engine/test_kv_events.py": "tests/unit/services/engines/test_kv_events.py",
     "tests/live/engine/test_recorded_vllm.py": "tests/flow/api/test_wiretap.py",
+    "tests/live/engine/test_several_models.py": "tests/flow/several/test_commands.py",
     "tests/live/engine/test_usage_reports.py": "tests/unit/services/engines/test_workers.py",
     "tests/simulation": "tests/flow/lifecycle/test_matrix.py",
     "tests/typing": "tests/unit/pipeline/test_core.py",
