@@ -77,11 +77,6 @@ class Model:
         """The names by which clients may ask for it, its own first; patterns are aliases."""
         return [self.name, *filter(is_name, self.table.names)]
 
-    @property
-    def generates(self) -> bool:
-        """True if it generates text, which penstock reads."""
-        return self.table.kind in ("generate", "any")
-
     def upstream(self, name: str) -> str:
         """Return the name by which its engine knows it: an adapter has its own, all others mean the model."""
         if self.engine is None:
@@ -145,7 +140,7 @@ class Catalogue:
         """Serve these models from now on; those that are no longer among them retire."""
         gone = [model for name, model in self.all.items() if models.get(name) is not model]
         self.all = dict(models)
-        generating = [model for model in models.values() if model.generates]
+        generating = [model for model in models.values() if model.table.generates]
         self.names.models = {name: model for model in generating for name in model.names}
         self.aliases.clear()
         self.aliases.update({pattern: name for pattern, name in aliases.items() if name in self.names})

@@ -142,7 +142,7 @@ class ManyEngines:
 
 def _is_foreign(model: Model) -> bool:
     """Return True if its servers answer without being opened here: whether they are up is not known."""
-    return not model.generates and model.table.command is None
+    return not model.table.generates and model.table.command is None
 
 
 def _has_died(model: Model) -> bool:

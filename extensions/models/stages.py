@@ -94,7 +94,8 @@ class ParseFor(ParseStage):
 
     async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
         """Parse one generation, or several in a row."""
-        begun: list[TokenFrame] = [frame async for frame in _one(source)]
+        first = await anext(source, None)
+        begun = [] if first is None else [first]
         while begun:
             started = begun.pop()
             assert isinstance(started, frames.GenerationStarted), "a turn begins with GenerationStarted"
@@ -115,12 +116,6 @@ class ParseFor(ParseStage):
 
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser:
         raise NotImplementedError  # the parser of the model does it
-
-
-async def _one(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
-    async for frame in source:
-        yield frame
-        return
 
 
 async def _generation(

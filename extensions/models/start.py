@@ -41,7 +41,7 @@ async def several(settings: Settings) -> AsyncGenerator[RunningEngine, None]:
     async with AsyncExitStack() as closing:
         here = await closing.enter_async_context(start(own)) if (own := settings.in_this_process) else None
         house = House(settings, here)
-        closing.push_async_callback(house.close)
+        closing.push_async_callback(house.catalogue.close)
         engine = ManyEngines(house.catalogue)
         yield RunningEngine(
             cast("Engine", engine),
@@ -101,7 +101,7 @@ class House:
 
         A model whose answers are passed on has none.
         """
-        if not model.generates:
+        if not model.table.generates:
             yield None
             return
         await self.catalogue.begun.wait()
@@ -136,10 +136,6 @@ class House:
         if model.settings.engine_factory:
             return start(model.settings)
         return over_http(model.settings, SERVER_WAIT, model.stages)
-
-    async def close(self) -> None:
-        """End all models."""
-        await self.catalogue.close()
 
 
 def _spec(table: ModelTable, settings: Settings) -> ChildSpec:

@@ -29,7 +29,7 @@ async def test_a_model_in_this_process_changes_with_a_restart_alone(later: dict[
     house.take(settings(away=AWAY))
     house.take(settings(here={**HERE, "names": ["other"]}, away=AWAY))
     assert [*house.catalogue.names] == ["here", "other", "away"]
-    await house.close()
+    await house.catalogue.close()
 
 
 async def test_a_model_in_this_process_comes_with_a_restart_alone() -> None:
@@ -37,4 +37,4 @@ async def test_a_model_in_this_process_comes_with_a_restart_alone() -> None:
     with pytest.raises(CannotStart, match="only a restart"):
         house.take(settings(here=HERE, away=AWAY))
     assert [*house.catalogue.all] == ["away"]
-    await house.close()
+    await house.catalogue.close()
