@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from penstock.api.http.http_settings import ANY, ClientSettings, HttpSettings, is_here, is_loopback
 from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
+from penstock.api.settings.accounts_settings import AccountsSettings
 from penstock.api.settings.engine_settings import EngineSettings
 from penstock.api.settings.model_settings import SHARED, ModelsSettings, check_tools
 from penstock.api.settings.recording_settings import RecordingSettings
@@ -45,6 +46,7 @@ class Settings(  # pydantic begins with the fields of the last class
     WebhookSettings,
     FileSettings,
     ToolSettings,
+    AccountsSettings,
     ServersSettings,
     StoreSettings,
     ClientSettings,

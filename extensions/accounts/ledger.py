@@ -1,0 +1,257 @@
+"""Ledger: what each answer has used, exactly once, and the sums of that by hour, which are kept for long.
+
+A row is written in one transaction with the end of its response.  Once its hour is over, the sweep adds it to the sums
+and deletes it, in one transaction as well.  All hours are by the clock of the server that writes the row.
+
+A commit of unknown outcome is repeated, so a row must not come back after its deletion.  The row of a stored response
+is fenced as its end is.  The other rows have the server that writes them: a server that lives adds up its own rows
+alone, with a change that waits behind all that may be repeated, and those of a server that has left are anybody's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from penstock.services.store.database import SHARED, Statement, Value, placeholders
+from penstock.services.store.parts import StorePart
+from penstock.services.store.rows import model_column
+
+HOUR: Final = 3_600
+"""Seconds of an hour, the shortest time whose sums are kept."""
+
+AT_ONCE = 2_000
+"""Rows that one transaction adds to the sums."""
+
+KEPT: Final = 400 * 86_400.0
+"""Seconds for which the sums are kept by default."""
+
+_COUNTS = {
+    "input_tokens": "bigint",
+    "cached_tokens": "bigint",
+    "output_tokens": "bigint",
+    "reasoning_tokens": "bigint",
+    "tool_seconds": "double precision",
+    "searches": "bigint",
+    "images": "bigint",
+}
+_OF_ALL = ("team", "owner", "key_name", "model", "api", "is_line")
+"""The columns that tell one sum of an hour from the others, beside the hour."""
+
+_TEXTS, _NUMBERS = ("team", "owner", "key_name", "model", "api"), tuple(_COUNTS)
+
+_SHARED_COLUMNS = f"""
+    hour bigint not null,
+    {" text not null, ".join(_TEXTS)} text not null,
+    is_line bigint not null,
+    {", ".join(f"{name} {kind} not null" for name, kind in _COUNTS.items())},
+    cost double precision
+"""
+
+_TABLES = (
+    f"create table ledger (id text primary key, server_id text not null, sweep text, {_SHARED_COLUMNS})",
+    f"""
+    create table ledger_hours (
+        {_SHARED_COLUMNS},
+        requests bigint not null,
+        primary key (hour, {", ".join(_OF_ALL)})
+    )
+    """,
+)
+"""The rows of the answers, which name the ``sweep`` that adds them up, and the sums of hours that are over.
+
+An hour counts from 1970.  A cost is null if no price was known.
+"""
+
+_COLUMNS = ("id", "server_id", "hour", *_OF_ALL, *_NUMBERS, "cost")
+
+_KINDS = {"hour": "bigint", "is_line": "bigint", **_COUNTS, "requests": "bigint", "cost": "double precision"}
+
+_VALUES = ", ".join(f"cast(${number} as {_KINDS.get(name, 'text')})" for number, name in enumerate(_COLUMNS, 1))
+
+_NOTE = f"insert into ledger ({', '.join(_COLUMNS)}) values ({_VALUES}) on conflict (id) do nothing"
+
+_NOTE_STORED = f"""
+    insert into ledger ({", ".join(_COLUMNS)})
+    select {_VALUES} from responses where id = ${len(_COLUMNS) + 1} and server_id = $2 {SHARED}
+    on conflict (id) do nothing
+"""
+
+_TAKE = f"""
+    update ledger set sweep = $1 where id in (
+        select id from ledger
+        where hour < cast($2 as bigint) and (
+            server_id = $3 or not exists (select 1 from servers where servers.id = ledger.server_id)
+        )
+        limit {AT_ONCE}
+    )
+"""
+"""Marks rows, and keeps other sweeps from them until the transaction is over, which deletes them."""
+
+_ADD = f"""
+    insert into ledger_hours (hour, {", ".join(_OF_ALL)}, {", ".join(_NUMBERS)}, cost, requests)
+    select hour, {", ".join(_OF_ALL)}, {", ".join(f"sum({name})" for name in _NUMBERS)}, sum(cost), count(*)
+    from ledger where sweep = $1
+    group by hour, {", ".join(_OF_ALL)} order by hour, {", ".join(_OF_ALL)}
+    on conflict (hour, {", ".join(_OF_ALL)}) do update set
+        {", ".join(f"{name} = ledger_hours.{name} + excluded.{name}" for name in (*_NUMBERS, "requests"))},
+        cost = case
+            when ledger_hours.cost is null then excluded.cost
+            else ledger_hours.cost + coalesce(excluded.cost, 0) end
+"""
+
+_CLEAR = "delete from ledger where sweep = $1"
+
+_FORGET = ("delete from ledger where hour < $1", "delete from ledger_hours where hour < $1")
+
+_TIMES = {"hour": ("hour", HOUR), "day": ("hour / 24", 24 * HOUR), "month": ("hour / 24", 24 * HOUR)}
+"""The times by which sums can be asked for: an expression of whole numbers, and the seconds of one.
+
+Databases know no months in common: their days are added up here.
+"""
+
+BY: Final = (*_TIMES, *_OF_ALL)
+"""The words by which sums can be asked for."""
+
+_SUMS = """
+    select {groups}, {sums}, sum(cost) from (
+        select hour, {columns}, cost, 1 as requests from ledger where {found}
+        union all
+        select hour, {columns}, cost, requests from ledger_hours where {found}
+    ) as uses {group_by}
+"""
+
+
+class Prices(Protocol):
+    """What a use costs."""
+
+    def cost(self, use: Any) -> float | None:
+        """Return the cost of a use, in units of the currency; None if no price is known.  Threads call it, too."""
+        ...
+
+
+class Sum(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of the uses of one group.  What they are not grouped by has its default."""
+
+    at: int = 0
+    """The start of the hour, day or month, in seconds since 1970; all are of UTC."""
+    team: str = ""
+    owner: str = ""
+    key_name: str = ""
+    model: str = ""
+    api: str = ""
+    is_line: bool = False
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    tool_seconds: float = 0.0
+    searches: int = 0
+    images: int = 0
+    cost: float | None = None
+    """None if no price was known for any of them."""
+
+    def __add__(self, other: Sum) -> Sum:
+        """Return the sum of both, in the group of this one."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
+        costs = [each.cost for each in (self, other) if each.cost is not None]
+        return msgspec.structs.replace(self, **added, cost=sum(costs) if costs else None)
+
+
+COUNTED: Final = ("requests", *_NUMBERS)
+"""The numbers of a `Sum`, beside its cost."""
+
+
+class Ledger(StorePart):
+    """The accounts in the store: the sums of what all owners have used."""
+
+    name = "ledger"
+    tables = _TABLES
+    queued = (_NOTE, _NOTE_STORED)
+
+    prices: Prices | None = None
+    keep: float = KEPT
+    """Seconds for which the sums are kept; with 0, nothing is written."""
+
+    def used(self, use: Any, response_id: str | None) -> Iterable[Statement]:
+        """Yield the statement that writes the row of a use, with its cost by the prices of now."""
+        if not self.keep:
+            return
+        named = {"team": use.team, "owner": use.owner, "key_name": use.key_name, "model": use.model, "api": use.api}
+        row: tuple[Value, ...] = (
+            use.id,
+            self.context.server_id,
+            int(use.at // HOUR),
+            *(model_column(text) for text in named.values()),
+            int(use.is_line),
+            *(getattr(use, name) for name in _NUMBERS),
+            self.prices.cost(use) if self.prices else None,
+        )
+        yield Statement(_NOTE, row) if response_id is None else Statement(_NOTE_STORED, (*row, response_id))
+
+    async def sweep(self) -> None:
+        """Add up the rows of hours that are over, and forget the sums that have expired."""
+        now, is_full = time.time(), True
+        while is_full:
+            mark = secrets.token_hex(8)
+            taken = Statement(_TAKE, (mark, int(now // HOUR), self.context.server_id))
+            steps = (taken, Statement(_ADD, (mark,)), Statement(_CLEAR, (mark,)))
+            is_full = (await self.context.writer.carry_out(steps))[0] == AT_ONCE
+        expired = (int((now - self.keep) // HOUR),)
+        await self.context.writer.carry_out([Statement(sql, expired) for sql in _FORGET])
+
+    async def sums(
+        self, since: float, until: float, by: Sequence[str] = (), where: Mapping[str, Sequence[str | int]] | None = None
+    ) -> Sequence[Sum]:
+        """Return the sums of the hours from ``since`` until ``until``, in the order of their groups.
+
+        There is one for each group of the words ``by``, which are of `BY`: none if nothing was used.  ``where`` has the
+        values that count of a column.  Times are in seconds since 1970; an hour that has begun counts whole.  Raises
+        `StoreFailed`.
+        """
+        await self.context.writer.flushed()
+        groups = [_TIMES[word][0] if word in _TIMES else word for word in by]
+        found, values = ["hour >= $1", "hour < $2"], list[Value]((int(since // HOUR), int(-(-until // HOUR))))
+        for column, allowed in (where or {}).items():
+            found.append(f"{column} in ({placeholders(len(allowed), len(values) + 1)})" if allowed else "1 = 0")
+            values += allowed
+        query = _SUMS.format(
+            groups=", ".join(groups or ["1"]),
+            sums=", ".join(f"cast(sum({name}) as {_KINDS[name]})" for name in COUNTED),
+            columns=", ".join((*_OF_ALL, *_NUMBERS)),
+            found=" and ".join(found),
+            group_by=f"group by {', '.join(groups)}" if groups else "having count(*) > 0",
+        )
+        sums: dict[Sum, Sum] = {}
+        for row in await self.context.read(query, *values):
+            named = dict(zip(by or ("",), row, strict=False))
+            counted, cost = row[len(named) : -1], row[-1]
+            group = _group(named)
+            sums[group] = sums.get(group, group) + Sum(**dict(zip(COUNTED, counted, strict=True)), cost=cost)
+        return sorted(sums.values(), key=lambda one: [_key(one, word) for word in by])
+
+
+def _group(named: Mapping[str, Any]) -> Sum:
+    """Return an empty sum of a group."""
+    return Sum(**dict(_field(word, value) for word, value in named.items() if word))
+
+
+def _field(word: str, value: Any) -> tuple[str, Any]:
+    if word == "is_line":
+        return word, bool(value)
+    if word not in _TIMES:
+        return word, value
+    at = int(value) * _TIMES[word][1]
+    if word == "month":
+        at = int(datetime.fromtimestamp(at, UTC).replace(day=1).timestamp())
+    return "at", at
+
+
+def _key(one: Sum, word: str) -> Any:
+    return one.at if word in _TIMES else getattr(one, word)
