@@ -1,0 +1,1 @@
+"""The resource of batches: the runner, and the routes of both APIs."""
