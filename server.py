@@ -68,7 +68,15 @@ async def running(
             )
         await closing.enter_async_context(joined(settings, scheduler, place))
         await closing.enter_async_context(delivering(settings, scheduler.store, loaded.keys))
-        parts = ServerParts(settings, scheduler, tools, peers, loaded.prompts)
+        parts = ServerParts(
+            settings,
+            scheduler=scheduler,
+            tools=tools,
+            peers=peers,
+            prompts=loaded.prompts,
+            keys=loaded.keys,
+            dialects=loaded.dialects,
+        )
         resources = await closing.enter_async_context(opened(parts))
         closing.enter_context(watching(scheduler.pipeline, settings.slow_callback))
         api = Api(
@@ -84,7 +92,14 @@ async def running(
             resources=resources,
             proxies=Proxies.parse(settings.trusted_proxy, settings.forwarded_header),
         )
-        yield Running(loaded.keys, loaded.prompts, scheduler, api, backend.take)
+        yield Running(
+            loaded.keys,
+            prompts=loaded.prompts,
+            scheduler=scheduler,
+            api=api,
+            take_models=backend.take,
+            at_sighup=parts.at_sighup,
+        )
 
 
 @asynccontextmanager

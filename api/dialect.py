@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, client_request_id, name_model
-from penstock.api.http.auth import OWNER, title_of
+from penstock.api.http.auth import OWNER, team_of, title_of
 from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoken
 from penstock.api.http.errors import PROBLEM, as_json
@@ -266,6 +266,8 @@ class Edge:
             request_id=client_request_id(request, reading.request.request_id),
             session=headers.get(SESSION_HEADER, ""),
             key_name=title_of(request),
+            team=team_of(request),
+            api=self.dialect.name,
             generates=reading.generates,
             moves=request.method == "POST" and FORWARDED not in headers and not stays,
             forgives=reading.forgives,

@@ -134,6 +134,12 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The served name of the model, if the request gives an alias of it."""
     key_name: str = ""
     """The name of the API key for people: its ``name=``, or else the first 8 digits of the owner."""
+    team: str = ""
+    """The team of the API key; empty if it has none."""
+    api: str = ""
+    """The name of the dialect in which the request came, such as ``chat``."""
+    line: str = ""
+    """The id of the line of a batch that the request is; empty if it is none."""
 
 
 TokenIds: TypeAlias = tuple[int, ...]

@@ -21,6 +21,7 @@ from penstock.pipeline.protocol.items import ListedTool
 from penstock.pipeline.protocol.tools import HostedTool, McpServer, StrictLevel
 from penstock.services.containers import TTL, Containers, MemoryLimit, OwnerLimits, no_owner_limits
 from penstock.services.slots import Limit, Slots, unlimited
+from penstock.services.usage import Tallies
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
@@ -343,6 +344,8 @@ class Toolbox:
     """The containers in which code and commands run."""
     strict_level: Callable[[str], StrictLevel | UnsetType] = lambda _: UNSET
     """Gives the level to which all calls are held now."""
+    tallies: Tallies = field(default_factory=Tallies)
+    """What the responses use, which run the tools."""
 
     @property
     def namespaces(self) -> frozenset[str]:

@@ -68,6 +68,8 @@ class Tally:
         self._running: CountedTurn | None = None
         self._lists_turns = False
         self._kept: list[KeptTurn] = []
+        self.tool_seconds = 0.0
+        """Seconds for which this server has run tools."""
         self.prompt: Sequence[int] = ()
         """The tokens of the prompt of the first turn that is kept."""
 

@@ -145,7 +145,8 @@ def main(arguments: Sequence[str]) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     make = commands.add_parser("make", parents=[place], help="make a key, and print it")
     make.add_argument("name", help="a name for the holder of the key")
-    make.add_argument("--like", metavar="KEY", help="a key whose limits, tools, models, webhook and expiry it has, too")
+    make.add_argument("--like", metavar="KEY", help="a key whose other words it has, too")
+    make.add_argument("--team", metavar="NAME", help="the team that it is of, in the accounts")
     make.add_argument("--limits", metavar="NAME", help="the table of limits that holds for the key")
     make.add_argument("--tools", metavar="TOOLS", help="the tools that it may use, with commas, or none")
     make.add_argument("--models", metavar="MODELS", help="the models that it may use: names or patterns, with commas")
@@ -189,8 +190,8 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_KeyStore, None]
 
 async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     expires = None if chosen.expires is None else _moment(chosen.expires)
-    fields = {"name": chosen.name, "limits": chosen.limits, "tools": chosen.tools, "models": chosen.models}
-    fields |= {"webhook": chosen.webhook, "expires": expires}
+    fields = {"name": chosen.name, "team": chosen.team, "limits": chosen.limits, "tools": chosen.tools}
+    fields |= {"models": chosen.models, "webhook": chosen.webhook, "expires": expires}
     like = dict(word.split("=", 1) for word in (await _found(place, chosen.like)).words.split()) if chosen.like else {}
     fields = like | {field: value for field, value in fields.items() if value is not None}
     words = [f"{field}={value}" for field, value in fields.items()]

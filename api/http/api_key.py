@@ -1,6 +1,6 @@
 """An API key, as a line of a key file or of the store describes it.
 
-A line has the key itself, or the SHA-256 of one as ``sha256:HEX``, and then words that begin with ``name=``,
+A line has the key itself, or the SHA-256 of one as ``sha256:HEX``, and then words that begin with ``name=``, ``team=``,
 ``limits=``, ``tools=``, ``models=``, ``webhook=`` or ``expires=``.
 """
 
@@ -33,6 +33,8 @@ class ApiKey(msgspec.Struct, frozen=True):
     words: str = ""
     """The words of the line."""
     name: str = ""
+    team: str = ""
+    """The team that the client is of, for the accounts."""
     limits: str = ""
     """The name of the table of limits that holds for this key; empty for the default."""
     tools: frozenset[str] | None = None
@@ -130,6 +132,7 @@ def _readers(own: Collection[str] | None) -> dict[str, Callable[[str], Any]]:
     """Return the function that reads the value of each word."""
     return {
         "name": _name,
+        "team": _name,
         "limits": _name,
         "tools": lambda value: named(value.split(","), own),
         "models": _models,

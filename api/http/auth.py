@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -55,9 +55,28 @@ def for_operators(handler: AnyHandler) -> AnyHandler:
     return handler
 
 
+def _is_for_operators(request: web.Request) -> bool:
+    return getattr(request.match_info.handler, _FOR_OPERATORS, False)
+
+
 def is_open(request: web.Request) -> bool:
     """True if a request needs no key."""
     return path_of(request) in OPEN
+
+
+class SignIn(Protocol):
+    """A way to sign in beside API keys, of an extension."""
+
+    async def key_of(self, token: str) -> ApiKey | None:
+        """Return the key that a token stands for; None if the token is none of its kind.
+
+        Raises `Unauthorized` for a token of its kind that is refused.
+        """
+        ...
+
+    def known(self, owner: str) -> ApiKey | None:
+        """Return the key of an owner that has signed in; None if it is not known, or no longer."""
+        ...
 
 
 class Keys:
@@ -83,6 +102,8 @@ class Keys:
         self._file, self._given, self._own_tools, self._reads_store = file, given, own_tools, reads_store
         self._operator = digest_of(operator) if operator else ""
         self.obstacle = obstacle
+        self.sign_in: SignIn | None = None
+        """The way to sign in beside the keys, if there is one; a request then needs one of both."""
         self._rows: tuple[tuple[str, str], ...] = ()
         self.refused: frozenset[str] = frozenset()
         """The keys of the store that this server refuses, each with the reason."""
@@ -143,7 +164,7 @@ class Keys:
 
     def of(self, owner: str) -> ApiKey | None:
         """Return the key of an owner; None if the owner has none, or no longer."""
-        return self._known.get(owner)
+        return self._known.get(owner) or (self.sign_in and self.sign_in.known(owner)) or None
 
     def tools(self, owner: str) -> frozenset[str] | None:
         """Return the tools that an owner may use; None for those of all clients."""
@@ -170,6 +191,10 @@ class Keys:
         """Return the name of an owner's key for people: its ``name=``, or the first digits of its digest."""
         return key.title if (key := self.of(owner)) else owner[:8]
 
+    def team(self, owner: str) -> str:
+        """Return the team of an owner; empty if it has none."""
+        return key.team if (key := self.of(owner)) else ""
+
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing, unknown or expired.
@@ -178,13 +203,22 @@ class Keys:
         """
         if OWNER not in request:
             try:
-                request[OWNER] = self._owner_of(request)
+                request[OWNER] = await self._signed_in(request) or self._owner_of(request)
             except Unauthorized:
                 keys = filter(None, map(_bearer, authorizations(request)))
                 request[REFUSED_KEY] = self._refused(next(keys, ""))
                 raise
             request[KEYS] = self
         return await handler(request)
+
+    async def _signed_in(self, request: web.Request) -> str:
+        """Return the owner of the first token by which a client signs in; empty if there is none."""
+        if self.sign_in is None or path_of(request) in OPEN | OPERATORS or _is_for_operators(request):
+            return ""
+        for token in filter(None, map(_bearer, authorizations(request))):
+            if digest_of(token) not in self._known and (key := await self.sign_in.key_of(token)):
+                return key.digest
+        return ""
 
     def _refused(self, key: str) -> str:
         """Return the name of a refused key for people; empty for a text that cannot be a key, which may be guessed."""
@@ -193,7 +227,7 @@ class Keys:
     def _owner_of(self, request: web.Request) -> str:
         if path_of(request) in OPEN | OPERATORS:
             return ""
-        if getattr(request.match_info.handler, _FOR_OPERATORS, False):
+        if _is_for_operators(request):
             return self.operator(*authorizations(request))
         return self.owner(*authorizations(request))
 
@@ -273,6 +307,12 @@ def title_of(request: web.Request) -> str:
     owner: str = request.get(OWNER) or ""
     keys = request.get(KEYS)
     return keys.title(owner) if keys and owner else owner[:8]
+
+
+def team_of(request: web.Request) -> str:
+    """Return the team of a request's key; empty if it has none."""
+    keys = request.get(KEYS)
+    return keys.team(request[OWNER]) if keys else ""
 
 
 def check_key(request: web.Request) -> None:

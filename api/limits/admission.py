@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from operator import attrgetter
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from penstock.api.limits.allowance import Allowance, Allowances, OwnAllowances
@@ -37,6 +38,18 @@ EVERYBODY = "*"
 """The owner of the allowances of all keys together, which is the owner of no response."""
 
 
+class Gate(Protocol):
+    """A rule of an extension that every request with a body has to pass, and every line of a batch."""
+
+    async def check(self, owner: str) -> None:
+        """Raise a `StageError` if the owner may not go on."""
+        ...
+
+    def headers(self, owner: str) -> Mapping[str, str]:
+        """Return the headers about the rule for the answers to an owner."""
+        ...
+
+
 def _default(_: str) -> str:
     return DEFAULT
 
@@ -57,6 +70,7 @@ class Admission:
     reservations: Reservations = field(default_factory=LocalReservations)
     _slots: WeakValueDictionary[tuple[str, str], ReservedSlots] = field(default_factory=WeakValueDictionary)
     """The slots that are used, waited for, or given back."""
+    gates: list[Gate] = field(default_factory=list)
     _stored: dict[str, StoredBytes] = field(default_factory=dict)
     _queueing: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
@@ -77,7 +91,11 @@ class Admission:
         return self.tables.get(ALL, NO_LIMITS)
 
     async def admit(self, owner: str) -> None:
-        """Count a request.  Raises `LimitReached` if the owner, or all owners together, have made too many."""
+        """Count a request.  Raises `LimitReached` if the owner, or all owners together, have made too many.
+
+        Raises what the `gates` raise, before the request is counted.
+        """
+        await self.check_gates(owner)
         with ExitStack() as refunds:
             for payer, limits in self._payers(owner):
                 for allowance in self._allowances(payer, limits):
@@ -86,6 +104,11 @@ class Admission:
                         raise _refusal(allowance)
                     refunds.callback(allowance.spend, -cost)
             refunds.pop_all()
+
+    async def check_gates(self, owner: str) -> None:
+        """Raise what the `gates` raise if an owner may not go on."""
+        for gate in self.gates:
+            await gate.check(owner)
 
     def responding(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Count a response for the length of a block.  Raises `LimitReached` if too many run."""
@@ -174,8 +197,10 @@ class Admission:
         self._spend(owner, TOKENS, tokens)
 
     def headers(self, owner: str) -> dict[str, str]:
-        """Return OpenAI's headers about the limits of an owner; none if it has no limits."""
+        """Return OpenAI's headers about the limits of an owner, and those of the `gates`; none if it has no limits."""
         headers: dict[str, str] = {}
+        for gate in self.gates:
+            headers.update(gate.headers(owner))
         for allowance in self._allowances(owner, self.of(owner)):
             headers[f"x-ratelimit-limit-{allowance.kind}"] = str(int(allowance.most))
             headers[f"x-ratelimit-remaining-{allowance.kind}"] = str(max(0, int(allowance.remaining)))

@@ -37,6 +37,10 @@ class KeyLimits(BaseModel):
     """Responses that run at once, or wait for the engine; those in the background do not count."""
     background: Count | None = None
     """Background responses that have not ended."""
+    batches: Count | None = None
+    """Batches that have not ended."""
+    batch_lines: Count | None = None
+    """Lines of these batches, together."""
     sandboxes: Count | None = None
     """Sandboxes of tools at work at once; a call that needs one more waits for it."""
     containers: Count | None = None

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from aiohttp import web
 
+from penstock.api.dialect import Dialect
+from penstock.api.http.auth import Keys
 from penstock.api.peers import Peers
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.settings import Settings
@@ -36,10 +38,35 @@ class ServerParts:
     tools: Toolbox
     peers: Peers
     prompts: Prompts = field(default_factory=Prompts)
+    keys: Keys = field(default_factory=Keys)
+    dialects: tuple[Dialect, ...] = ()
+    at_sighup: list[Callable[[], None]] = field(default_factory=list)
+    """Functions that read files again: each logs what it has read, or why the file stays in effect as it was."""
 
 
 Resource: TypeAlias = Callable[[ServerParts], AbstractAsyncContextManager[Sequence[web.RouteDef]]]
 """A function that opens a resource for the length of a block, and yields its routes."""
+
+
+AnyResource = TypeVar("AnyResource", bound=Resource)
+
+
+def checked(check: Callable[[Settings], None]) -> Callable[[AnyResource], AnyResource]:
+    """Let a resource check its settings before the model is loaded: ``check`` raises `CannotStart` for wrong ones."""
+
+    def add(resource: AnyResource) -> AnyResource:
+        resource.__dict__["check"] = check
+        return resource
+
+    return add
+
+
+def check_resources(settings: Settings, names: Sequence[str] = SHIPPED) -> None:
+    """Raise `CannotStart` for settings that a resource refuses."""
+    for name in names:
+        check = getattr(optional_function(name, RESOURCES), "check", None)
+        if check is not None:
+            check(settings)
 
 
 @asynccontextmanager

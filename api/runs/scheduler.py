@@ -257,9 +257,14 @@ class Scheduler:
             return self._detached(prepared, mode)
         return self._in_foreground(prepared, mode, self._after_normalize)
 
-    def run_edited(self, prepared: Opened, edit: Edit) -> AsyncGenerator[ResponseEvent, None]:
-        """Start a response in the foreground, through the stages after `normalize` as ``edit`` returns them."""
-        return self._in_foreground(prepared, "stream", edit(self._after_normalize))
+    def run_edited(
+        self, prepared: Opened, edit: Edit, mode: Mode = "stream", *, counts: bool = True
+    ) -> AsyncGenerator[ResponseEvent, None]:
+        """Start a response in the foreground, through the stages after `normalize` as ``edit`` returns them.
+
+        Unless it ``counts``, it is not among those that its owner may have at once.
+        """
+        return self._in_foreground(prepared, mode, edit(self._after_normalize), counts=counts)
 
     async def queue(self, prepared: Opened) -> Run:
         """Queue a response for the background; it is stored before this returns.
@@ -309,11 +314,11 @@ class Scheduler:
         return await Generate(cast("Engine", engine_of(self.engine, prompt.facts.model))).checked(prompt)
 
     @asynccontextmanager
-    async def _responding(self, request: ResolvedRequest) -> AsyncGenerator[None, None]:
-        """Count a response for the length of a block; raise `LimitReached` if too many run."""
+    async def _responding(self, request: ResolvedRequest, *, counts: bool = True) -> AsyncGenerator[None, None]:
+        """Count a response for the length of a block, if it ``counts``; raise `LimitReached` if too many run."""
         is_counted = False
         try:
-            async with self.admission.responding(request.facts.origin.owner):
+            async with self.admission.responding(request.facts.origin.owner) if counts else nullcontext():
                 is_counted = True
                 yield
         except BaseException:
@@ -340,12 +345,12 @@ class Scheduler:
     # Running
 
     async def _in_foreground(
-        self, prepared: Opened, mode: Mode, stages: Pipeline[ResolvedRequest, ResponseEvent]
+        self, prepared: Opened, mode: Mode, stages: Pipeline[ResolvedRequest, ResponseEvent], *, counts: bool = True
     ) -> AsyncGenerator[ResponseEvent, None]:
         """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
         request = prepared.request
         response_id = request.facts.response_id
-        async with self._responding(request):
+        async with self._responding(request, counts=counts):
             with _traced(request, mode) as traced:
                 async with stages.open(prepared.source(traced.request)) as events:
                     event, run, foreground = None, None, _Foreground(asyncio.current_task(), events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from uuid import uuid4
@@ -18,6 +18,7 @@ from penstock.api.http.auth import Keys
 from penstock.api.http.key_sources import seal_keys
 from penstock.api.limits.admission import Admission
 from penstock.api.peers import Membership
+from penstock.api.resources.resources import check_resources
 from penstock.api.runs.housekeeping import keep_sweeping, keep_tidying
 from penstock.api.runs.scheduler import Scheduler
 from penstock.api.runs.store_settings import NO_STORE, is_missing, without_password
@@ -52,6 +53,8 @@ class Running:
     api: Api
     take_models: Callable[[Settings], None] | None = None
     """Takes the models of settings in place of those that run; None for a server of one model."""
+    at_sighup: Sequence[Callable[[], None]] = ()
+    """Functions of resources that read their files again."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ def preloaded(settings: Settings) -> Preloaded:
     mcp_servers(settings)
     for name in settings.tool:
         function_named(name, TOOL, HOSTS)
+    check_resources(settings)
     admission = Admission(settings.limits)
     keys = keys_of(settings, admission)
     admission.name_of = keys.limits

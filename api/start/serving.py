@@ -84,7 +84,9 @@ class FileReader:
         settings, server = self.settings, self.server
         keys, admission, prompts = server.keys, server.scheduler.admission, server.prompts
         takes_models = server.take_models
-        if not (settings.api_key_file or settings.limits or settings.prompts or takes_models):
+        for read_again in server.at_sighup:
+            read_again()
+        if not (settings.api_key_file or settings.limits or settings.prompts or takes_models or server.at_sighup):
             logger.info("SIGHUP: there is no file of API keys, limits, prompts or models to read again")
         templates = _read("prompts", settings.prompts, prompts.read, prompts.templates)
         own = _read("API keys", settings.api_key_file, keys.read, keys.own)

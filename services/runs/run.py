@@ -29,6 +29,7 @@ from penstock.services.runs.response_metrics import count_response
 from penstock.services.store.store import Store, StoredResponse
 from penstock.services.tracing import store_span
 from penstock.services.usage import Tallies
+from penstock.services.use import use_of
 
 FLUSH_SECONDS = 0.25
 """Maximum seconds before an event goes to the store."""
@@ -87,6 +88,11 @@ class Run:
     def model(self) -> str:
         """The name of its model, as the engine serves it."""
         return self.origin.model or self.response.model
+
+    @property
+    def tool_seconds(self) -> float:
+        """Seconds for which this server has run tools for it."""
+        return self._tally.tool_seconds
 
     # Writing
 
@@ -331,16 +337,17 @@ class RunRegistry:
         return self._add(stored, EventLog(stored.response, blocks))
 
     def end(self, run: Run, block: Block | None) -> asyncio.Future[None] | None:
-        """Store the end of a run, which stays here until that is saved.
+        """Store the end of a run, which stays here until that is saved, and what it has used.
 
-        Returns None if the response is not stored.
+        The line of a batch is counted with its result, and not here.  Returns None if nothing is stored.
         """
         key = (run.origin.key_name or run.origin.owner[:8]) if self._measures_keys else ""
         self.when_ended(run)
         count_response(run.response, run.model, run.mode, time.monotonic() - run.began, key)
+        use = None if run.origin.line else use_of(run)
         if not run.response.store:
             self.discard(run)
-            return None
+            return self.store.used(use) if use else None
         saved = self.store.end(
             StoredResponse(
                 run.response,
@@ -351,6 +358,7 @@ class RunRegistry:
                 writer=run.model,
             ),
             block,
+            use,
         )
         saved.add_done_callback(lambda _: self.discard(run))
         return saved

@@ -93,16 +93,17 @@ STATEMENTS = (
     ADD,
     UNLOCK,
     NOTIFY,
-    END,
-    RELEASE,
 )
-"""The statements of runs, in their order of execution when many units are merged."""
+"""The statements of runs, in their order of execution when many units are merged; those of the parts follow."""
+
+LAST = (END, RELEASE)
+"""The statements of runs after which a response belongs to no server, so that no other one changes anything."""
 
 
 def bulks(units: Iterable[Unit]) -> dict[str, list[tuple[Value, ...]]]:
-    """Return the arguments of all units by statement, in the order of `STATEMENTS`, and then of those of the parts."""
+    """Return the arguments of all units by statement, in the order of execution."""
     of_parts = (sql for part in installed_parts() for sql in part.queued)
-    rows: dict[str, list[tuple[Value, ...]]] = {sql: [] for sql in (*STATEMENTS, *of_parts)}
+    rows: dict[str, list[tuple[Value, ...]]] = {sql: [] for sql in (*STATEMENTS, *of_parts, *LAST)}
     for unit in units:
         for statement in unit.statements:
             rows[statement.sql].append(statement.arguments)

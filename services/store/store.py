@@ -50,11 +50,12 @@ from penstock.services.store.heartbeats import STALE, Servers
 from penstock.services.store.item_lookup import find_items, find_results
 from penstock.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.services.store.maintenance import claim, name_model, orphaned_models, orphans, restart, sweep
-from penstock.services.store.parts import StorePart, installed_parts
+from penstock.services.store.parts import FileShelf, StorePart, installed_parts
 from penstock.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.services.store.stored_keys import StoredKeys
 from penstock.services.store.webhooks import StoredWebhooks
 from penstock.services.store.writer import BULK, Statements, StoreContext
+from penstock.services.use import Use
 
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
 
@@ -137,6 +138,11 @@ class Store:
         return part
 
     @property
+    def files(self) -> FileShelf | None:
+        """The part that keeps files; None if no package brings one."""
+        return next((part for part in self.parts.values() if isinstance(part, FileShelf)), None)
+
+    @property
     def server_id(self) -> str:
         return self.context.server_id
 
@@ -214,12 +220,25 @@ class Store:
     def append(self, response_id: str, block: Block) -> None:
         self.writer.queue((self._appended(response_id, block),), response_id)
 
-    def end(self, stored: StoredResponse, block: Block | None) -> asyncio.Future[None]:
+    def end(self, stored: StoredResponse, block: Block | None, use: Use | None = None) -> asyncio.Future[None]:
         """Store an ended response and its last events, add its items to its conversation, and release the conversation.
 
-        Items are added only if the response is completed or incomplete.  The future is done when all is durable.
+        Items are added only if the response is completed or incomplete.  The parts note the ``use`` of the response
+        with it.  The future is done when all is durable.
         """
-        return self._queue(stored, partial(self._at_the_end, stored, block, time.time()))
+        return self._queue(stored, partial(self._at_the_end, stored, block, time.time(), use))
+
+    def used(self, use: Use) -> asyncio.Future[None] | None:
+        """Have the parts note what an answer has used that is not stored; the future is done when that is durable.
+
+        Returns None if no part notes it.
+        """
+        statements = self.statements_of(use) if self.keeps else ()
+        return self.writer.queue(statements, use.id) if statements else None
+
+    def statements_of(self, use: Use, response_id: str | None = None) -> Sequence[Statement]:
+        """Return the statements by which the parts note what an answer has used (see `StorePart.used`)."""
+        return tuple(chain.from_iterable(part.used(use, response_id) for part in self.parts.values()))
 
     def release(self, response_id: str) -> None:
         """Let any server run a response that is still queued."""
@@ -254,7 +273,9 @@ class Store:
         yield Statement(run_sql.BEGIN, row)
         yield from self._indexed(response.id, stored.input, now)
 
-    def _at_the_end(self, stored: StoredResponse, block: Block | None, now: float) -> Iterator[Statement]:
+    def _at_the_end(
+        self, stored: StoredResponse, block: Block | None, now: float, use: Use | None
+    ) -> Iterator[Statement]:
         response = stored.response
         if block is not None:
             yield self._appended(response.id, block)
@@ -264,6 +285,8 @@ class Store:
         if self._notifies:
             notified = (response.id, _notification_id(response), f"response.{response.status}", self.server_id)
             yield Statement(run_sql.NOTIFY, notified)
+        if use is not None:
+            yield from self.statements_of(use, response.id)
         yield self._ended(stored, now)
 
     def _indexed(self, response_id: str, items: Iterable[Item], now: float) -> Iterator[Statement]:

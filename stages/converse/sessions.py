@@ -171,8 +171,10 @@ class Sessions:
         else:
             return result
         finally:
+            seconds = time.monotonic() - started
             metrics.TOOL_CALLS.labels(tool, status).inc()
-            metrics.TOOL_SECONDS.labels(tool).observe(time.monotonic() - started)
+            metrics.TOOL_SECONDS.labels(tool).observe(seconds)
+            self._toolbox.tallies.of(self._request.facts.response_id).tool_seconds += seconds
 
     def _measured_name(self, namespace: str) -> str:
         """Return the name of a tool in the metrics, which have no label that a client has chosen."""

@@ -68,6 +68,9 @@ def _origin(recalled: RecalledRequest) -> Origin:
         opening=past.opening,
         model="" if recalled.served == recalled.model else recalled.served,
         key_name=envelope.key_name,
+        team=envelope.team,
+        api=envelope.api,
+        line=envelope.line,
     )
 
 

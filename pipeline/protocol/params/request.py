@@ -184,6 +184,12 @@ class Envelope:
     """The client's own id of its session, from the headers."""
     key_name: str = ""
     """The name of the API key for people."""
+    team: str = ""
+    """The team of the API key."""
+    api: str = ""
+    """The name of the dialect in which the request came."""
+    line: str = ""
+    """The id of the line of a batch that the request is; empty if it is none."""
     generates: bool = True
     """False if the response is only prepared: it has no output."""
     continued: History | None = None

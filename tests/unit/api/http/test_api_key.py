@@ -23,10 +23,17 @@ def test_line_with_a_key_and_line_with_its_digest_mean_the_same(key: str) -> Non
 
 
 def test_words_of_a_line_describe_its_key() -> None:
-    words = "name=alice@example.com limits=gold tools=web_search,shell expires=2027-01-31"
+    words = "name=alice@example.com team=lab limits=gold tools=web_search,shell expires=2027-01-31"
     key = key_of(f"{KEY}  {words}")
+    tools = frozenset({"browser", "container"})
     assert key == ApiKey(
-        DIGEST, words, "alice@example.com", "gold", frozenset({"browser", "container"}), expires=1801353600.0
+        DIGEST,
+        words,
+        name="alice@example.com",
+        team="lab",
+        limits="gold",
+        tools=tools,
+        expires=1801353600.0,
     )
     assert key_of(f"{KEY} models=big,Qwen/*").models == frozenset({"big", "Qwen/*"})
     assert key_of(KEY).models is None
@@ -44,8 +51,8 @@ def test_key_expires_at_a_time(expires: str, is_expired: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("alice", "a word after it that is none of name, limits, tools, models, webhook, expires"),
-        ("owner=alice", "a word after it that is none of name, limits, tools, models, webhook, expires"),
+        ("alice", "a word after it that is none of name, team, limits, tools, models, webhook, expires"),
+        ("owner=alice", "a word after it that is none of name, team, limits, tools, models, webhook, expires"),
         ("name=", "has an invalid name=: expected up to 64 letters"),
         ("name=al/ice", "has an invalid name=: expected up to 64 letters"),
         ("limits=" + "x" * 65, "has an invalid limits=: expected up to 64 letters"),
