@@ -147,7 +147,7 @@ WHOLE = {
 OF_0_2 = {"sqlite": 40, "postgres": 27}
 """The number of schema statements of release 0.2.0."""
 
-PARTS = {"containers": 2, "files": 6, "stored_chats": 3, "vector_stores": 15}
+PARTS = {"containers": 2, "files": 6, "ledger": 2, "stored_chats": 3, "vector_stores": 15}
 
 
 def before_parts(schema: Schema) -> list[str]:
