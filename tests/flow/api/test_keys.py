@@ -304,7 +304,7 @@ async def test_keys_of_the_store_are_those_of_all_its_servers(store_at: str) -> 
             assert_valid(each, alice=each is keys, bob=False)
             await each.read_store(store.keys)
             assert_valid(each, alice=each is keys, bob=True)
-            assert each.of(digest_of(BOB)) == ApiKey(digest_of(BOB), "name=bob limits=gold", "bob", "gold")
+            assert each.of(digest_of(BOB)) == ApiKey(digest_of(BOB), "name=bob limits=gold", name="bob", limits="gold")
         await store.keys.revoke(digest_of(BOB))
         for each in (keys, others):
             await each.read_store(store.keys)
