@@ -6,6 +6,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from penstock.services.use import Use
+
 Status: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
@@ -113,3 +115,14 @@ class LineResult(msgspec.Struct, frozen=True):
     request_id: str = ""
     body: bytes = b""
     """The JSON of the answer; empty if the line did not run."""
+
+
+class LineAnswer(msgspec.Struct, frozen=True):
+    """The answer to a line, as HTTP would have given it, and what it has used; the ``use`` has the id of the line."""
+
+    status: int
+    body: bytes
+    request_id: str
+    use: Use | None = None
+    may_pass: bool = False
+    """True for an error that may be over if the line runs again, such as that of an engine that is down."""

@@ -1,0 +1,1 @@
+"""Yielding: lines of batches run where others leave room, and give it back when they need it."""
