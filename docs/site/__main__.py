@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from docs.site.checks import checks_page
 from docs.site.clients import clients_page
 from docs.site.errors import errors_page
 from docs.site.gather import Gathered, title
@@ -35,6 +36,7 @@ def build(folder: Path) -> list[str]:
     gathered.gather()
     for name, text in pages(asyncio.run(described(folder / "server"))):
         gathered.add(f"docs/{name}", text)
+    gathered.add("docs/CHECKS.md", checks_page())
     gathered.add("docs/CLIENT_MATRIX.md", clients_page())
     gathered.add("docs/ERRORS.md", errors_page())
     gathered.add("docs/PYTHON_API.md", python_page())

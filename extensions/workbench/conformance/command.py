@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     if options.list:
         for check in ALL:
-            print(f"{check.name:32s}{check.rule}")
+            print(f"{check.name:32s}{'*' if check.is_core else ' '} {check.rule}")
         return
     if options.url is None:
         raise CannotRun("give the URL of a server, such as http://127.0.0.1:8000/v1")
@@ -71,7 +71,7 @@ def _parser() -> Parser:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the report as JUnit XML, too")
     parser.add_argument("--badge", type=Path, metavar="FILE.svg", help="write a badge, too")
     parser.add_argument("--verbose", action="store_true", help="list the checks that pass and are skipped, too")
-    parser.add_argument("--list", action="store_true", help="list all checks with their rules")
+    parser.add_argument("--list", action="store_true", help="list all checks with their rules; * marks the core")
     parser.add_argument("--at-once", type=_positive, default=4, metavar="N", help="checks that run at once (4)")
     parser.add_argument(
         "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="the longest time of a request (60)"

@@ -124,9 +124,10 @@ async def test_limits_before_the_first_check_are_named(url: str) -> None:
     )
 
 
-def test_list_names_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_all_checks_and_marks_the_core(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--list"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [check.name for check in ALL]
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert [(name, mark == "*") for name, mark, _ in lines] == [(check.name, check.is_core) for check in ALL]
 
 
 @pytest.mark.parametrize(
