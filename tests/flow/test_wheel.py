@@ -296,6 +296,8 @@ def project(wheel: Path, tmp_path: Path) -> Path:
             if named or page in WHOLE:
                 name = named[1] if named else f"{Path(page).stem.lower()}_{number}.py"
                 (folder / name).write_text(block)
+        for file in re.findall(r"^The file: \[.+\]\((.+)\)\.$", (ROOT / page).read_text(), re.MULTILINE):
+            shutil.copy(ROOT / "docs" / file, folder)
     return folder
 
 
