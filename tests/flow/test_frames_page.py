@@ -24,7 +24,6 @@ FACTS = (
     frames.RequestFacts,
     frames.Purpose,
     frames.Compacting,
-    frames.Sampling,
     frames.Scheduling,
     frames.Origin,
     frames.TemplateOptions,

@@ -25,7 +25,8 @@ and `penstock serve --print-pipeline MODEL` shows them.
 
 `make oracles` [compares](../tests/README.md#oracles) with the outputs in the tests of other servers. Where penstock
 reads otherwise, the verdict is `ours` (penstock is wrong), `theirs` (the other is) or `arguable`, with the reasons in
-[`differences.toml`](../tests/oracles/differences.toml).
+[`differences.toml`](../tests/oracles/differences.toml). [`counts.csv`](../tests/oracles/counts.csv) has the verdicts of
+each family.
 
 {agreement}
 ## Selection
@@ -101,22 +102,10 @@ def agreement() -> str:
     headings, *families = csv.reader(COUNTS.read_text().splitlines())
     sums = [sum(map(int, column)) for column in list(zip(*families, strict=True))[1:]]
     servers = zip(headings[1:-VERDICTS], sums, strict=False)
-    differing = [(name, counts) for name, *counts in families if any(map(int, counts[1 - VERDICTS :]))]
-    found = [column for column in range(-VERDICTS, 0) if sums[column]]
-    rows = (
-        row(f"`{name}`", *(each if each != "0" else "" for each in (counts[at] for at in found)))
-        for name, counts in differing
-    )
-    return "\n".join(
-        (
-            f"Outputs: {', '.join(f'{count:,} of {server}' for server, count in servers)}.\n",
-            markdown_table(
-                "family",
-                *(headings[at] for at in found),
-                rows=(row("**all**", *(str(sums[at]) for at in found)), *rows),
-            ),
-            "A family or a verdict that is not listed has no difference.\n",
-        )
+    verdicts = zip(headings[-VERDICTS:], sums[-VERDICTS:], strict=True)
+    return (
+        f"Outputs: {', '.join(f'{count:,} of {server}' for server, count in servers)}.\n"
+        f"Verdicts: {', '.join(f'{count:,} {verdict}' for verdict, count in verdicts)}.\n"
     )
 
 
