@@ -21,6 +21,7 @@ import msgspec
 from penstock.services.store.database import SHARED, Statement, Value, placeholders
 from penstock.services.store.parts import StorePart
 from penstock.services.store.rows import model_column
+from penstock.services.use import Use
 
 HOUR: Final = 3_600
 """Seconds of an hour, the shortest time whose sums are kept."""
@@ -130,7 +131,7 @@ _SUMS = """
 class Prices(Protocol):
     """What a use costs."""
 
-    def cost(self, use: Any) -> float | None:
+    def cost(self, use: Use) -> float | None:
         """Return the cost of a use, in units of the currency; None if no price is known.  Threads call it, too."""
         ...
 
@@ -179,7 +180,7 @@ class Ledger(StorePart):
     keep: float = KEPT
     """Seconds for which the sums are kept; with 0, nothing is written."""
 
-    def used(self, use: Any, response_id: str | None) -> Iterable[Statement]:
+    def used(self, use: Use, response_id: str | None) -> Iterable[Statement]:
         """Yield the statement that writes the row of a use, with its cost by the prices of now."""
         if not self.keep:
             return
