@@ -92,6 +92,10 @@ async def _check_counts(database: Database) -> None:
         counts == [(1,), (0,), (1,)],
         "write returns the numbers of rows that each statement of counted units has changed",
     )
+    other = _named("fenced")
+    fenced = Unit((Statement(_REMOVE, (name,)), Statement(_ADD, (other, b"1"))), counted=True, fenced=True)
+    has_ended = await database.write([fenced]) == [(0,)] and not await database.read(_FIND, other)
+    rule(has_ended, "a fenced unit ends if its first statement changes nothing")
 
 
 async def _check_transactions(database: Database) -> None:

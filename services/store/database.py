@@ -64,10 +64,13 @@ class Unit:
 
     If ``counted``, the database returns the number of rows changed by each statement.  Units that are not counted may
     be merged: each statement is executed once, for all units that contain it, in the order of `bulks`.
+
+    A counted unit may be ``fenced``: if its first statement changes no row, the others are not executed.
     """
 
     statements: tuple[Statement, ...]
     counted: bool = False
+    fenced: bool = False
 
 
 class DatabaseUnavailable(Exception):

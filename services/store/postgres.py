@@ -169,7 +169,16 @@ class PostgresDatabase:
 
 
 async def _counted(connection: Any, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-    return [tuple([await _execute(connection, statement) for statement in unit.statements]) for unit in units]
+    return [tuple(await _changed(connection, unit)) for unit in units]
+
+
+async def _changed(connection: Any, unit: Unit) -> list[int]:
+    counts: list[int] = []
+    for statement in unit.statements:
+        counts.append(await _execute(connection, statement))
+        if unit.fenced and not counts[0]:
+            break
+    return counts
 
 
 async def _execute(connection: Any, statement: Statement) -> int:

@@ -117,7 +117,15 @@ class SqliteDatabase:
         return counts
 
     def _counted(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
-        return [tuple(self._execute(statement) for statement in unit.statements) for unit in units]
+        return [tuple(self._changed(unit)) for unit in units]
+
+    def _changed(self, unit: database.Unit) -> list[int]:
+        counts: list[int] = []
+        for statement in unit.statements:
+            counts.append(self._execute(statement))
+            if unit.fenced and not counts[0]:
+                break
+        return counts
 
     def _execute(self, statement: database.Statement) -> int:
         return self._writing.execute(_translated(statement.sql), _named(statement.arguments)).rowcount

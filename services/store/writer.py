@@ -83,6 +83,7 @@ class _Change:
     keys: tuple[str, ...]
     is_urgent: bool
     done: asyncio.Future[None]
+    is_fenced: bool = False
     unit: Unit | None = None
     size: int = UNKNOWN
     rows_changed: tuple[int, ...] = ()
@@ -90,7 +91,7 @@ class _Change:
     def built(self) -> Unit:
         if self.unit is None:
             statements = self.statements() if callable(self.statements) else self.statements
-            self.unit = Unit(tuple(statements), counted=self.is_urgent)
+            self.unit = Unit(tuple(statements), counted=self.is_urgent, fenced=self.is_fenced)
         return self.unit
 
 
@@ -171,23 +172,33 @@ class Writer:
         """Queue a lasting change.  The returned future may be ignored."""
         return self._queued(statements, keys).done
 
-    async def carry_out(self, statements: Statements, *keys: str, is_first: bool = False) -> tuple[int, ...]:
+    async def carry_out(
+        self, statements: Statements, *keys: str, is_first: bool = False, is_fenced: bool = False
+    ) -> tuple[int, ...]:
         """Write an urgent change; return the number of rows changed by each of its statements.
 
-        Raises `StoreFailed` if it was not written.  If ``is_first``, it goes to the front of the queue.  If the caller
-        is cancelled, the change is still written.
+        Raises `StoreFailed` if it was not written.  If ``is_first``, it goes to the front of the queue.  If it
+        ``is_fenced``, it has no effect unless its first statement changes a row.  If the caller is cancelled, the
+        change is still written.
         """
-        change = self._queued(statements, keys, is_urgent=True, is_first=is_first)
+        change = self._queued(statements, keys, is_urgent=True, is_first=is_first, is_fenced=is_fenced)
         self._wakened.set()
         with store_span("store write"):
             await asyncio.shield(change.done)  # a caller that leaves must not cancel what `_write_group` sets
         return change.rows_changed
 
     def _queued(
-        self, statements: Statements, keys: tuple[str, ...], *, is_urgent: bool = False, is_first: bool = False
+        self,
+        statements: Statements,
+        keys: tuple[str, ...],
+        *,
+        is_urgent: bool = False,
+        is_first: bool = False,
+        is_fenced: bool = False,
     ) -> _Change:
         self.check_open()
-        change = _Change(statements, keys, is_urgent, asyncio.get_running_loop().create_future())
+        done = asyncio.get_running_loop().create_future()
+        change = _Change(statements, keys, is_urgent=is_urgent, done=done, is_fenced=is_fenced)
         if not callable(statements):
             change.size = _size(change.built())
         if is_first:
