@@ -72,6 +72,7 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
+        """True once it changes no more."""
         return self.status in ENDED
 
     @property
@@ -103,6 +104,7 @@ class StoredLine(NamedTuple):
 
     @property
     def id(self) -> str:
+        """The id by which what the line uses is counted once."""
         return f"{self.batch_id}:{self.number}"
 
 

@@ -119,30 +119,34 @@ CREATE = f"""
     on conflict (id) do nothing
 """
 
-IS_VALIDATING = "from batches where id = $1 and server_id = $2 and status = 'validating' and cancelling_at is null"
+_IS_VALIDATED = "id = $1 and server_id = $2 and status = 'validating'"
 
-ADD_LINE = f"""
-    insert into batch_lines (batch_id, number, custom_id, model, prefix, attempts, status, request_id,
-                             input_tokens, cached_tokens, output_tokens, reasoning_tokens, bytes, data)
-    select id, cast($3 as bigint), cast($4 as text), cast($5 as text), cast($6 as text), 0, 0, '', 0, 0, 0, 0,
-           cast($7 as bigint), $8
-    {IS_VALIDATING}
-    on conflict (batch_id, number) do nothing
-"""
-
-KEEP_VALIDATING = f"update batches set status = 'validating' where id in (select id {IS_VALIDATING})"
+KEEP_VALIDATING = f"update batches set status = 'validating' where {_IS_VALIDATED}"
 """The fence of lines that are added: no other server changes the batch until the transaction is over."""
+
+_NEW_LINE = "($1, ${0}, ${1}, ${2}, ${3}, 0, 0, '', 0, 0, 0, 0, ${4}, ${5})"
+
+
+def add_lines(count: int) -> str:
+    """Return the statement that adds so many lines, unless they are there."""
+    lines = (_NEW_LINE.format(*range(first, first + 6)) for first in range(2, 2 + 6 * count, 6))
+    return f"""
+        insert into batch_lines (batch_id, number, custom_id, model, prefix, attempts, status, request_id,
+                                 input_tokens, cached_tokens, output_tokens, reasoning_tokens, bytes, data)
+        values {", ".join(lines)} on conflict (batch_id, number) do nothing
+    """
+
 
 BEGIN = f"""
     update batches set status = 'in_progress', in_progress_at = $3, server_id = null, model = $4,
         total = (select count(*) from batch_lines where batch_id = $1),
         bytes = (select coalesce(sum(bytes), 0) from batch_lines where batch_id = $1)
-    where id in (select id {IS_VALIDATING})
+    where {_IS_VALIDATED}
 """
 
 FAIL = f"""
     update batches set status = 'failed', ended_at = $3, server_id = null, errors = $4, bytes = 0
-    where id in (select id {IS_VALIDATING})
+    where {_IS_VALIDATED}
 """
 
 GET = f"select {COLUMNS} from batches where id = $1 and owner = $2"
@@ -188,7 +192,7 @@ CLAIM = """
 """
 
 CLAIMED = """
-    select number, custom_id, model, attempts, data from batch_lines
+    select number, custom_id, attempts, data from batch_lines
     where batch_id = $1 and server_id = $2 and kind is null and number in ({numbers})
 """
 
