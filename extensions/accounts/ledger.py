@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.services.store.database import SHARED, Statement, Value, placeholders
 from penstock.services.store.parts import StorePart
@@ -41,10 +42,9 @@ _COUNTS = {
     "searches": "bigint",
     "images": "bigint",
 }
-_OF_ALL = ("team", "owner", "key_name", "model", "api", "is_line")
-"""The columns that tell one sum of an hour from the others, beside the hour."""
-
 _TEXTS, _NUMBERS = ("team", "owner", "key_name", "model", "api"), tuple(_COUNTS)
+_OF_ALL = (*_TEXTS, "is_line")
+"""The columns that tell one sum of an hour from the others, beside the hour."""
 
 _SHARED_COLUMNS = f"""
     hour bigint not null,
@@ -136,6 +136,18 @@ class Prices(Protocol):
         ...
 
 
+class Names(Protocol):
+    """The names of keys and teams, for uses of responses that an older process began."""
+
+    def title(self, owner: str) -> str:
+        """Return the name of an owner's key."""
+        ...
+
+    def team(self, owner: str) -> str:
+        """Return the team of an owner; empty if it has none."""
+        ...
+
+
 class Sum(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the uses of one group.  What they are not grouped by has its default."""
 
@@ -162,7 +174,7 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True):
         """Return the sum of both, in the group of this one."""
         added = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
         costs = [each.cost for each in (self, other) if each.cost is not None]
-        return msgspec.structs.replace(self, **added, cost=sum(costs) if costs else None)
+        return replace(self, **added, cost=sum(costs) if costs else None)
 
 
 COUNTED: Final = ("requests", *_NUMBERS)
@@ -177,6 +189,7 @@ class Ledger(StorePart):
     queued = (_NOTE, _NOTE_STORED)
 
     prices: Prices | None = None
+    names: Names | None = None
     keep: float = KEPT
     """Seconds for which the sums are kept; with 0, nothing is written."""
 
@@ -184,12 +197,13 @@ class Ledger(StorePart):
         """Yield the statement that writes the row of a use, with its cost by the prices of now."""
         if not self.keep:
             return
-        named = {"team": use.team, "owner": use.owner, "key_name": use.key_name, "model": use.model, "api": use.api}
+        if self.names and not use.key_name:
+            use = replace(use, key_name=self.names.title(use.owner), team=self.names.team(use.owner))
         row: tuple[Value, ...] = (
             use.id,
             self.context.server_id,
             int(use.at // HOUR),
-            *(model_column(text) for text in named.values()),
+            *(model_column(getattr(use, name)) for name in _TEXTS),
             int(use.is_line),
             *(getattr(use, name) for name in _NUMBERS),
             self.prices.cost(use) if self.prices else None,

@@ -15,5 +15,5 @@ from penstock.extensions.accounts.ledger import Ledger
 async def accounts(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], None]:
     """Keep the accounts of a server for the length of a block, and yield their routes."""
     ledger = parts.scheduler.store.part(Ledger)
-    ledger.keep = parts.settings.ledger_ttl
+    ledger.keep, ledger.names = parts.settings.ledger_ttl, parts.keys
     yield ()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -30,7 +31,7 @@ from aiohttp import (
 )
 
 from penstock.api.http.access_log import CLIENT_CLOSED, MODEL
-from penstock.api.http.auth import OWNER
+from penstock.api.http.auth import OWNER, team_of, title_of
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER
 from penstock.api.http.errors import STREAMING
 from penstock.api.http.openapi import FORM, JSON, Operation, operation
@@ -42,7 +43,14 @@ from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.models.named_bodies import NamedBody, read_named
 from penstock.extensions.models.targets import ROUTES, Directory, Target
 from penstock.pipeline import metrics
-from penstock.pipeline.errors import InvalidRequest, ModelNotFound, ModelUnavailable, StageError, UpstreamFailed
+from penstock.pipeline.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    StageError,
+    StoreFailed,
+    UpstreamFailed,
+)
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.params.common import Body
 from penstock.pipeline.protocol.params.request import trace_headers
@@ -50,6 +58,7 @@ from penstock.pipeline.tasks import LARGE_BYTES, apart
 from penstock.pipeline.urls import shown_url
 from penstock.services import tracing
 from penstock.services.foreign import Unreadable, decoded, read_whole
+from penstock.services.use import Use
 
 logger = logging.getLogger(__name__)
 
@@ -222,12 +231,12 @@ class Passing:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
                 with self.scheduler.in_flight:
-                    answer = await self._first_answer(request, given, targets.in_turn(target, allowed), leases)
+                    answer, one = await self._first_answer(request, given, targets.in_turn(target, allowed), leases)
                 del given
                 async with answer:
                     release(request)
                     status = answer.status
-                    return await self._passed_back(request, answer)
+                    return await self._passed_back(request, answer, one.name or request[MODEL])
             except StageError as error:
                 status = error.status
                 raise
@@ -237,8 +246,8 @@ class Passing:
 
     async def _first_answer(
         self, request: web.Request, given: NamedBody, targets: Iterable[Target], leases: AsyncExitStack
-    ) -> ClientResponse:
-        """Return the answer of the first of several models that can answer; ``leases`` then has its lease alone."""
+    ) -> tuple[ClientResponse, Target]:
+        """Return the answer of the first of several models that can, and which; ``leases`` has its lease alone."""
         failed: StageError | None = None
         for one in targets:
             try:
@@ -246,7 +255,7 @@ class Passing:
                     urls = await lease.enter_async_context(one.servers())
                     answer = await self._answer_of(request, given, one, urls)
                     leases.push_async_exit(lease.pop_all())
-                    return answer
+                    return answer, one
             except (ModelUnavailable, UpstreamFailed) as error:
                 failed = error
         assert failed is not None
@@ -285,7 +294,7 @@ class Passing:
             raise UpstreamFailed
         return answer
 
-    async def _passed_back(self, request: web.Request, answer: ClientResponse) -> web.StreamResponse:
+    async def _passed_back(self, request: web.Request, answer: ClientResponse, model: str) -> web.StreamResponse:
         """Pass an answer back; if it breaks off, close the connection, as its client could not tell otherwise."""
         passed = web.StreamResponse(status=answer.status, headers=_passed_headers(answer.headers))
         request[STREAMING] = True
@@ -304,8 +313,24 @@ class Passing:
             return passed
         finally:
             self.scheduler.admission.spend_tokens(request[OWNER], tokens.total)
+            if answer.status < 400:
+                self._account(request, tokens.total, model)
         await passed.write_eof()
         return passed
+
+    def _account(self, request: web.Request, tokens: int, model: str) -> None:
+        """Have the store note what a request has used, without a wait for it; all its tokens count as read."""
+        use = Use(
+            id=f"passed_{secrets.token_hex(16)}",
+            owner=request[OWNER],
+            key_name=title_of(request),
+            team=team_of(request),
+            model=model,
+            api=path_of(request).lstrip("/").removeprefix("v1/").removeprefix("v2/"),
+            input_tokens=tokens,
+        )
+        with suppress(StoreFailed):  # it is closed
+            self.scheduler.store.used(use)
 
 
 async def _pieces(answer: ClientResponse) -> AsyncIterator[bytes]:
