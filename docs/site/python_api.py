@@ -1,4 +1,4 @@
-"""The page of the Python API: every name that a page of the repository imports from penstock.
+"""The page of the Python API: every name that a page of the repository, or a file that it shows, imports from penstock.
 
 Signatures and docstrings are those of the source.
 """
@@ -23,14 +23,19 @@ HEAD = """# Python API
 Names that the pages of this site import from `penstock`, with the docstrings of the source.
 """
 _BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"^The file: \[.+\]\((.+\.py)\)\.$", re.MULTILINE)
+"""A link of a page to a file that is too long to be shown."""
+
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documented(pages: Iterable[Path] = PAGES) -> dict[str, set[str]]:
-    """Return the names that the code on the pages imports, by module."""
+    """Return the names that the code on the pages and in their files imports, by module."""
     found: dict[str, set[str]] = {}
     for page in pages:
-        for _, code in _BLOCK.findall(page.read_text()):
+        text = page.read_text()
+        files = ((page.parent / file).read_text() for file in FILE.findall(text))
+        for code in (*(block for _, block in _BLOCK.findall(text)), *files):
             for node in _imports(code):
                 found.setdefault(str(node.module), set()).update(alias.name for alias in node.names)
     return found

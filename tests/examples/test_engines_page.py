@@ -61,10 +61,6 @@ def test_pytest_is_quiet_with_the_settings_of_the_page(tmp_path: Path) -> None:
     assert ("1 passed" in ended.stdout, "Warning" in ended.stdout + ended.stderr) == (True, False)
 
 
-def test_the_page_shows_the_echo_engine() -> None:
-    assert FILES["echo_engine.py"] == Path(__file__).with_name("echo_engine.py").read_text()
-
-
 async def test_the_backend_of_the_page_answers(folder: Path) -> None:
     (folder / "hello_backend.py").write_text(FILES["hello_backend.py"])
     options: dict[str, Any] = {"engine": [f"{folder / 'hello_backend.py'}:engine"], "store": "none", "sandbox": False}

@@ -23,6 +23,7 @@ from zipfile import ZipFile
 import openai
 import pytest
 
+from docs.site.python_api import FILE
 from penstock.pipeline.distribution import DISTRIBUTION, own_version
 from tests.support.installing import LOCKED, output_of, uv, uv_command
 from tests.support.paths import HARMONY, PRODUCT, ROOT
@@ -296,7 +297,7 @@ def project(wheel: Path, tmp_path: Path) -> Path:
             if named or page in WHOLE:
                 name = named[1] if named else f"{Path(page).stem.lower()}_{number}.py"
                 (folder / name).write_text(block)
-        for file in re.findall(r"^The file: \[.+\]\((.+)\)\.$", (ROOT / page).read_text(), re.MULTILINE):
+        for file in FILE.findall((ROOT / page).read_text()):
             shutil.copy(ROOT / "docs" / file, folder)
     return folder
 

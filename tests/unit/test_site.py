@@ -45,6 +45,7 @@ def test_python_api_has_what_the_pages_import() -> None:
     page = python_page()
     names = documented()
     assert {"Pipeline", "source_of"} <= names["penstock.pipeline.core"]
+    assert {"Dialect", "Edge"} <= names["penstock.api.dialect"]  # of a file that a page links
     assert {f"## {module}" for module in names} <= set(page.splitlines())
     assert "### source_of" in page
 

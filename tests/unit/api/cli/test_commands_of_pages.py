@@ -144,7 +144,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a reader who has a clone, recordings, and stages of their own."""
     for folder in ("fixtures", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    for name in ("recordings/resp_...", "greeting", "golden", "now"):
+    for name in ("recordings/resp_...", "greeting"):
         shutil.copytree(HARMONY / "greeting", tmp_path / name)
     stage = (ROOT / "tests/examples/redact_emails.py").read_text()
     for name in ("redact_emails", "shout", "my_stage"):
