@@ -14,7 +14,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed and size of an engine, in the order of gpt-oss-120b on one GPU; `tests/bench/fleet/README.md`."""
+    """The speed and size of an engine, in the order of gpt-oss-120b on one large GPU."""
 
     prefill: float = 25_000.0
     """Tokens that it reads in a second."""

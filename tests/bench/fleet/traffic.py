@@ -1,6 +1,17 @@
-"""Conversations as people, coding agents and programs hold them; README.md says where each length and gap comes from.
+"""Conversations as people, coding agents and programs hold them.
 
 A conversation is drawn from its number alone, so that every way to choose an engine gets the same conversations.
+
+Where the values come from:
+
+* Turns of people: ShareChat (https://arxiv.org/abs/2512.17843).
+* Requests and steps of agents: TraceLab (https://tracelab.cs.washington.edu/exp/session/session_internal_counts/).
+* Turns of programs, and gaps: KVCache in the wild (https://arxiv.org/abs/2506.02634); gaps of agents: TraceLab.
+* Tokens of turns and answers: WildChat (https://arxiv.org/abs/2405.01470) for people, TraceLab for agents, and the tool
+  and agent trace of Mooncake (https://github.com/kvcache-ai/Mooncake) for programs.
+* Instructions and tools: Codex for agents, and Mooncake for programs. The use of applications follows Zipf's law.
+* The context: Codex compacts at 90% of its window.
+* The shares of the kinds, and the instructions of people: assumptions.
 """
 
 from __future__ import annotations
