@@ -135,6 +135,30 @@ class StoredFileNotFound(InvalidRequest):
         super().__init__(f"No such File object: {file_id}", param=param)
 
 
+class UploadNotFound(InvalidRequest):
+    """The path names no upload of the client.
+
+    Cure: begin an upload, and use its id with the same API key within the hour.
+    """
+
+    status = 404
+
+    def __init__(self, upload_id: str) -> None:
+        super().__init__(f"No such Upload object: {upload_id}", param="upload_id")
+
+
+class BatchNotFound(InvalidRequest):
+    """The path names no batch of the client, or one that was deleted.
+
+    Cure: use an id from a list of batches, with the API key that made them.
+    """
+
+    status = 404
+
+    def __init__(self, batch_id: str, *, param: str = "batch_id") -> None:
+        super().__init__(f"No batch found with id '{batch_id}'.", param=param)
+
+
 class ContainerNotFound(InvalidRequest):
     """A path or a tool names no container of the client that is alive.
 

@@ -25,7 +25,7 @@ from penstock.services.tools import Toolbox
 BASE = "/v1"
 """The base URL of all resources."""
 
-SHIPPED = ("accounts", "containers", "files", "live", "passing", "prompts", "vector_stores")
+SHIPPED = ("accounts", "containers", "files", "live", "passing", "prompts", "uploads", "vector_stores")
 """The entry points of the resources that penstock brings along."""
 
 

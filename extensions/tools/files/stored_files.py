@@ -20,7 +20,7 @@ from penstock.extensions.tools.search.tables import LEAVE_ALL
 from penstock.pipeline.errors import StoredFileNotFound, StoreFailed
 from penstock.pipeline.tasks import LARGE_BYTES, apart
 from penstock.services.store import rows
-from penstock.services.store.database import BATCH, Row, Statement, placeholders
+from penstock.services.store.database import BATCH, Row, Statement, batches, placeholders
 from penstock.services.store.heartbeats import of_dead_server
 from penstock.services.store.parts import StorePart
 from penstock.services.store.writer import StoreContext
@@ -58,14 +58,19 @@ _TABLES = (
         primary key (file_id, start)
     )
     """,
+    "alter table files add column upload_id text",
+    "create index files_of_upload on files (upload_id) where upload_id is not null",
 )
-"""The uploaded files, and their bytes from ``start`` on; a server that still receives a file is named."""
+"""The uploaded files, and their bytes from ``start`` on; a server that still receives a file is named.
+
+A part of an upload is a file that only its upload finds.
+"""
 
 _COLUMNS = "id, filename, purpose, media_type, bytes, created_at, expires_at, sha256"
 
 _BEGIN = """
-    insert into files (id, owner, filename, purpose, media_type, bytes, created_at, sha256, server_id)
-    values ($1, $2, '', '', '', 0, $3, '', $4)
+    insert into files (id, owner, filename, purpose, media_type, bytes, created_at, sha256, server_id, upload_id)
+    values ($1, $2, '', '', '', 0, $3, '', $4, $5)
 """
 
 _GROW = "update files set bytes = bytes + $2 where id = $1 and server_id = $3"
@@ -80,7 +85,9 @@ _FINISH = """
     where id = $1 and server_id = $7
 """
 
-_FOUND = "owner = $1 and server_id is null and (expires_at is null or expires_at > cast($2 as double precision))"
+_WHOLE = "owner = $1 and server_id is null and (expires_at is null or expires_at > cast($2 as double precision))"
+
+_FOUND = f"{_WHOLE} and upload_id is null"
 
 _GET = f"select {_COLUMNS} from files where {_FOUND} and id = $3"
 
@@ -91,6 +98,8 @@ _PAGE = """
 """
 
 _CHUNK = "select start, data from file_chunks where file_id = $1 and start <= $2 order by start desc limit 1"
+
+_PARTS = f"select {_COLUMNS} from files where {_WHOLE} and upload_id = $3"
 
 _DELETE = f"delete from files where {_FOUND} and id = $3"
 
@@ -133,8 +142,8 @@ class StoredFile(msgspec.Struct, frozen=True):
 class Upload:
     """A file on its way into the store."""
 
-    def __init__(self, context: StoreContext, created_at: float) -> None:
-        self.id = f"file-{secrets.token_hex(16)}"
+    def __init__(self, context: StoreContext, created_at: float, prefix: str = "file-") -> None:
+        self.id = f"{prefix}{secrets.token_hex(16)}"
         self.received = 0
         """The bytes so far."""
         self.created_at = created_at
@@ -153,14 +162,23 @@ class Upload:
             await self._append(chunk, self.received - len(self._buffer) - len(chunk))
 
     async def finish(
-        self, filename: str, purpose: str, media_type: str = "application/octet-stream", expires_at: float | None = None
+        self,
+        filename: str,
+        purpose: str,
+        media_type: str = "application/octet-stream",
+        expires_at: float | None = None,
+        *,
+        also: Sequence[Statement] = (),
     ) -> StoredFile:
-        """Make the file visible, durably, and return it; raises `StoreFailed`."""
+        """Make the file visible, durably, and return it; raises `StoreFailed`.
+
+        What the statements of ``also`` change is changed in the same moment.
+        """
         if self._buffer:
             await self._append(bytes(self._buffer), self.received - len(self._buffer))
         digest = self._digest.hexdigest()
         end = (self.id, filename, purpose, media_type, expires_at, digest, self._context.server_id)
-        await self._write(Statement(_FINISH, end))
+        await self._write(Statement(_FINISH, end), *also)
         self.is_finished = True
         return StoredFile(
             self.id,
@@ -200,16 +218,18 @@ class StoredFiles(StorePart):
 
     @asynccontextmanager
     async def uploading(
-        self, owner: str, created_at: float | None = None, size: int = 0
+        self, owner: str, created_at: float | None = None, size: int = 0, upload_id: str | None = None
     ) -> AsyncGenerator[Upload, None]:
         """Receive a new file for the length of a block; nothing is left of it unless the block finishes it.
 
+        With an ``upload_id`` it is a part of that upload, which `parts` alone returns.
         Raises `DiskFull` if there is no room for the ``size`` that its sender declares.
         """
         async with self.context.room_for(size):
             pass
-        upload = Upload(self.context, time.time() if created_at is None else created_at)
-        row = (upload.id, owner, upload.created_at, self.context.server_id)
+        created_at = time.time() if created_at is None else created_at
+        upload = Upload(self.context, created_at, "file-" if upload_id is None else "part_")
+        row = (upload.id, owner, upload.created_at, self.context.server_id, upload_id)
         try:
             await self.context.writer.carry_out([Statement(_BEGIN, row)], upload.id)
             yield upload
@@ -230,6 +250,16 @@ class StoredFiles(StorePart):
         for row in await self.context.read(_GET, owner, time.time(), file_id):
             return _file(row)
         return None
+
+    async def parts(self, upload_id: str, owner: str) -> dict[str, StoredFile]:
+        """Return the parts of an upload by their ids."""
+        return {row[0]: _file(row) for row in await self.context.read(_PARTS, owner, time.time(), upload_id)}
+
+    async def delete_parts(self, parts: Mapping[str, StoredFile]) -> None:
+        """Delete parts of an upload durably."""
+        for some in batches(parts):
+            deleted = f"delete from files where upload_id is not null and id in ({placeholders(len(some))})"
+            await self._forget([Statement(deleted, tuple(some))], {name: parts[name].bytes for name in some})
 
     async def page(
         self, owner: str, *, limit: int, after: str | None = None, newest_first: bool = True, purpose: str | None = None

@@ -207,13 +207,13 @@ class Files:
     )
     async def upload(self, request: web.Request) -> web.Response:
         """Upload a file."""
-        self._check_store()
+        self.check_store()
         owner, form = request[OWNER], UploadForm(request, self.most)
         await self.admission.storing(owner, self.store, request.content_length or 1)
         api = _form_of(request)
-        with self._turn(owner):
+        with self.turn(owner):
             uploading = self.files.uploading(owner, size=request.content_length or 0)
-            async with uploading as upload, self._counting(owner, upload) as write:
+            async with uploading as upload, self.counting(owner, upload) as write:
                 await form.receive(write)
                 asked = read_body(msgspec.json.encode(form.fields), api.upload)
                 expires_at = None if asked.lasts is None else upload.created_at + asked.lasts
@@ -223,7 +223,7 @@ class Files:
     @operation(Operation(FileList, query=(PURPOSE, LIMIT, ORDER, AFTER, *_OF_ANTHROPIC), refusals=_REFUSALS))
     async def list_files(self, request: web.Request) -> web.Response:
         """List the files, page by page."""
-        self._check_store()
+        self.check_store()
         if _is_anthropic(request):
             return as_json(await self._page_of_anthropic(request))
         limit = LIMIT.read(request)
@@ -274,7 +274,7 @@ class Files:
     @operation(Operation(DeletedFile, refusals=_REFUSALS))
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a file."""
-        self._check_store()
+        self.check_store()
         file_id = request.match_info["file_id"]
         if not await self.files.delete(file_id, request[OWNER]):
             raise StoredFileNotFound(shortened(file_id))
@@ -312,18 +312,19 @@ class Files:
         return answer
 
     async def _found(self, request: web.Request) -> StoredFile:
-        self._check_store()
+        self.check_store()
         file_id = request.match_info["file_id"]
         if (file := await self.files.get(file_id, request[OWNER])) is None:
             raise StoredFileNotFound(shortened(file_id))
         return file
 
-    def _check_store(self) -> None:
+    def check_store(self) -> None:
+        """Raise `UnsupportedParameter` if nothing is stored."""
         if not self.store.keeps:
             raise UnsupportedParameter("This server stores nothing (--store none), so it has no files.")
 
     @asynccontextmanager
-    async def _counting(self, owner: str, upload: Upload) -> AsyncGenerator[Callable[[bytes], Awaitable[None]], None]:
+    async def counting(self, owner: str, upload: Upload) -> AsyncGenerator[Callable[[bytes], Awaitable[None]], None]:
         """Yield a function that writes to an upload and counts its bytes for an owner, unless it is given up."""
 
         async def write(piece: bytes) -> None:
@@ -338,7 +339,8 @@ class Files:
                 self.admission.stored(owner, -upload.received)
 
     @contextmanager
-    def _turn(self, owner: str) -> Iterator[None]:
+    def turn(self, owner: str) -> Iterator[None]:
+        """Take one of the places for files on their way for the length of a block; raises `ServerBusy`."""
         if not self.places.acquire_now(owner):
             raise ServerBusy("Too many files are being uploaded. Try again in a moment.")
         try:

@@ -57,12 +57,12 @@ for _warning in BadContentDispositionHeader, BadContentDispositionParam:
 
 
 class UploadForm:
-    """The form of a request with a file of at most ``most`` bytes.
+    """The form of a request with a file of at most ``most`` bytes, in the field ``file``.
 
     Raises `UnsupportedMediaType` or `InvalidRequest` if it is no form, and `BodyTooLarge` for a declared length.
     """
 
-    def __init__(self, request: web.Request, most: int) -> None:
+    def __init__(self, request: web.Request, most: int, file: str = FILE) -> None:
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
         if encoding != "identity":
             raise UnsupportedMediaType(f"Send the form without Content-Encoding: {shortened(encoding)}.")
@@ -75,6 +75,7 @@ class UploadForm:
         self.media_type = ANY_TYPE
         """The declared type of the file."""
         self._request = request
+        self._file = file
         self._most = most
         self._received = 0
         self._began = asyncio.get_running_loop().time()
@@ -96,12 +97,11 @@ class UploadForm:
             name, filename = _declared(part)
             if not name:
                 raise InvalidRequest("Each part of the form needs a name.")
-            is_file = name == FILE
+            is_file = name == self._file
             value = filename if is_file else await self._text(part, name)
             self._add(name, value)
             if is_file:
-                declared = part.headers.get(hdrs.CONTENT_TYPE, "")
-                self.media_type = declared if _TYPE.fullmatch(declared) else ANY_TYPE
+                self.media_type = media_type_of(part.headers.get(hdrs.CONTENT_TYPE, ""))
                 async for piece in self._pieces(part, self._most):
                     await write(piece)
         raise InvalidRequest(f"The form has more than {MOST_PARTS} parts.")
@@ -154,6 +154,11 @@ class UploadForm:
         except (AssertionError, RuntimeError, ValueError, RuntimeWarning) as error:
             why = "it does not have the parts and boundaries that its Content-Type declares"
             raise InvalidRequest(f"The form cannot be read: {why}.") from error
+
+
+def media_type_of(declared: str) -> str:
+    """Return the declared type of a file, or that of any bytes if it is none."""
+    return declared if _TYPE.fullmatch(declared) else ANY_TYPE
 
 
 class _Lines:

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from penstock.pipeline.protocol.params.common import Body
 
+MOST_PARTS = 1_000
+"""The most parts of an upload."""
+
 UploadedFile: TypeAlias = Annotated[str, Field(json_schema_extra={"format": "binary"})]
 """The name of a file, whose bytes are received apart from the fields."""
 
@@ -19,13 +22,11 @@ class ExpiresAfter(Body):
     seconds: int = Field(ge=3_600, le=2_592_000, strict=False)
 
 
-class UploadFile(Body):
-    """A file to store, with its purpose, which changes nothing here."""
+class _ToStore(Body):
+    """A file to store, with its purpose."""
 
-    file: UploadedFile
-    """The file, as a part of the form."""
     purpose: Literal["assistants", "batch", "evals", "user_data", "vision"]
-    """The use of the file, which changes nothing here."""
+    """The use of the file: a batch reads one of ``batch``, and the others change nothing here."""
     expires_after: ExpiresAfter | None = None
     """The seconds after which the file is deleted."""
 
@@ -33,6 +34,40 @@ class UploadFile(Body):
     def lasts(self) -> int | None:
         """Seconds after which the file is deleted; None if it stays."""
         return self.expires_after.seconds if self.expires_after else None
+
+
+class UploadFile(_ToStore):
+    """A file to store."""
+
+    file: UploadedFile
+    """The file, as a part of the form."""
+
+
+class CreateUpload(_ToStore):
+    """A file to store that is sent in parts."""
+
+    bytes: int = Field(ge=1)
+    """The bytes of the whole file."""
+    filename: str = Field(min_length=1, max_length=1_024)
+    """The name of the file."""
+    mime_type: str = Field(max_length=200)
+    """The type of the file, as its sender declares it."""
+
+
+class UploadPart(Body):
+    """A part of a file."""
+
+    data: UploadedFile
+    """The bytes of the part, as a part of the form."""
+
+
+class CompleteUpload(Body):
+    """The parts of a file."""
+
+    part_ids: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_PARTS)]
+    """The ids of the parts, in their order in the file."""
+    md5: Annotated[str, Field(pattern="^[0-9a-fA-F]{32}$")] | None = None
+    """The MD5 of the file, by which the server checks what has arrived."""
 
 
 class UploadFileToAnthropic(Body):
