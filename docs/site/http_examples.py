@@ -15,6 +15,9 @@ OPERATOR, METRICS = "PENSTOCK_OPERATOR_KEY", "PENSTOCK_METRICS_KEY"
 """The variables of a shell with the keys that requests need."""
 
 
+UPLOAD: Mapping[str, Any] = {"bytes": 69, "filename": "tea.md", "mime_type": "text/markdown", "purpose": "user_data"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Example:
     """A request to a ``route``, such as ``GET /v1/files``, and the ``status`` of its answer.
@@ -208,6 +211,11 @@ GROUPS = (
             Example(route="GET /v1/files/{file_id}"),
             Example(route="GET /v1/files/{file_id}/content"),
             Example(route="DELETE /v1/files/{file_id}"),
+            Example(route="POST /v1/uploads", body=UPLOAD, keeps={"upload_id": "id"}),
+            Example(route="POST /v1/uploads/{upload_id}/parts", form={"data": "@tea.md"}, keeps={"part_id": "id"}),
+            Example(route="POST /v1/uploads/{upload_id}/complete", body={"part_ids": ["$part_id"]}),
+            Example(route="POST /v1/uploads", body=UPLOAD, keeps={"upload_id": "id"}, title="An upload to cancel"),
+            Example(route="POST /v1/uploads/{upload_id}/cancel"),
         ),
     ),
     Group(

@@ -44,11 +44,12 @@ class Upload:
     content: bytes
     filename: str = "a.txt"
     fields: Mapping[str, str] = field(default_factory=dict)
+    name: str = "file"
 
     @property
     def form(self) -> aiohttp.FormData:
         form = aiohttp.FormData(dict(self.fields))
-        form.add_field("file", self.content, filename=self.filename)
+        form.add_field(self.name, self.content, filename=self.filename)
         return form
 
 
@@ -83,6 +84,9 @@ BATCH: Json = {"file_ids": ["{file_id}"], **DESCRIBED}
 NAMED: Json = {"name": "a", "metadata": {"k": "v"}, "expires_after": {"anchor": "last_active_at", "days": 3}}
 
 CONVERSING: Json = {"conversation": "{conversation_id}"}
+
+UPLOADED = "/uploads/{upload_id}"
+UPLOAD: Json = {"bytes": 3, "filename": "a.txt", "mime_type": "text/plain", **ASSISTANTS}
 
 CONVERSATION, STORE = "/conversations/{conversation_id}", "/vector_stores/{vector_store_id}"
 COMPLETION = "/chat/completions/{completion_id}"
@@ -126,6 +130,10 @@ TABLE = (
     Row(f"{CONVERSATION}/items", KEEPS, {"items": [REFERENCE]}),
     Row("/files", MAKES, Upload(b"one", fields=ASSISTANTS)),
     Row("/files", MAKES, Upload(b"one", fields=ASSISTANTS), Upload(b"two", fields=ASSISTANTS)),
+    Row("/uploads", KEEPS, UPLOAD),
+    Row(f"{UPLOADED}/parts", KEEPS, Upload(b"one", name="data")),
+    Row(f"{UPLOADED}/complete", KEEPS, {"part_ids": ["{part_id}"]}),
+    Row(f"{UPLOADED}/cancel", KEEPS, {}),
     Row("/vector_stores", MAKES, {**NAMED, "file_ids": ["{file_id}"]}),
     Row("/vector_stores", MAKES, NAMED, {"name": "a"}),
     Row(STORE, KEEPS, NAMED),
@@ -164,6 +172,8 @@ TABLE = (
 
 OBJECTS: Mapping[str, tuple[str, Any]] = {
     "file_id": ("/files", Upload(b"The moon has no air.", fields=ASSISTANTS)),
+    "upload_id": ("/uploads", UPLOAD),
+    "part_id": (f"{UPLOADED}/parts", Upload(b"one", name="data")),
     "conversation_id": ("/conversations", {"items": [HI]}),
     "response_id": ("/responses", {"input": "Hi", "background": True}),
     "completion_id": ("/chat/completions", {**CHAT, "store": True}),

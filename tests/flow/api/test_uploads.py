@@ -223,13 +223,16 @@ async def test_bytes_of_parts_count_as_those_of_their_key(store_at: str) -> None
     served = running_server(
         ScriptedEngine(script(HELLO)), store_at, resources=["files", "uploads"], keys=keys, admission=admission
     )
-    async with served as server, openai_client(server.url, api_key="sk-one-0123456789") as sdk:
+    async with served as server, openai_client(server.url, "sk-one-0123456789") as sdk:
         with pytest.raises(openai.APIStatusError) as full:
             await begun(sdk, size=3 * CHUNK)
         upload = await begun(sdk, size=2 * CHUNK - 100)
-        assert full.value.status_code == 403
+        assert full.value.status_code == 429
         part = await sdk.uploads.parts.create(upload.id, data=bytes(CHUNK))
-        async with openai_client(server.url, api_key="sk-other-0123456789") as other:
+        assert await server.store.bytes_of(None) >= CHUNK
+        with pytest.raises(openai.RateLimitError):
+            await sdk.uploads.parts.create(upload.id, data=bytes(CHUNK))
+        async with openai_client(server.url, "sk-other-0123456789") as other:
             for ask in (
                 other.uploads.cancel(upload.id),
                 other.uploads.parts.create(upload.id, data=b"x"),

@@ -147,16 +147,17 @@ WHOLE = {
 OF_0_2 = {"sqlite": 40, "postgres": 27}
 """The number of schema statements of release 0.2.0."""
 
-PARTS = {"containers": 2, "files": 6, "ledger": 2, "stored_chats": 3, "vector_stores": 15}
+PARTS = {"containers": 2, "files": 8, "ledger": 2, "stored_chats": 3, "uploads": 2, "vector_stores": 15}
 
 
 def before_parts(schema: Schema) -> list[str]:
-    """Return the first list as it was, with the statements of the parts in their places."""
+    """Return the first list as it was, with the statements of the parts in their places.
+
+    What a part has appended since follows in no list but its own.
+    """
     parts = {f"-- {name}": tables for name, tables in tables_of_parts().items()}
     left = {mark: iter(flat(tables, schema.own)) for mark, tables in parts.items() if mark in schema.statements}
-    whole = [next(left[statement]) if statement in left else statement for statement in schema.statements]
-    assert not [statement for statements in left.values() for statement in statements]
-    return whole
+    return [next(left[statement]) if statement in left else statement for statement in schema.statements]
 
 
 async def read_schema(store: Store, database: str) -> list[str]:
