@@ -44,7 +44,7 @@ _TABLES = (
     """,
     "create index uploads_expiring on uploads (expires_at)",
 )
-"""The uploads, each with the size that its client has declared, and the seconds that its file lasts."""
+"""The uploads, each with the size that its client declares, and the seconds that its file lasts."""
 
 _COLUMNS = "id, filename, purpose, media_type, size, lasts, created_at, expires_at, status, file_id"
 
@@ -59,7 +59,7 @@ _COMPLETE = "update uploads set status = 'completed', file_id = $2 where id = $1
 _ONLY_ONCE = """
     delete from files where id = $2 and not exists (select 1 from uploads where id = $1 and file_id = $2)
 """
-"""Deletes a file that another request has made of the same upload in the same moment."""
+"""Deletes a file if another request makes one of the same upload in the same moment."""
 
 _FIND_OLD = f"select id from uploads where expires_at <= $1 limit {BATCH}"
 
@@ -75,7 +75,7 @@ class StoredUpload(msgspec.Struct, frozen=True):
     purpose: str
     media_type: str
     size: int
-    """The bytes that its client has declared."""
+    """The bytes that its client declares."""
     lasts: int | None
     """Seconds after which its file is deleted; None if that stays."""
     created_at: float
