@@ -152,7 +152,7 @@ class StoredUploads(StorePart):
         return True
 
     async def sweep(self) -> None:
-        """Forget the uploads that nobody asks for any more; their parts are files that have expired."""
+        """Forget the uploads that are over for a day; their parts are files that have expired."""
         before = time.time() - REMEMBERED
         while ids := [name for (name,) in await self.context.read(_FIND_OLD, before)]:
             named = f"delete from uploads where id in ({placeholders(len(ids))})"
