@@ -1,11 +1,13 @@
 """Ledger: what each answer has used, exactly once, and the sums of that by hour, which are kept for long.
 
-A row is written in one transaction with the end of its response.  Once its hour is over, the sweep adds it to the sums
-and deletes it, in one transaction as well.  All hours are by the clock of the server that writes the row.
+A row is written in one transaction with the end of its response.  Once its hour is over, the sweep marks it, and then
+adds it to the sums and deletes it, in one transaction as well.  All hours are by the clock of the server that writes the
+row.
 
 A commit of unknown outcome is repeated, so a row must not come back after its deletion.  The row of a stored response
-is fenced as its end is.  The other rows have the server that writes them: a server that lives adds up its own rows
-alone, with a change that waits behind all that may be repeated, and those of a server that has left are anybody's.
+is fenced as its end is.  The other rows have the server that writes them.  A server that lives adds up its own rows
+alone: it marks them with a change that waits behind all that may be repeated.  Those of a server that has left are
+anybody's.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ _TAKE = f"""
         limit {AT_ONCE}
     )
 """
-"""Marks rows, and keeps other sweeps from them until the transaction is over, which deletes them."""
+"""Marks rows, in a transaction of its own: the one that writes a row may have to be repeated, and then it is there."""
+
+_HOLD = "update ledger set sweep = sweep where sweep = $1"
+"""Keeps other servers from marking these rows until the transaction is over, which deletes them."""
 
 _ADD = f"""
     insert into ledger_hours (hour, {", ".join(_OF_ALL)}, {", ".join(_NUMBERS)}, cost, requests)
@@ -215,9 +220,10 @@ class Ledger(StorePart):
         now, is_full = time.time(), True
         while is_full:
             mark = secrets.token_hex(8)
-            taken = Statement(_TAKE, (mark, int(now // HOUR), self.context.server_id))
-            steps = (taken, Statement(_ADD, (mark,)), Statement(_CLEAR, (mark,)))
-            is_full = (await self.context.writer.carry_out(steps))[0] == AT_ONCE
+            take = Statement(_TAKE, (mark, int(now // HOUR), self.context.server_id))
+            (count,) = await self.context.writer.carry_out([take])
+            await self.context.writer.carry_out([Statement(sql, (mark,)) for sql in (_HOLD, _ADD, _CLEAR)])
+            is_full = count == AT_ONCE
         expired = (int((now - self.keep) // HOUR),)
         await self.context.writer.carry_out([Statement(sql, expired) for sql in _FORGET])
 
