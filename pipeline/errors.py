@@ -534,6 +534,26 @@ class StorageFull(StageError):
     code = "insufficient_quota"
 
 
+class BudgetSpent(StageError):
+    """A budget that the operator has set for a day or a month is spent; responses that run go on.
+
+    ``budget`` names it, and ``again`` the time at which the next one begins.  Clients know the words: they are those of
+    OpenAI, and those of Anthropic.
+
+    Cure: wait for the time that the message names; the operator raises the budget in the file ``--accounts``.
+    """
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    def __init__(self, budget: str, again: str) -> None:
+        super().__init__(
+            f"You exceeded your current quota, please check your plan and billing details: {budget} are used up. "
+            f"You have reached your specified API usage limits. You will regain access on {again}."
+        )
+
+
 class DiskFull(StageError):
     """The disk of the store is almost full, and what is left is kept for deletions and running responses.
 

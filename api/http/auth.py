@@ -162,6 +162,11 @@ class Keys:
         """The number of valid keys, for people."""
         return counted(sum(not key.is_expired for key in self._known.values()), "API key")
 
+    @property
+    def all(self) -> Collection[ApiKey]:
+        """The keys of the settings and of the store."""
+        return self._known.values()
+
     def of(self, owner: str) -> ApiKey | None:
         """Return the key of an owner; None if the owner has none, or no longer."""
         return self._known.get(owner) or (self.sign_in and self.sign_in.known(owner)) or None
@@ -181,7 +186,7 @@ class Keys:
     @property
     def webhooks(self) -> frozenset[str]:
         """The URLs of the keys that have receivers of webhooks of their own."""
-        return frozenset(key.webhook for key in self._known.values() if key.webhook)
+        return frozenset(key.webhook for key in self.all if key.webhook)
 
     def webhook(self, owner: str) -> str:
         """Return the URL of an owner for webhooks; empty if it has none of its own."""

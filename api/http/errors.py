@@ -134,10 +134,11 @@ def refusal(request: web.Request, error: errors.StageError) -> web.Response:
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.Unauthorized | errors.BudgetSpent):
         answer.headers["X-Should-Retry"] = "false"  # else Claude Code tries for three minutes
     if isinstance(error, errors.StageFault):
         logger.error("%s", error, exc_info=error.__cause__)
-    elif not isinstance(error, errors.InvalidRequest | errors.LimitReached):
+    elif not isinstance(error, errors.InvalidRequest | errors.LimitReached | errors.BudgetSpent):
         text = " ".join(named_error(part) for part in (error, error.__cause__) if part)
         request.app[REFUSALS].warn(logger, type(error).__name__, text)
     return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -15,6 +16,12 @@ class AccountsSettings(BaseSettings):
 
     SECTION: ClassVar[str] = "Accounts"
 
+    accounts: Path | None = Field(
+        default=None,
+        title="FILE",
+        description="a TOML file of the prices of models and the budgets of keys and teams; read again at SIGHUP",
+        examples=["/etc/penstock/accounts.toml"],
+    )
     ledger_ttl: Duration = Field(
         default="400d",
         validate_default=True,

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
-from penstock.api.resources.resources import ServerParts
+from penstock.api.resources.resources import ServerParts, checked
+from penstock.extensions.accounts.books import Books, check
 from penstock.extensions.accounts.ledger import Ledger
 
 
+@checked(check)
 @asynccontextmanager
 async def accounts(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], None]:
     """Keep the accounts of a server for the length of a block, and yield their routes."""
-    ledger = parts.scheduler.store.part(Ledger)
-    ledger.keep, ledger.names = parts.settings.ledger_ttl, parts.keys
-    yield ()
+    settings, admission = parts.settings, parts.scheduler.admission
+    ledger, books = parts.scheduler.store.part(Ledger), None
+    ledger.keep, ledger.names = settings.ledger_ttl, parts.keys
+    async with AsyncExitStack() as closing:
+        if settings.accounts is not None:
+            books = Books(settings.accounts, parts.keys, ledger)
+            ledger.prices = books
+            await closing.enter_async_context(books.kept())
+            admission.gates.append(books.gate)
+            parts.at_sighup.append(books.read_again)
+        yield ()

@@ -143,7 +143,15 @@ async def running_server(
             tools_of=toolbox.usable,
             **options,
         )
-        parts = ServerParts(settings or DEFAULTS, scheduler, toolbox, peers, prompts)
+        parts = ServerParts(
+            settings or DEFAULTS,
+            scheduler=scheduler,
+            tools=toolbox,
+            peers=peers,
+            prompts=prompts,
+            keys=keys or Keys(),
+            dialects=dialects,
+        )
         api = Api(
             scheduler,
             keep_alive,

@@ -30,6 +30,10 @@ THREAD_UNSUPPORTED = "thread_unsupported_request"
 """The code on which clients send the whole conversation, from then on without a thread."""
 
 
+_STATUSES = {THREAD_NOT_FOUND: 404, "insufficient_quota": 400}
+"""Anthropic's status for a code where it is another one: clients repeat what has a 429, also beyond a limit of money."""
+
+
 def problem(status: int, message: str, code: str | None, param: str | None = None) -> MessageProblem:
     """Return a problem with Anthropic's type for its status; the code of a problem of threads is a detail.
 
@@ -50,7 +54,7 @@ def _type(status: int, code: str | None) -> str:
 def error(refused: RequestError) -> tuple[int, Any]:
     """Return the status and the body of an error."""
     found = refused.problem
-    status = 404 if found.code == THREAD_NOT_FOUND else refused.status
+    status = _STATUSES.get(found.code or "", refused.status)
     return status, MessageError(problem(status, placed(found), found.code, found.param), refused.request_id or None)
 
 

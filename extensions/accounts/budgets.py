@@ -1,0 +1,102 @@
+"""Budgets: requests of keys whose budget is spent are refused, and answers warn before."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+
+from penstock.api.http.auth import Keys
+from penstock.extensions.accounts.accounts_file import Accounts, Budget
+from penstock.extensions.accounts.prices import DIGITS
+from penstock.extensions.accounts.spending import Payer, Period, Spending, next_of, payers_of, start_of
+from penstock.pipeline.errors import BudgetSpent
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-penstock-budget"
+"""The header of a warning, of answers to clients and of refusals."""
+
+TOKENS = "tokens"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most of one unit, tokens or a currency, that a payer may use in a day or a month."""
+
+    payer: Payer
+    period: Period
+    unit: str
+    most: Decimal
+    warn: float
+
+    def spent(self, spending: Spending) -> float:
+        """Return what was used of it; money is rounded as the costs are, of which it is a sum."""
+        spent = spending.of(self.payer, self.period)
+        return spent.tokens if self.unit == TOKENS else round(spent.money, DIGITS)
+
+    def __str__(self) -> str:
+        """Return the bound in words, such as ``100 USD of the month for key ci``."""
+        kind, name = self.payer
+        whose = {"key": f"key {name}", "team": f"team {name}", "each-key": "this key", "all": "all keys"}[kind]
+        return f"{self.most.normalize():f} {self.unit} of the {self.period} for {whose}"
+
+
+def bounds_of(payer: Payer, budget: Budget, currency: str) -> Iterator[Bound]:
+    """Yield what a budget bounds."""
+    periods: tuple[tuple[Period, int | None, Decimal | None], ...] = (
+        ("day", budget.day_tokens, budget.day_money),
+        ("month", budget.month_tokens, budget.month_money),
+    )
+    for period, tokens, money in periods:
+        if tokens is not None:
+            yield Bound(payer, period, TOKENS, Decimal(tokens), budget.warn)
+        if money is not None:
+            yield Bound(payer, period, currency, money, budget.warn)
+
+
+@dataclass
+class Gate:
+    """The budgets of a file over what was spent: a gate of `Admission`."""
+
+    keys: Keys
+    spending: Spending
+    accounts: Accounts
+    clock: Callable[[], float] = time.time
+    _told: set[tuple[Bound, datetime]] = field(default_factory=set)
+    """The bounds of which the log says that they are spent, each with the begin of the period."""
+
+    async def check(self, owner: str) -> None:
+        """Raise `BudgetSpent` if a budget that pays for the owner is spent."""
+        for bound in self.bounds(owner):
+            if (spent := bound.spent(self.spending)) >= float(bound.most):
+                self._tell(bound, spent)
+                again = next_of(bound.period, self.clock())
+                raise BudgetSpent(str(bound), f"{again:%Y-%m-%d at %H:%M} UTC")
+
+    def headers(self, owner: str) -> Mapping[str, str]:
+        """Return the header that warns of the budget of which the most is spent; none before its time."""
+        fullest, warning = 0.0, ""
+        for bound in self.bounds(owner):
+            share = bound.spent(self.spending) / float(bound.most)
+            if share >= bound.warn and share > fullest:
+                fullest, warning = share, f"{int(round(100 * share, DIGITS))}% of {bound}"
+        return {HEADER: warning} if warning else {}
+
+    def bounds(self, owner: str) -> Iterator[Bound]:
+        """Yield all bounds of an owner."""
+        budgets = self.accounts.budgets
+        if budgets.are_none:
+            return
+        for payer in payers_of(owner, self.keys.title(owner), self.keys.team(owner)):
+            if (budget := budgets.of(*payer)) is not None:
+                yield from bounds_of(payer, budget, self.accounts.currency)
+
+    def _tell(self, bound: Bound, spent: float) -> None:
+        told = (bound, start_of(bound.period, self.clock()))
+        if told not in self._told:
+            self._told = {each for each in self._told if each[1] == start_of(each[0].period, self.clock())} | {told}
+            logger.warning("The budget of %s is spent: %g %s were used", bound, spent, bound.unit)
