@@ -59,12 +59,13 @@ class Budgets(BaseModel):
     model_config = _STRICT
 
     key: dict[str, Budget] = Field(default_factory=dict)
-    """Those of the keys of a name, together."""
+    """Budgets that keys of the same name share, by that name."""
     team: dict[str, Budget] = Field(default_factory=dict)
+    """Budgets that the keys of a team share, by its name."""
     each_key: Budget | None = None
-    """That of every key by itself."""
+    """The budget that every key has for itself."""
     all: Budget | None = None
-    """That of everything that this server and the others of its store answer."""
+    """The budget that all keys share."""
 
     def of(self, kind: str, name: str) -> Budget | None:
         """Return the budget of a key or a team of a name, of each key, or of all."""
@@ -94,7 +95,7 @@ class Budgets(BaseModel):
 
 
 class Accounts(BaseModel):
-    """What the file says."""
+    """The contents of the file."""
 
     model_config = _STRICT
 

@@ -38,7 +38,8 @@ async def described(settings: Settings) -> str:
     if settings.accounts is None:
         return "no prices or budgets"
     accounts = read_accounts(settings.accounts)
-    return f"{counted(len(accounts.prices), 'price')} in {accounts.currency}, {counted(len([*accounts.budgets.named()]), 'budget')}"
+    prices, budgets = len(accounts.prices), len([*accounts.budgets.named()])
+    return f"{counted(prices, 'price')} in {accounts.currency}, {counted(budgets, 'budget')}"
 
 
 class Books:
@@ -52,7 +53,7 @@ class Books:
 
     @property
     def accounts(self) -> Accounts:
-        """What the file says."""
+        """The contents of the file."""
         return self.gate.accounts
 
     def cost(self, use: Use) -> float | None:

@@ -53,9 +53,9 @@ def bounds_of(payer: Payer, budget: Budget, currency: str) -> Iterator[Bound]:
     )
     for period, tokens, money in periods:
         if tokens is not None:
-            yield Bound(payer, period, TOKENS, Decimal(tokens), budget.warn)
+            yield Bound(payer, period=period, unit=TOKENS, most=Decimal(tokens), warn=budget.warn)
         if money is not None:
-            yield Bound(payer, period, currency, money, budget.warn)
+            yield Bound(payer, period=period, unit=currency, most=money, warn=budget.warn)
 
 
 @dataclass

@@ -34,7 +34,7 @@ EARLIER_EVERY = 600.0
 Kind: TypeAlias = Literal["key", "team", "each-key", "all"]
 
 Payer: TypeAlias = tuple[Kind, str]
-"""Whose budget pays: keys by their name or by their owner, teams by their name, or all, without a name."""
+"""The keys of a name, those of a team, the key of an owner, or all keys, which have no name."""
 
 Period: TypeAlias = Literal["day", "month"]
 
@@ -60,7 +60,7 @@ class _Note(NamedTuple):
 
 @dataclass(frozen=True)
 class _Read:
-    """What the ledger had at the last read: of its day, and of the month before that day."""
+    """The amounts of the ledger at the last read: of its day, and of the month before that day."""
 
     day: datetime
     earlier: Mapping[Payer, Spent] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def payers_of(owner: str, key_name: str, team: str) -> tuple[Payer, ...]:
 
 
 class Spending:
-    """What was used, by who pays."""
+    """The amounts that were used, by who pays."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.time) -> None:
         self._ledger, self._clock = ledger, clock
@@ -115,7 +115,7 @@ class Spending:
         begin = start_of(period, now)
         with self._lock:
             read = self._read
-            counted = [noted for day, noted in self._noted.items() if day >= begin]
+            counted: list[Mapping[Payer, Spent]] = [noted for day, noted in self._noted.items() if day >= begin]
             if read.day >= begin:
                 counted += [read.today] if period == "day" else [read.earlier, read.today]
             found = [each[payer] for each in counted if payer in each]

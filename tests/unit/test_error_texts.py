@@ -59,6 +59,7 @@ ALLOWED = {
     "testing/hosts.py run": OPERATOR,
     "testing/rules.py checking": OPERATOR,
     "api/limits/table.py read_limits": OPERATOR,
+    "extensions/accounts/accounts_file.py read_accounts": OPERATOR,
     "api/start/loading.py __exit__": OPERATOR,
     "api/settings/model_settings.py check_tools": OPERATOR,
     "api/settings/model_settings.py checked": OPERATOR,

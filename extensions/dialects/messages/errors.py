@@ -31,7 +31,7 @@ THREAD_UNSUPPORTED = "thread_unsupported_request"
 
 
 _STATUSES = {THREAD_NOT_FOUND: 404, "insufficient_quota": 400}
-"""Anthropic's status for a code where it is another one: clients repeat what has a 429, also beyond a limit of money."""
+"""Anthropic's status for a code where it is another one: clients repeat what has a 429, also if no money is left."""
 
 
 def problem(status: int, message: str, code: str | None, param: str | None = None) -> MessageProblem:

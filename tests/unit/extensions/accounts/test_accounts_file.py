@@ -68,9 +68,9 @@ def test_empty_file_bounds_nothing(tmp_path: Path) -> None:
 PRICED = "[prices.m]\ninput = 1\n"
 
 WRONG = {
-    "curency = 'EUR'": "curency: there is no such key (did you mean currency?)",
+    "currencies = 'EUR'": "currencies: there is no such key (did you mean currency?)",
     "currency = 'US dollars'": "currency: String should match pattern '^[A-Za-z]{1,16}$'",
-    "[prices.m]\nimput = 1": "prices.m.imput: there is no such key (did you mean input?)",
+    "[prices.m]\ninputs = 1": "prices.m.inputs: there is no such key (did you mean input?)",
     "[prices.m]\ninput = '1'": "prices.m.input: Input should be a number",
     "[prices.m]\ninput = true": "prices.m.input: Input should be a number",
     "[prices.m]\ninput = nan": "prices.m.input: Input should be a finite number",
