@@ -98,6 +98,19 @@ TURNS = Histogram(
 )
 COMPACTIONS = Counter("penstock_compactions", "Compactions of conversations that were made")
 
+BATCH_LINES = Counter(
+    "penstock_batch_lines",
+    "Lines of batches that have got a result here: succeeded or errored, or cut off as cancelled or expired",
+    ["result"],
+)
+BATCH_TOKENS = Counter("penstock_batch_tokens", "Tokens of the lines of batches, input or output", ["type"])
+BATCH_LINES_RUNNING = Gauge(
+    "penstock_batch_lines_running", "Lines of batches that run here", multiprocess_mode="livesum"
+)
+BATCH_LINES_WAITING = Gauge(
+    "penstock_batch_lines_waiting", "Lines of batches in the store that wait", multiprocess_mode="livemax"
+)
+
 PASSED_SECONDS = Histogram(
     "penstock_passed_duration_seconds",
     "Time of requests that another server answers unread, from their bodies to the ends of their answers",

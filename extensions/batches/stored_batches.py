@@ -26,7 +26,7 @@ from penstock.extensions.batches.batch import (
 )
 from penstock.extensions.batches.errors import GivenUp
 from penstock.services.store import rows
-from penstock.services.store.database import BATCH, NOW, Row, Statement, Value, placeholders
+from penstock.services.store.database import BATCH, Row, Statement, Value, placeholders
 from penstock.services.store.parts import StorePart
 from penstock.services.use import Use
 
@@ -91,7 +91,9 @@ class Totals(NamedTuple):
     """What the lines of a batch come to that all have results."""
 
     counts: tuple[int, ...]
+    """The numbers of results, by `tables.COUNTS`."""
     tokens: tuple[int, ...]
+    """The tokens, by `tables.TOKENS`."""
     bytes: int
 
 
@@ -104,6 +106,8 @@ class StoredBatches(StorePart):
 
     keep: float = KEPT
     """Seconds for which an ended batch is kept."""
+    notifies: bool = False
+    """True if the ends of batches of OpenAI's API leave notifications."""
 
     # The life of a batch
 
@@ -126,10 +130,10 @@ class StoredBatches(StorePart):
         """Let the lines of a batch run: all have been added.  Raises `GivenUp` as `add_lines` does."""
         await self._fenced(Statement(sql.BEGIN, (*self._own(batch_id), time.time(), rows.model_column(model))))
 
-    async def fail(self, batch_id: str, errors: Sequence[BatchError], *notes: Statement) -> None:
+    async def fail(self, batch_id: str, errors: Sequence[BatchError]) -> None:
         """End a batch whose input is wrong.  Raises `GivenUp` as `add_lines` does."""
         failed = (*self._own(batch_id), time.time(), rows.to_json(errors))
-        await self._fenced(Statement(sql.FAIL, failed), *notes)
+        await self._fenced(Statement(sql.FAIL, failed), *self._notes(batch_id, "failed"))
         await self.drop_lines(batch_id)
 
     async def get(self, batch_id: str, owner: str) -> StoredBatch | None:
@@ -238,6 +242,11 @@ class StoredBatches(StorePart):
         finished = Statement(sql.FINISH, (line.batch_id, line.number, self.context.server_id, *answer))
         return (await self.context.writer.carry_out([finished, *notes], line.id, is_fenced=True))[0] > 0
 
+    async def count_waiting(self) -> int:
+        """Return the number of lines that wait, of all owners."""
+        ((number,),) = await self.context.read(sql.COUNT_WAITING) or ((0,),)
+        return int(number)
+
     async def release(self, line: StoredLine) -> None:
         """Let a line wait again."""
         await self._write(Statement(sql.RELEASE_LINE, (line.batch_id, line.number, self.context.server_id)))
@@ -267,15 +276,19 @@ class StoredBatches(StorePart):
         counts = len(sql.COUNTS)
         return Totals(tuple(map(int, read[:counts])), tuple(map(int, read[counts:-1])), int(read[-1]))
 
-    async def end(self, batch_id: str, status: Status, totals: Totals, *notes: Statement) -> bool:
-        """End a batch, together with the ``notes``; False if another server does, or has."""
-        ended = (*self._own(batch_id), status, time.time(), *totals.counts, *totals.tokens, totals.bytes)
-        return (await self.context.writer.carry_out([Statement(sql.END, ended), *notes], is_fenced=True))[0] > 0
+    async def end(self, batch_id: str, status: Status, totals: Totals) -> bool:
+        """End a batch; False if another server does, or has."""
+        ended = Statement(
+            sql.END,
+            (*self._own(batch_id), status, time.time(), *totals.counts, *totals.tokens, totals.bytes),
+        )
+        notes = self._notes(batch_id, status)
+        return (await self.context.writer.carry_out([ended, *notes], batch_id, is_fenced=True))[0] > 0
 
-    def notification(self, batch: StoredBatch, status: Status) -> Statement:
-        """Return the statement by which the owner of a batch learns of its end."""
-        name = f"evt_{batch.id.removeprefix('batch_')}"
-        return Statement(sql.NOTIFY.format(now=NOW), (name, batch.id, batch.owner, f"batch.{status}"))
+    def _notes(self, batch_id: str, status: Status) -> list[Statement]:
+        """Return the statement by which the owner of a batch learns of its end, in one unit with it."""
+        name = f"evt_{batch_id.removeprefix('batch_')}"
+        return [Statement(sql.NOTIFY, (batch_id, name, f"batch.{status}"))] if self.notifies else []
 
     async def drop_lines(self, batch_id: str) -> None:
         """Delete the lines of a batch that is gone, or has its results in files, in steps."""

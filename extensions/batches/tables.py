@@ -6,6 +6,7 @@ whose work others have taken over, changes nothing.  A line without a ``kind`` h
 
 from __future__ import annotations
 
+from penstock.services.store.database import NOW
 from penstock.services.store.heartbeats import of_dead_server
 
 TABLES = (
@@ -250,10 +251,13 @@ END = """
     where id = $1 and server_id = $2 and ended_at is null
 """
 
-NOTIFY = """
+NOTIFY = f"""
     insert into webhooks (id, response_id, owner, kind, created_at, attempts, due_at)
-    values ($1, $2, $3, $4, {now}, 0, {now}) on conflict (id) do nothing
+    select cast($2 as text), id, owner, cast($3 as text), {NOW}, 0, {NOW} from batches
+    where id = $1 and api = 'openai' on conflict do nothing
 """
+
+COUNT_WAITING = "select count(*) from batch_lines where kind is null and server_id is null"
 
 RESULT_SIZES = """
     select number, bytes from batch_lines where batch_id = $1 and number > $2 and kind is not null
@@ -277,7 +281,7 @@ HAS_DEAD = f"""
 """
 
 RECOVER = (
-    f"update batch_lines set server_id = null where {IS_DEAD_LINE}",
+    f"update batch_lines set server_id = null, attempts = attempts + 9 where {IS_DEAD_LINE}",
     f"delete from batches where {IS_DEAD_BATCH} and not ({IS_SHOWN})",
     f"update batches set server_id = null where {IS_DEAD_BATCH}",
 )

@@ -178,10 +178,12 @@ async def test_batch_ends_once(store: Store, other: Store) -> None:
         use = Use(id=line.line.id, model="m", api="chat", input_tokens=3, output_tokens=4, reasoning_tokens=1)
         await of(store).finish(line.line, DONE, use, ())
     both = [of(store), of(other)]
+    for each in both:
+        each.notifies = True
     assert sorted(await asyncio.gather(*(each.claim_end(batch.id) for each in both))) == [False, True]
     totals = await of(store).totals(batch.id)
     assert await of(store).name_files(batch.id, "file-1", None) != await of(other).name_files(batch.id, "file-1", None)
-    ends = [await each.end(batch.id, "completed", totals, each.notification(batch, "completed")) for each in both * 2]
+    ends = [await each.end(batch.id, "completed", totals) for each in both * 2]
     assert ends.count(True) == 1
     read = await found(of(store), batch)
     assert (read.status, read.total, read.succeeded, read.output_file_id) == ("completed", 2, 2, "file-1")
