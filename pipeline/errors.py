@@ -159,6 +159,18 @@ class BatchNotFound(InvalidRequest):
         super().__init__(f"No batch found with id '{batch_id}'.", param=param)
 
 
+class BatchOver(InvalidRequest):
+    """A batch that has ended, or is about to, cannot be cancelled.
+
+    Cure: read its files of results, which it keeps.
+    """
+
+    status = 409
+
+    def __init__(self, state: str) -> None:
+        super().__init__(f"Cannot cancel a batch with status '{state}'.")
+
+
 class ContainerNotFound(InvalidRequest):
     """A path or a tool names no container of the client that is alive.
 
