@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from aiohttp import web
 
@@ -31,7 +32,7 @@ from penstock.pipeline.errors import (
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
 
-_API = "openai"
+_API: Final = "openai"
 _REFUSALS = (InvalidRequest, BatchNotFound, StoreFailed)
 
 
