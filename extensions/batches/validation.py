@@ -239,9 +239,7 @@ class Validation:
         """Add the lines of a batch, and let it begin, or fail.  Raises `GivenUp`, or `StoreFailed`."""
         errors, models = await self._read(batch)
         if errors:
-            is_notified = self.parts.settings.webhook_secret is not None
-            notes = [self.stored.notification(batch, "failed")] if is_notified else []
-            await self.stored.fail(batch.id, errors, *notes)
+            await self.stored.fail(batch.id, errors)
         else:
             (model, *others) = models
             await self.stored.begin(batch.id, "" if others else model)
