@@ -140,9 +140,10 @@ class Api:
     @cached_property
     def dialect_routes(self) -> dict[Dialect, list[web.RouteDef]]:
         """The routes of each dialect."""
-        return {dialect: _expecting(dialect.routes(self._edge(dialect))) for dialect in self.dialects}
+        return {dialect: _expecting(dialect.routes(self.edge(dialect))) for dialect in self.dialects}
 
-    def _edge(self, dialect: Dialect) -> Edge:
+    def edge(self, dialect: Dialect) -> Edge:
+        """Return the runs of the server for the routes of a dialect."""
         return Edge(
             dialect,
             scheduler=self.scheduler,
@@ -155,7 +156,7 @@ class Api:
     @property
     def _chat(self) -> Iterator[Edge]:
         """The edge of Chat Completions, in whose form a request may ask for the tokens of a prompt."""
-        return (self._edge(dialect) for dialect in self.dialects if dialect.name == "chat")
+        return (self.edge(dialect) for dialect in self.dialects if dialect.name == "chat")
 
     @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:

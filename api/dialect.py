@@ -35,6 +35,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.faults import first
 from penstock.pipeline.frames import Prompt, ResolvedRequest, TokenIds
 from penstock.pipeline.halfway import handed_over
+from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse, Envelope, trace_headers
 from penstock.pipeline.protocol.pieces import in_pieces
 from penstock.pipeline.protocol.response import Response
@@ -381,7 +382,7 @@ class Edge:
         beginning = Beginning(self.dialect.name, model, request[STARTED]) if prepared.streams else None
         run: Run | None = None
         try:
-            async with aclosing(self.scheduler.run(prepared.opened, mode)) as events:
+            async with aclosing(self.running(request, prepared, mode)) as events:
                 delivery = Delivery(events, beginning)
                 with placing(prepared.place):
                     await delivery.begin()
@@ -395,6 +396,10 @@ class Edge:
             if run and run.ended:  # with its client, so that its end was not sent
                 request[RESPONSE] = run.response
             raise
+
+    def running(self, request: web.Request, prepared: Prepared, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
+        """Return the events of a request that runs."""
+        return self.scheduler.run(prepared.opened, mode)
 
     @cached_property
     def _rendering(self) -> Pipeline[CreateResponse, Prompt] | None:

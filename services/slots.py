@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Weigh = Callable[[str], float]
 """Gives the weight of an owner: one with twice the weight gets twice the slots while all are in use."""
@@ -16,6 +16,23 @@ Weigh = Callable[[str], float]
 
 def _equal(_: str) -> float:
     return 1.0
+
+
+LINES = "*lines"
+"""The owner of the slots that lines of batches hold: they give them back when others need them."""
+
+
+class Load(NamedTuple):
+    """What is known of the use of slots, those of other processes included."""
+
+    others: int
+    """Slots that others than lines hold, or wait for."""
+    lines_elsewhere: int
+    """Slots that lines hold in other processes."""
+
+
+def _unnoticed() -> None:
+    pass
 
 
 class Slots:
@@ -37,6 +54,17 @@ class Slots:
         self._level = 0.0
         """The least of these numbers at the last grant: an owner that comes back begins there."""
         self._waiting: dict[str, dict[Hashable, Callable[[], None]]] = {}
+        self.when_changed: Callable[[], None] = _unnoticed
+        """Called when a slot was asked for or given back."""
+
+    def part(self, total: int) -> int:
+        """Return the part of this process in a total: here, all."""
+        return total
+
+    @property
+    def load(self) -> Load:
+        """The use of the slots."""
+        return Load(self.in_use - self.held[LINES] + self.waiting, 0)
 
     @property
     def available(self) -> int:
@@ -117,6 +145,7 @@ class Slots:
             self.held[owner] += 1
             self.withdraw(owner, key)
             begin()
+        self.when_changed()
 
     def _precedence(self, owner: str) -> tuple[float, float]:
         return self.held[owner] / self._weigh(owner), self._received[owner]

@@ -168,7 +168,8 @@ class Supervisor:
         mark_workers()
         link, theirs = new_link()
         state = self._states[index]
-        state.received = state.open = state.running = state.slots_used = state.slots_waiting = 0
+        state.received = state.open = state.running = 0
+        state.slots_used = state.slots_waiting = state.slots_of_lines = 0
         state.seen_at = time.monotonic()
         config = self._configs[index]
         output = DupFd(config.output[0]), DupFd(config.output[1])
@@ -348,7 +349,7 @@ class Supervisor:
         frontend.process.join()
         del self._frontends[index]
         state = frontend.state
-        state.slots_used = state.slots_waiting = 0
+        state.slots_used = state.slots_waiting = state.slots_of_lines = 0
         mark_process_dead(frontend.process.pid)  # type: ignore[no-untyped-call]
         self._listen()
         if self._stopping:

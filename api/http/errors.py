@@ -46,7 +46,7 @@ ENDED: web.ResponseKey[str] = web.ResponseKey("ended", str)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_PASSING = (
+PASSING = (
     errors.ConversationLocked,
     errors.EngineOverloaded,
     errors.ModelAway,
@@ -130,7 +130,7 @@ def refusal(request: web.Request, error: errors.StageError) -> web.Response:
     answer = as_error(error.status, Problem(error.message, error.type, error.param, error.code), request)
     if isinstance(error, errors.LimitReached | errors.ModelUnavailable):
         answer.headers["Retry-After"] = str(ceil(error.seconds))
-    elif isinstance(error, _PASSING):
+    elif isinstance(error, PASSING):
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, errors.Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"

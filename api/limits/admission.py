@@ -187,7 +187,9 @@ class Admission:
             await may_yield()
 
     def end(self, run: Run) -> None:
-        """Note that a response has ended: its tokens are spent."""
+        """Note that a response has ended: its tokens are spent, unless it answers the line of a batch."""
+        if run.origin.line:
+            return
         owner, usage = run.origin.owner, run.response.usage
         tokens = usage.total_tokens if usage else run.event_count  # at least a token for each delta
         self.spend_tokens(owner, tokens)

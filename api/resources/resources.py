@@ -42,6 +42,8 @@ class ServerParts:
     dialects: tuple[Dialect, ...] = ()
     at_sighup: list[Callable[[], None]] = field(default_factory=list)
     """Functions that read files again: each logs what it has read, or why the file stays in effect as it was."""
+    routes: list[web.RouteDef] = field(default_factory=list)
+    """The routes of the resources that are open."""
 
 
 Resource: TypeAlias = Callable[[ServerParts], AbstractAsyncContextManager[Sequence[web.RouteDef]]]
@@ -73,9 +75,8 @@ def check_resources(settings: Settings, names: Sequence[str] = SHIPPED) -> None:
 async def opened(parts: ServerParts, names: Sequence[str] = SHIPPED) -> AsyncGenerator[tuple[web.RouteDef, ...], None]:
     """Open the resources of these names for the length of a block, and yield the routes of all."""
     async with AsyncExitStack() as closing:
-        routes = list[web.RouteDef]()
         for name in names:
             resource: Resource | None = optional_function(name, RESOURCES)
             if resource is not None:
-                routes += await closing.enter_async_context(resource(parts))
-        yield tuple(routes)
+                parts.routes.extend(await closing.enter_async_context(resource(parts)))
+        yield tuple(parts.routes)

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from penstock.api.http.http_settings import ANY, ClientSettings, HttpSettings, is_here, is_loopback
 from penstock.api.metrics.log_settings import LogSettings, MetricsSettings
+from penstock.api.runs.batch_settings import BatchSettings
 from penstock.api.runs.store_settings import NO_STORE, ServersSettings, StoreSettings, is_stored_here
 from penstock.api.settings.accounts_settings import AccountsSettings
 from penstock.api.settings.engine_settings import EngineSettings
@@ -47,6 +48,7 @@ class Settings(  # pydantic begins with the fields of the last class
     FileSettings,
     ToolSettings,
     AccountsSettings,
+    BatchSettings,
     ServersSettings,
     StoreSettings,
     ClientSettings,

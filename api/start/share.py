@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.services.slots import Slots, Weigh
+from penstock.services.slots import LINES, Load, Slots, Weigh
 
 LOOK = 0.02
 """Seconds between two looks at the slots of the other frontends, while prompts wait here."""
@@ -30,6 +30,7 @@ class FrontendState(ctypes.Structure):
         ("running", ctypes.c_longlong),
         ("slots_used", ctypes.c_longlong),
         ("slots_waiting", ctypes.c_longlong),
+        ("slots_of_lines", ctypes.c_longlong),
     )
     seen_at: float
     received: int
@@ -37,6 +38,7 @@ class FrontendState(ctypes.Structure):
     running: int
     slots_used: int
     slots_waiting: int
+    slots_of_lines: int
 
 
 def shared_states(count: int) -> Sequence[FrontendState]:
@@ -84,9 +86,21 @@ class SharedSlots(Slots):
         self._total = total
         self._own = states[index]
         self._others = [state for at, state in enumerate(states) if at != index]
-        self._part = part(total, len(states), index)
+        self._index, self._count = index, len(states)
+        self._part = self.part(total)
         self._next_look: asyncio.TimerHandle | None = None
         self._publish()
+
+    def part(self, total: int) -> int:
+        """Return the part of this frontend in a total."""
+        return part(total, self._count, self._index)
+
+    @property
+    def load(self) -> Load:
+        """The use of the slots of all frontends."""
+        lines = sum(state.slots_of_lines for state in self._others)
+        others = sum(state.slots_used + state.slots_waiting for state in self._others) - lines
+        return Load(super().load.others + others, lines)
 
     @property
     def available(self) -> int:
@@ -108,3 +122,4 @@ class SharedSlots(Slots):
 
     def _publish(self) -> None:
         self._own.slots_used, self._own.slots_waiting = self.in_use, self.waiting
+        self._own.slots_of_lines = self.held[LINES]

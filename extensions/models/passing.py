@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -34,6 +34,7 @@ from penstock.api.http.access_log import CLIENT_CLOSED, MODEL
 from penstock.api.http.auth import OWNER, team_of, title_of
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER
 from penstock.api.http.errors import STREAMING
+from penstock.api.http.lines import LINE, USE
 from penstock.api.http.openapi import FORM, JSON, Operation, operation
 from penstock.api.http.prefix import path_of
 from penstock.api.http.request_body import off_loop, receive, release
@@ -227,7 +228,8 @@ class Passing:
         allowed = self.scheduler.allowed(request[OWNER])
         target = targets.of(given.model, path, allowed)
         request[MODEL] = given.model or target.name
-        async with self.scheduler.admission.responding(request[OWNER]), AsyncExitStack() as leases:
+        responding = nullcontext() if LINE in request else self.scheduler.admission.responding(request[OWNER])
+        async with responding, AsyncExitStack() as leases:
             began, status = time.monotonic(), CLIENT_CLOSED
             try:
                 with self.scheduler.in_flight:
@@ -312,14 +314,18 @@ class Passing:
                 request.transport.close()
             return passed
         finally:
-            self.scheduler.admission.spend_tokens(request[OWNER], tokens.total)
+            if LINE not in request:
+                self.scheduler.admission.spend_tokens(request[OWNER], tokens.total)
             if answer.status < 400:
                 self._account(request, tokens.total, model)
         await passed.write_eof()
         return passed
 
     def _account(self, request: web.Request, tokens: int, model: str) -> None:
-        """Have the store note what a request has used, without a wait for it; all its tokens count as read."""
+        """Have the store note what a request has used, without a wait for it; all its tokens count as read.
+
+        What the line of a batch has used is counted with its result.
+        """
         use = Use(
             id=f"passed_{secrets.token_hex(16)}",
             owner=request[OWNER],
@@ -329,6 +335,9 @@ class Passing:
             api=path_of(request).lstrip("/").removeprefix("v1/").removeprefix("v2/"),
             input_tokens=tokens,
         )
+        if LINE in request:
+            request[USE] = use
+            return
         with suppress(StoreFailed):  # it is closed
             self.scheduler.store.used(use)
 

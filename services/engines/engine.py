@@ -96,6 +96,16 @@ class Bounded(Protocol):
 
 
 @runtime_checkable
+class Prioritizing(Protocol):
+    """An engine that knows if it runs prompts by their priority."""
+
+    @property
+    def schedules_by_priority(self) -> bool:
+        """True if prompts with lower numbers run first; else those with a priority are refused."""
+        ...
+
+
+@runtime_checkable
 class Budgeted(Protocol):
     """An engine that knows if it can end a thought of the model's."""
 

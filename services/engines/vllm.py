@@ -133,6 +133,10 @@ class VllmEngine:
         bounding = self.llm.vllm_config.reasoning_config
         return bounding is not None and bounding.enabled
 
+    @property
+    def schedules_by_priority(self) -> bool:
+        return bool(self.llm.vllm_config.scheduler_config.policy == "priority")
+
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         generation = await self._begin(prompt)
@@ -268,7 +272,7 @@ class VllmEngine:
     def _priority(self, prompt: Prompt) -> int:
         """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
         priority = prompt.facts.scheduling.priority
-        if priority and self.llm.vllm_config.scheduler_config.policy != "priority":
+        if priority and not self.schedules_by_priority:
             raise errors.InvalidPrompt(
                 "This server does not schedule by priority: its engine runs without --scheduling-policy priority.",
                 param="priority",
@@ -331,7 +335,9 @@ class _Generation:
                 elif not output:
                     self.collector.ready.clear()
                     await self.collector.ready.wait()
-        reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
+        reason: Any = completion.finish_reason
+        if self.is_cancelled and reason not in ("stop", "length"):  # it may have ended before
+            reason = "cancelled"
         if reason not in ("stop", "length", "cancelled"):
             raise errors.EngineFailed(f"The engine ended the generation with the reason {reason!r}.")
         yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)

@@ -70,6 +70,7 @@ class Server(ApiClient, Generic[Engine_co]):
     api: Api
     store: Store
     connections: ConnectionCounts
+    parts: ServerParts
 
     @property
     def scheduler(self) -> Scheduler:
@@ -143,19 +144,20 @@ async def running_server(
             tools_of=toolbox.usable,
             **options,
         )
+        keys = keys or Keys()
         parts = ServerParts(
             settings or DEFAULTS,
             scheduler=scheduler,
             tools=toolbox,
             peers=peers,
             prompts=prompts,
-            keys=keys or Keys(),
+            keys=keys,
             dialects=dialects,
         )
         api = Api(
             scheduler,
             keep_alive,
-            keys or Keys(),
+            keys,
             peers,
             recorded_if,
             origins or Origins(),
@@ -177,7 +179,7 @@ async def running_server(
         closing.push_async_callback(runner.cleanup)
         closing.push_async_callback(scheduler.drain, 0)
         client = await closing.enter_async_context(aiohttp.ClientSession())
-        yield Server(own, client, engine, api, store, runner.counts)
+        yield Server(own, client, engine=engine, api=api, store=store, connections=runner.counts, parts=parts)
 
 
 @dataclass
