@@ -31,7 +31,7 @@ from penstock.api.peers import Peers
 from penstock.api.resources.resources import ServerParts
 from penstock.extensions.batches.batch import LineAnswer
 from penstock.extensions.batches.inner_request import InnerRequest, no_connection
-from penstock.extensions.batches.runner import LineRequest
+from penstock.extensions.batches.line_runs import LineRequest
 from penstock.extensions.batches.yielding import Yielding
 from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline

@@ -65,10 +65,11 @@ class Yielding:
 
     def room(self, model: str | None = None) -> int:
         """Return the number of lines that may begin now, of a model if it is given by a name that is served."""
-        engine = self._scheduler.engine
-        names = list(engine.models) if model is None else [model]
-        room = sum(places.room for places in dict.fromkeys(map(self.places, names)))
-        return max(0, room - self._present)
+        if model is not None:
+            places = self.places(model)
+            return max(0, places.room - len(places.running) - len(places.waiting))
+        of_all = dict.fromkeys(map(self.places, self._scheduler.engine.models))
+        return max(0, sum(places.room for places in of_all) - self._present)
 
     @property
     def idle_share(self) -> float:
@@ -221,11 +222,15 @@ class GenerateBehind:
 
 
 def can_pause(prompt: Prompt) -> bool:
-    """Return True if a generation that is cut and goes on has the same distribution as one that is not cut."""
+    """Return True if a generation that is cut and goes on has the same distribution as one that is not cut.
+
+    It has if no parameter looks at the tokens so far, and if it is known by which tokens the model ends by itself.
+    """
     sampling = prompt.facts.sampling
     is_unbiased = all(getattr(sampling, name) == neutral for name, neutral in _NEUTRAL.items())
     is_random = sampling.seed is not None and sampling.temperature > 0
-    return is_unbiased and not is_random and prompt.grammar is None and not prompt.images
+    knows_end = bool(prompt.stop_token_ids) or sampling.ignore_eos is True
+    return is_unbiased and not is_random and knows_end and prompt.grammar is None and not prompt.images
 
 
 _NEUTRAL = {

@@ -120,9 +120,7 @@ class HttpGeneration:
             chunk = await self._next()
         if self.end == "stopped":
             raise EngineFailed("The server is stopping.")
-        reason: Any = self._answer.finish_reason
-        if self.end == "cancelled" and reason not in ("stop", "length"):  # it may have ended before
-            reason = "cancelled"
+        reason: Any = "cancelled" if self.end == "cancelled" else self._answer.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise self._failed(f"ended the generation with the reason {reason!r}")
         prompt_tokens = self._answer.prompt_tokens if self.prompt.images else None

@@ -335,9 +335,7 @@ class _Generation:
                 elif not output:
                     self.collector.ready.clear()
                     await self.collector.ready.wait()
-        reason: Any = completion.finish_reason
-        if self.is_cancelled and reason not in ("stop", "length"):  # it may have ended before
-            reason = "cancelled"
+        reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise errors.EngineFailed(f"The engine ended the generation with the reason {reason!r}.")
         yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)

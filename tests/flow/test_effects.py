@@ -30,10 +30,11 @@ BY_PROGRAM = frozenset(
         *("host", "port", "frontends", "max_body_bytes", "drain_timeout", "peer_url", "metrics_port", "print_pipeline"),
         *("exit_with_engine", "model_file", "model_groups"),
         "live",
+        *("batch_reserve", "batch_beside", "batch_priority", "batch_at_once", "batch_ttl", "ledger_ttl"),
         *("verbose", "log_level", "log_format", "engine_arguments", "api_key_file", "stale_after", "unserved_after"),
     }
 )
-"""Settings that the commands and the program around the pipeline read, or that other settings are made of."""
+"""Settings that the commands, the program around the pipeline or a store read, or that others are made of."""
 
 ELSEWHERE_USED: dict[Answering, frozenset[str]] = {
     Answering.OVER_HTTP: frozenset({"engine_wait", "model"}),

@@ -6,12 +6,11 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import aiohttp
 import openai
@@ -38,6 +37,7 @@ from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import ApiClient, openai_client, wait_until
 from tests.support.examples import examples
+from tests.support.passing import EMBEDDED, Handler, Upstream, passing, settings_of
 from tests.support.paths import HARMONY, ROOT
 from tests.support.processes import free_port
 from tests.support.scripted_model import MODEL
@@ -46,61 +46,10 @@ from tests.support.server import ScriptedServer, running_server
 KEY, OTHER_KEY = "a-key-of-a-client", "a-key-of-this-server"
 EMBEDDINGS, SPEECH = "/v1/embeddings", "/v1/audio/speech"
 OF_EMBEDDINGS = sorted(path for path, kinds in ROUTES.items() if "embed" in kinds)
-EMBEDDED = {"object": "list", "model": "e", "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 1.0]}]}
 PAGE = (ROOT / "docs" / "ROUTES.md").read_text()
 SOUND = bytes(range(256)) * 100
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass
-class Seen:
-    """A request that a server got."""
-
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def model(self) -> Any:
-        return json.loads(self.body).get("model")
-
-
-@dataclass
-class Upstream:
-    """A server that answers requests with ``answer``, and what it got; ``names`` are its models."""
-
-    url: str = ""
-    seen: list[Seen] = field(default_factory=list)
-    names: tuple[str, ...] = ()
-    answer: Handler | None = None
-    waiting: int = 0
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        if request.method == "GET":
-            assert request.path == "/v1/models"
-            return web.json_response({"data": [{"id": name} for name in self.names]})
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        self.seen.append(Seen(request.path_qs, headers, await request.read()))
-        return await self.answer(request) if self.answer else web.json_response(EMBEDDED)
-
-    async def never(self, _: web.Request) -> web.StreamResponse:
-        self.waiting += 1
-        try:
-            await asyncio.sleep(60)
-        finally:
-            self.waiting -= 1
-        raise AssertionError
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[None, None]:
-        app = web.Application(client_max_size=2**30)
-        app.router.add_route("*", "/{path:.*}", self.handle)
-        async with TestServer(app, handler_cancellation=True) as server:
-            self.url = str(server.make_url("")).rstrip("/")
-            yield
 
 
 async def half(request: web.Request) -> web.StreamResponse:
@@ -120,36 +69,6 @@ def always(answer: Callable[[], web.Response]) -> Handler:
 
 
 @asynccontextmanager
-async def passing(
-    where: Path, *kinds: str, embeds: bool = False, key: str = "", **options: Any
-) -> AsyncGenerator[tuple[ScriptedServer, list[Upstream]], None]:
-    """A server with a model for each of the ``kinds``, and their servers; ``embeds`` adds that of ``--embeddings``.
-
-    The name of a model is its kind, of which others follow an underscore, and other names begin with ``my-``.
-    """
-    async with AsyncExitStack() as closing:
-        upstreams = [Upstream(names=(kind,)) for kind in (*kinds, *["any"][: int(embeds)])]
-        for each in upstreams:
-            await closing.enter_async_context(each.serving())
-        models = {
-            name: {"kind": name.partition("_")[0], "engine": [each.url], "names": [f"my-{name}*"]}
-            | keyed("engine", key)
-            for name, each in zip(kinds, upstreams, strict=False)
-        }
-        own = {"embeddings": upstreams[-1].url} | keyed("embeddings", key) if embeds else {}
-        settings = settings_of(models, **own)
-        served = await closing.enter_async_context(
-            running_server(ScriptedEngine(), where, resources=("passing",), settings=settings, **options)
-        )
-        yield served, upstreams
-
-
-def settings_of(models: Mapping[str, Any], **own: Any) -> Settings:
-    """Return the settings of these models, and of one that generates, which no request of these tests is for."""
-    return Settings.model_validate({"models": {**models, "chat": {"engine": ["http://127.0.0.1:9"]}}, **own})
-
-
-@asynccontextmanager
 async def served_by(settings: Settings) -> AsyncGenerator[tuple[ApiClient, Running], None]:
     """Serve as `penstock serve` does for the length of a block."""
     async with AsyncExitStack() as closing:
@@ -157,10 +76,6 @@ async def served_by(settings: Settings) -> AsyncGenerator[tuple[ApiClient, Runni
         http = await closing.enter_async_context(TestServer(started.api.app(10_000)))
         client = await closing.enter_async_context(aiohttp.ClientSession())
         yield ApiClient(str(http.make_url("")).rstrip("/"), client), started
-
-
-def keyed(name: str, key: str) -> dict[str, Any]:
-    return {f"{name}_key": SecretStr(key)} if key else {}
 
 
 def form(**fields: Any) -> FormData:

@@ -15,14 +15,14 @@ from aiohttp import web
 
 from penstock.extensions.batches.answering import ENDPOINTS, Answering, whole_use
 from penstock.extensions.batches.batch import LineAnswer
+from penstock.extensions.batches.line_runs import LineRequest
 from penstock.extensions.batches.places import Rule
-from penstock.extensions.batches.runner import LineRequest
 from penstock.extensions.batches.yielding import Yielding
 from penstock.pipeline.errors import EngineDead, EngineFailed, LimitReached, ServerStopping
 from penstock.services.use import Use
-from tests.flow.api.test_passing import EMBEDDED, passing
 from tests.support.api_clients import USER_MESSAGE, wait_until
 from tests.support.deciding_engine import DecidingEngine
+from tests.support.passing import EMBEDDED, passing
 from tests.support.server import CALL, DEFAULTS, HELLO, WEATHER, PacedEngine, Server, running_server, script
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -248,7 +248,8 @@ async def test_embeddings_are_passed_on(tmp_path: Path) -> None:
         assert use is not None
         assert (use.id, use.api, use.model, use.input_tokens) == ("batch_a:1", "embeddings", "embed", 7)
         assert (use.owner, use.key_name, use.is_line) == ("o", "night", True)
-        for body in ({"model": "other", "input": "Hi"}, {"model": "tiny", "input": "Hi"}, [], {"model": 5}):
+        wrong: list[Any] = [{"model": "other", "input": "Hi"}, {"model": "tiny", "input": "Hi"}, [], {"model": 5}]
+        for body in wrong:
             await assert_equal(served, line(EMBEDDINGS, body))
         other.answer = refused
         assert (await assert_equal(served, asked)).use is None

@@ -180,6 +180,7 @@ class EndedRun:
 
     owner: str
     tokens: int
+    line: str = ""
 
     def __getattr__(self, name: str) -> Any:
         return self
