@@ -36,11 +36,20 @@ TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=45.0)
 BUSY = frozenset({429, 503})
 """The statuses after which a client tries again."""
 
+UNSTORED = frozenset({"/v1/chat/completions", "/v1/messages"})
+"""The paths of requests whose answers are not stored."""
+
 MODES = ("sync", "stream", "background", "background stream")
 
 
 class Broken(Exception):
     """The connection broke, or the server could not be reached."""
+
+
+def is_not_kept(method: str, path: str, body: Json | None) -> bool:
+    """Return True for a request after which the store may lack an answer that was given."""
+    deletes = method == "DELETE" and path.startswith("/v1/responses")
+    return deletes or path in UNSTORED or (body is not None and not body.get("store", True))
 
 
 class Client:
@@ -68,11 +77,14 @@ class Client:
     async def asked(self, method: str, path: str, **body: Any) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """Send a request, and check and note the status of its answer."""
         began = self.world.loop.time()
+        others = is_not_kept(method, path, body.get("json"))
+        self.world.ledger.others[self.owner] += others
         is_counted = method == "POST" and not path.endswith("/cancel")
         if is_counted:
             self.world.ledger.sent[self.owner] += 1
         async with self.http.request(method, self.url(path), **body) as answer:
             self.check_status(answer.status, path)
+            self.world.ledger.others[self.owner] -= others and answer.status in BUSY
             if is_counted and answer.status not in BUSY:
                 self.world.ledger.admitted.append(Admitted(self.owner, began, self.world.loop.time()))
             yield answer

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-EPOCH = 1_800_000_000.0
-"""The time of day, in seconds since 1970, at which each simulation begins."""
+EPOCH = 1_799_999_980.0
+"""The time of day, in seconds since 1970, at which each simulation begins: 20 seconds before the end of an hour."""
 
 _monotonic, _urandom = time.monotonic, os.urandom
 

@@ -12,6 +12,7 @@ import msgspec
 from penstock.pipeline.errors import RunInterrupted
 from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.protocol.events import ResponseEvent
+from tests.simulation.accounts import check_accounts
 from tests.simulation.clients import Client
 from tests.simulation.engine import count_to
 from tests.simulation.further_invariants import check_file, check_hooks, check_parts_of_files, check_rate
@@ -59,6 +60,7 @@ async def check_end(world: World) -> None:
             await check_file(world, client, file)
     check_hooks(world)
     check_rate(world)
+    check_accounts(world)
     if not world.plan.has("deaths"):  # a killed server withdraws nothing
         check_refused(world)
     for owner in world.keys:

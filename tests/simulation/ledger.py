@@ -134,6 +134,8 @@ class Ledger:
     """The owner of each conversation."""
     refused: set[str] = field(default_factory=set)
     """The nonces of requests that a server has refused."""
+    others: Counter[str] = field(default_factory=Counter)
+    """The requests of each owner for answers that are not stored, or that delete one."""
     files: dict[str, KnownFile] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     """The requests of each owner that count against its rate, answered or not."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from penstock.api.dialects.responses.routes import Responses
 from penstock.api.limits.allowance import OwnAllowances
 from penstock.api.runs.scheduler import Scheduler
+from penstock.extensions.accounts import ledger
 from penstock.extensions.models.catalogue import Catalogue, Model
 from penstock.extensions.models.start import House
 from penstock.extensions.tools.files import stored_files
@@ -175,6 +176,24 @@ def left_children() -> Fault:
     return patch.object(House, "close", close)
 
 
+def repeated_sums() -> Fault:
+    """Leave what was added to the sums of the ledger, so that it is added again."""
+    return patch.object(ledger, "_CLEAR", f"{ledger._CLEAR} and hour < 0")
+
+
+def lost_uses() -> Fault:
+    """Note what a response has used once its end is stored: a server that is killed in between notes nothing."""
+    end = Store.end
+
+    def ended(store: Store, stored: Any, block: Any, use: Any = None) -> Any:
+        saved = end(store, stored, block)
+        notes = store.statements_of(use, stored.response.id) if use else ()
+        saved.add_done_callback(lambda _: store.writer.queue(notes, stored.response.id))
+        return saved
+
+    return patch.object(Store, "end", ended)
+
+
 def _nothing() -> Iterator[None]:
     yield
 
@@ -205,6 +224,8 @@ PLANTED = {
     "swapped-models": Planted(swapped_models, ("ask", "models"), 0),
     "wrong-models": Planted(wrong_models, ("ask", "models"), 0),
     "left-children": Planted(left_children, ("ask", "models"), 0),
+    "repeated-sums": Planted(repeated_sums, ("ask", "stop"), 0),
+    "lost-uses": Planted(lost_uses, ("ask", "strike", "doom"), 0),
     "refused-outages": Planted(refused_outages, ("ask", "full disk"), 1, on_postgres=True),
 }
 """The faults by name."""

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from penstock.api.cli.command_line import read_settings
 from penstock.api.http.connections import Runner
+from penstock.api.runs import housekeeping
 from penstock.api.settings import Settings
 from penstock.api.start.assembly import RunningEngine
 from penstock.api.start.parts import UNSTARTABLE, Running
@@ -32,6 +33,9 @@ from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.stores import SimulatedStore
 
 setattr(file_reader._Child, "run", lambda child: (child._input.partition(b"\n")[2].decode(),))  # noqa: B010 - no process
+
+housekeeping.PERIOD = 20.0
+"""The seconds between two sweeps of the store, which each server makes at its start, too."""
 
 PORT = 8000
 
