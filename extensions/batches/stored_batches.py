@@ -260,7 +260,7 @@ class StoredBatches(StorePart):
 
     async def close_lines(self, batch_id: str, kind: Kind) -> bool:
         """Give some of the lines that wait a result without an answer; return True if more may wait."""
-        return await self._write(Statement(sql.CLOSE, (batch_id, kind, BATCH))) == BATCH
+        return await self._write(Statement(sql.CLOSE, (batch_id, kind, BATCH, b""))) == BATCH
 
     async def claim_end(self, batch_id: str) -> bool:
         """Become the server that ends a batch whose lines all have results; False if another one does."""

@@ -215,7 +215,7 @@ RELEASE_LINES = """
 RELEASE_BATCHES = "update batches set server_id = null where server_id = $1 and ended_at is null"
 
 CLOSE = """
-    update batch_lines set kind = $2, bytes = 0, data = ''
+    update batch_lines set kind = $2, bytes = 0, data = $4
     where batch_id = $1 and kind is null and server_id is null and number in (
         select number from batch_lines where batch_id = $1 and kind is null and server_id is null
         order by prefix, number limit $3

@@ -32,8 +32,8 @@ MOST_ERRORS = 100
 PURPOSE = "batch"
 """The purpose with which an input file is uploaded."""
 
-PASSED = frozenset({"/v1/embeddings"})
-"""The paths that are passed on to other servers, which know their models."""
+GENERATING = frozenset({"/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/decisions", "/v1/messages"})
+"""The paths whose models are known here; those of others are known where their requests are passed on."""
 
 _BOM = b"\xef\xbb\xbf"
 _ADDED = 500
@@ -275,7 +275,7 @@ class Validation:
                 await self.stored.add_lines(batch.id, lines[first : first + _ADDED])
 
     def _model_of(self, batch: StoredBatch, name: str | None) -> str:
-        return "" if batch.endpoint in PASSED else self.parts.scheduler.resolved(batch.owner, name)
+        return self.parts.scheduler.resolved(batch.owner, name) if batch.endpoint in GENERATING else ""
 
 
 def _missing(file_id: str) -> BatchError:
