@@ -111,6 +111,24 @@ class Number(Parameter):
 
 
 @dataclass(frozen=True)
+class AnyTexts(Parameter):
+    """Any texts, written as ``name=text`` or ``name[]=text``, once for each, up to ``most``."""
+
+    most: int = 100
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"type": "string"}, "maxItems": self.most}
+
+    def read(self, request: web.Request) -> list[str]:
+        values = _all(request, self.name)
+        if len(values) > self.most:
+            message = f"{self.name} has at most {self.most} values, not {len(values)}."
+            raise InvalidRequest(message, param=self.name, code="array_above_max_length")
+        return values
+
+
+@dataclass(frozen=True)
 class Several(Parameter):
     """Any of the ``words``, written as ``name=word`` or ``name[]=word``, once for each."""
 
@@ -121,8 +139,12 @@ class Several(Parameter):
         return {"type": "array", "items": {"enum": sorted(self.words)}}
 
     def read(self, request: web.Request) -> list[str]:
-        values = [*request.query.getall(self.name, ()), *request.query.getall(f"{self.name}[]", ())]
+        values = _all(request, self.name)
         for word in values:
             if word not in self.words:
                 raise self._refusal(f"some of {', '.join(sorted(self.words))}", word)
         return values
+
+
+def _all(request: web.Request, name: str) -> list[str]:
+    return [*request.query.getall(name, ()), *request.query.getall(f"{name}[]", ())]

@@ -56,6 +56,11 @@ class Books:
         """The contents of the file."""
         return self.gate.accounts
 
+    @property
+    def currency(self) -> str:
+        """The currency of all costs."""
+        return self.accounts.currency
+
     def cost(self, use: Use) -> float | None:
         """Return the cost of a use that is written into the ledger, and note that it was spent."""
         cost = self.accounts.priced.cost(use)

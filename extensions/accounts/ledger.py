@@ -1,8 +1,7 @@
 """Ledger: what each answer has used, exactly once, and the sums of that by hour, which are kept for long.
 
 A row is written in one transaction with the end of its response.  Once its hour is over, the sweep marks it, and then
-adds it to the sums and deletes it, in one transaction as well.  All hours are by the clock of the server that writes the
-row.
+adds it to the sums and deletes it, in one transaction as well.  Hours are by the clock of the server that writes a row.
 
 A commit of unknown outcome is repeated, so a row must not come back after its deletion.  The row of a stored response
 is fenced as its end is.  The other rows have the server that writes them.  A server that lives adds up its own rows
@@ -136,6 +135,11 @@ _SUMS = """
 class Prices(Protocol):
     """What a use costs."""
 
+    @property
+    def currency(self) -> str:
+        """The currency of all costs, such as ``USD``."""
+        ...
+
     def cost(self, use: Use) -> float | None:
         """Return the cost of a use, in units of the currency; None if no price is known.  Threads call it, too."""
         ...
@@ -241,7 +245,7 @@ class Ledger(StorePart):
         found, values = ["hour >= $1", "hour < $2"], list[Value]((int(since // HOUR), int(-(-until // HOUR))))
         for column, allowed in (where or {}).items():
             found.append(f"{column} in ({placeholders(len(allowed), len(values) + 1)})" if allowed else "1 = 0")
-            values += allowed
+            values += [model_column(value) if isinstance(value, str) else value for value in allowed]
         query = _SUMS.format(
             groups=", ".join(groups or ["1"]),
             sums=", ".join(f"cast(sum({name}) as {_KINDS[name]})" for name in COUNTED),

@@ -7,9 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
-from penstock.api.resources.resources import ServerParts, checked
+from penstock.api.resources.resources import BASE, ServerParts, checked
+from penstock.extensions.accounts.anthropic_usage import AnthropicUsage
 from penstock.extensions.accounts.books import Books, check
 from penstock.extensions.accounts.ledger import Ledger
+from penstock.extensions.accounts.openai_usage import OpenAIUsage
 
 
 @checked(check)
@@ -26,4 +28,4 @@ async def accounts(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef],
             await closing.enter_async_context(books.kept())
             admission.gates.append(books.gate)
             parts.at_sighup.append(books.read_again)
-        yield ()
+        yield (*OpenAIUsage(ledger).routes(BASE), *AnthropicUsage(ledger).routes(BASE))

@@ -1,0 +1,260 @@
+"""The usage and cost reports of an organization, as Anthropic's API has them, for the operator.
+
+A workspace is a team here, an account is the owner of a key, and an API key has its name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from penstock.api.http.auth import for_operators
+from penstock.api.http.errors import as_json
+from penstock.api.http.openapi import Operation, operation
+from penstock.api.http.query import AnyText, AnyTexts, Choice, Number, Several
+from penstock.extensions.accounts.ledger import Ledger, Sum
+from penstock.extensions.accounts.reports import Span, is_generated, report, width_of
+from penstock.pipeline.errors import InvalidRequest, StoreFailed, UnsupportedParameter
+from penstock.pipeline.protocol.params.json_body import shortened
+
+Result = TypeVar("Result")
+
+START = AnyText("starting_at", meaning="The time in whose bucket the report begins, by RFC 3339.")
+END = AnyText("ending_at", meaning="The time before which it ends; now by default.")
+WIDTH = Choice("bucket_width", ("1d", "1h", "1m"), meaning="The width of a bucket; 1m is refused.")
+WIDTH_OF_COSTS = Choice("bucket_width", ("1d",), meaning="The width of a bucket.")
+LIMIT = Number("limit", default=0, least=1, most=168, meaning="The most buckets of a page.")
+PAGE = AnyText("page", meaning="`next_page` of the page before.")
+
+COLUMNS = {
+    "workspace_id": "team",
+    "account_id": "owner",
+    "api_key_id": "key_name",
+    "model": "model",
+    "description": "model",
+    "service_tier": "is_line",
+}
+"""The columns of the ledger, by the words of ``group_by``."""
+
+LISTS = {"workspace_ids": "team", "account_ids": "owner", "api_key_ids": "key_name", "models": "model"}
+"""The columns of the ledger, by the parameters that choose values of them."""
+
+TIERS = {"standard": 0, "batch": 1}
+"""The tiers of service, by ``is_line``."""
+
+_UNKNOWN = ("context_window", "inference_geo", "service_account_id", "speed")
+_GROUPS = Several(
+    "group_by",
+    ("workspace_id", "account_id", "api_key_id", "model", "service_tier", *_UNKNOWN),
+    meaning="What tells the results of a bucket apart.",
+)
+_GROUPS_OF_COSTS = Several("group_by", ("workspace_id", "description"), meaning=_GROUPS.meaning)
+_LISTS = {name: AnyTexts(name, meaning=f"The {name.replace('_', ' ')} that count.") for name in LISTS}
+_TIERS = Several(
+    "service_tiers",
+    (*TIERS, "priority", "priority_on_demand", "flex", "flex_discount"),
+    meaning="The tiers that count.",
+)
+_REFUSED = tuple(
+    AnyTexts(name, meaning="Refused, as uses here have none.")
+    for name in ("context_window", "inference_geos", "service_account_ids", "speeds")
+)
+
+_REFUSALS = (InvalidRequest, StoreFailed)
+
+
+class ReportBucket(msgspec.Struct, Generic[Result], frozen=True):
+    """The uses of one time; without a group, there is one result or none."""
+
+    starting_at: str
+    ending_at: str
+    results: tuple[Result, ...]
+
+
+class ReportPage(msgspec.Struct, Generic[Result], frozen=True):
+    """A page of buckets."""
+
+    data: tuple[ReportBucket[Result], ...]
+    has_more: bool
+    next_page: str | None
+
+
+class CacheWrites(msgspec.Struct, frozen=True):
+    """The tokens that were written into a cache for a price, which there is not here."""
+
+    ephemeral_1h_input_tokens: Literal[0] = 0
+    ephemeral_5m_input_tokens: Literal[0] = 0
+
+
+class Searches(msgspec.Struct, frozen=True):
+    """The searches of the web and of files."""
+
+    web_search_requests: int
+
+
+class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers have used that a model has written; what they are not grouped by is None."""
+
+    uncached_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    server_tool_use: Searches
+    cache_creation: CacheWrites = CacheWrites()
+    workspace_id: str | None = None
+    """The team."""
+    account_id: str | None = None
+    """The owner of the key."""
+    api_key_id: str | None = None
+    """The name of the key."""
+    model: str | None = None
+    service_tier: Literal["standard", "batch"] | None = None
+    context_window: None = None
+    inference_geo: None = None
+    service_account_id: None = None
+
+
+class CostItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What was spent, by the prices at that time; what had no price is left out."""
+
+    amount: str
+    """Hundredths of the currency, as a decimal number."""
+    currency: str
+    workspace_id: str | None = None
+    description: str | None = None
+    """The model."""
+    model: str | None = None
+    cost_type: None = None
+    token_type: None = None
+    context_window: None = None
+    inference_geo: None = None
+    service_tier: None = None
+
+
+class UsageReport(ReportPage[MessagesUsage], frozen=True):
+    """A page of what answers have used."""
+
+
+class CostReport(ReportPage[CostItem], frozen=True):
+    """A page of costs."""
+
+
+@dataclass(frozen=True)
+class AnthropicUsage:
+    """The routes over a ledger."""
+
+    ledger: Ledger
+    clock: Callable[[], float] = time.time
+
+    def routes(self, base: str) -> Sequence[web.RouteDef]:
+        """Return the routes under ``base``."""
+        return (
+            web.get(f"{base}/organizations/usage_report/messages", self.messages),
+            web.get(f"{base}/organizations/cost_report", self.costs),
+        )
+
+    @for_operators
+    @operation(
+        Operation(
+            UsageReport,
+            query=(START, END, WIDTH, LIMIT, PAGE, _GROUPS, *_LISTS.values(), _TIERS, *_REFUSED),
+            refusals=_REFUSALS,
+        )
+    )
+    async def messages(self, request: web.Request) -> web.Response:
+        """Report what answers have used that a model has written, by any API but that of decisions."""
+        for parameter in _REFUSED:
+            if parameter.read(request):
+                raise _unknown(parameter.name, parameter.name)
+        where: dict[str, Sequence[str | int]] = {
+            LISTS[name]: of for name, each in _LISTS.items() if (of := each.read(request))
+        }
+        if tiers := _TIERS.read(request):
+            where["is_line"] = [TIERS[tier] for tier in tiers if tier in TIERS]
+        return as_json(UsageReport(*await self._page(request, _GROUPS, where, is_generated, _of_messages)))
+
+    @for_operators
+    @operation(
+        Operation(CostReport, query=(START, END, WIDTH_OF_COSTS, LIMIT, PAGE, _GROUPS_OF_COSTS), refusals=_REFUSALS)
+    )
+    async def costs(self, request: web.Request) -> web.Response:
+        """Report what all requests cost that have a price."""
+        currency = self.ledger.prices.currency if self.ledger.prices else "USD"
+        result = partial(_of_costs, currency)
+        return as_json(CostReport(*await self._page(request, _GROUPS_OF_COSTS, {}, lambda _: True, result)))
+
+    async def _page(
+        self,
+        request: web.Request,
+        groups: Several,
+        where: Mapping[str, Sequence[str | int]],
+        counts: Callable[[str], bool],
+        result: Callable[[Sum, Collection[str]], Result | None],
+    ) -> tuple[tuple[ReportBucket[Result], ...], bool, str | None]:
+        """Return the fields of a page of results, which have only what they are grouped by."""
+        width = width_of(WIDTH.read(request))
+        if (since := _moment(START, request)) is None:
+            raise InvalidRequest("Give the starting_at of the report.", param="starting_at")
+        until = _moment(END, request)
+        span = Span.of(since, self.clock() if until is None else until, width, LIMIT.read(request), PAGE.read(request))
+        words = list(dict.fromkeys(groups.read(request)))
+        for word in words:
+            if word not in COLUMNS:
+                raise _unknown("group_by", word)
+        found = await report(self.ledger, span, [COLUMNS[word] for word in words], where, counts)
+        buckets = []
+        for at, sums in found:
+            results = tuple(each for one in sums if (each := result(one, words)) is not None)
+            buckets.append(ReportBucket(_iso(at), _iso(at + width.seconds), results))
+        return tuple(buckets), span.next_page is not None, span.next_page
+
+
+def _unknown(param: str, word: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"Uses here have no {word}.", param=param)
+
+
+def _moment(parameter: AnyText, request: web.Request) -> float | None:
+    """Return the time of a parameter, in seconds since 1970; None if it is absent."""
+    if (text := parameter.read(request)) is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        name = parameter.name
+        raise InvalidRequest(f"{name} is a time by RFC 3339, not {shortened(text)!r}.", param=name) from None
+
+
+def _iso(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _grouped(one: Sum, words: Collection[str]) -> dict[str, Any]:
+    return {word: getattr(one, COLUMNS[word]) for word in words if word != "service_tier"}
+
+
+def _of_messages(one: Sum, words: Collection[str]) -> MessagesUsage:
+    tier: Literal["standard", "batch"] = "batch" if one.is_line else "standard"
+    return MessagesUsage(
+        uncached_input_tokens=one.input_tokens - one.cached_tokens,
+        cache_read_input_tokens=one.cached_tokens,
+        output_tokens=one.output_tokens,
+        server_tool_use=Searches(one.searches),
+        service_tier=tier if "service_tier" in words else None,
+        **_grouped(one, words),
+    )
+
+
+def _of_costs(currency: str, one: Sum, words: Collection[str]) -> CostItem | None:
+    if one.cost is None:
+        return None
+    named = _grouped(one, words)
+    model = named.get("description")
+    return CostItem(amount=f"{Decimal(repr(one.cost)) * 100:f}", currency=currency, model=model, **named)
