@@ -65,6 +65,9 @@ class Group:
     examples: tuple[Example, ...]
 
 
+EARLIER = 1_767_225_600
+"""The start of 2026: no server of an example has a use of that day."""
+
 LONG = "Count to a million."
 """An input that keeps the model busy."""
 
@@ -339,6 +342,24 @@ GROUPS = (
             Example(route="GET /metrics", key=METRICS, shows="# HELP penstock_"),
             Example(route="GET /openapi.json", key=""),
             Example(route="GET /", key=""),
+            Example(
+                route="GET /v1/organization/usage/completions",
+                query=f"start_time={EARLIER}&limit=1&group_by[]=project_id",
+                key=OPERATOR,
+            ),
+            Example(route="GET /v1/organization/usage/decisions", query=f"start_time={EARLIER}&limit=1", key=OPERATOR),
+            Example(route="GET /v1/organization/usage/embeddings", query=f"start_time={EARLIER}&limit=1", key=OPERATOR),
+            Example(route="GET /v1/organization/costs", query=f"start_time={EARLIER}&limit=1", key=OPERATOR),
+            Example(
+                route="GET /v1/organizations/usage_report/messages",
+                query="starting_at=2026-01-01T00:00:00Z&limit=1",
+                key=OPERATOR,
+            ),
+            Example(
+                route="GET /v1/organizations/cost_report",
+                query="starting_at=2026-01-01T00:00:00Z&limit=1",
+                key=OPERATOR,
+            ),
             Example(route="GET /live", key="", accept="text/html"),
             Example(route="GET /live/server", key=OPERATOR),
             Example(route="GET /live/models", key=OPERATOR),

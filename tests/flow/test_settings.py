@@ -252,8 +252,11 @@ OF_VLLM = {
 }
 """Options of vLLM's server, and of its engine, that the pages name."""
 
-OF_COMMANDS = {"--model", "--small-model", "--file", "--limits", "--tools", "--expires", "--json", "--sse", "--to"}
-"""Options of ``penstock keys``, ``penstock launch``, ``penstock replay`` and ``make load``."""
+OF_COMMANDS = {
+    *("--model", "--small-model", "--file", "--limits", "--tools", "--expires", "--json", "--sse", "--to"),
+    *("--api", "--by", "--csv", "--key", "--since", "--team", "--until"),
+}
+"""Options of ``penstock keys``, ``penstock launch``, ``penstock replay``, ``penstock usage`` and ``make load``."""
 
 OF_OTHERS = {
     *("CLIENTS.md", "COMPARE.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),

@@ -154,6 +154,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PENSTOCK_WEBHOOK_SECRET", "secret")
+    monkeypatch.setenv("PENSTOCK_STORE", str(tmp_path / "store.sqlite3"))
     monkeypatch.setattr("penstock.api.cli.replayer.SLOW", PATIENCE)  # a busy machine holds the loop, too
     return tmp_path
 
@@ -163,7 +164,7 @@ async def make_store(place: str) -> None:
         pass
 
 
-@of(r"^(PENSTOCK_\w+=\S+ )?\S*penstock (keys|replay|diff|inspect|show|config)\b")
+@of(r"^(PENSTOCK_\w+=\S+ )?\S*penstock (keys|replay|diff|inspect|show|config|usage)\b")
 def test_command_runs(command: Command, reader: Path, penstock: RunCommand) -> None:
     words = words_after(command, "penstock")
     arguments = [re.sub(r"^postgresql://.*", str(reader / "store.sqlite3"), word) for word in words]
