@@ -1,4 +1,4 @@
-"""What one answer has used: its tokens and its tools, for the accounts of an operator."""
+"""The use of one answer: its tokens and its tools, for the accounts of an operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.pipeline.protocol.response import Response
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """What one answer has used.  An account counts each ``id`` once."""
+    """The use of one answer.  An account counts each ``id`` once."""
 
     id: str
     """The id of the response, of the line of a batch, or of the request that another server answered."""
@@ -29,10 +29,10 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """The time of its end, in seconds since 1970."""
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the input that the engine had in its cache."""
+    """The part of the input that the engine had in its cache."""
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    """Those of the output that were thoughts."""
+    """The part of the output that was thoughts."""
     tool_seconds: float = 0.0
     """Seconds for which this server ran tools."""
     searches: int = 0

@@ -101,7 +101,7 @@ class Searches(msgspec.Struct, frozen=True):
 
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers have used that a model has written; what they are not grouped by is None."""
+    """The use by answers that a model has written; groups that were not asked for are None."""
 
     uncached_input_tokens: int
     cache_read_input_tokens: int
@@ -122,7 +122,7 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What was spent, by the prices at that time; what had no price is left out."""
+    """The costs by the prices at that time; without those that had no price."""
 
     amount: str
     """Hundredths of the currency, as a decimal number."""

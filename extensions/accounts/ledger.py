@@ -133,7 +133,7 @@ _SUMS = """
 
 
 class Prices(Protocol):
-    """What a use costs."""
+    """The prices of what is used."""
 
     @property
     def currency(self) -> str:

@@ -93,7 +93,7 @@ class UsagePage(msgspec.Struct, Generic[Result], frozen=True):
 
 
 class _Grouped(msgspec.Struct, frozen=True, kw_only=True):
-    """What a result is grouped by; None for the rest."""
+    """The groups of a result; None for those that were not asked for."""
 
     project_id: str | None = None
     """The team."""
@@ -105,7 +105,7 @@ class _Grouped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionsUsage(_Grouped, frozen=True, kw_only=True):
-    """What answers have used that a model has written."""
+    """The use by answers that a model has written."""
 
     input_tokens: int
     input_cached_tokens: int
@@ -119,7 +119,7 @@ class CompletionsUsage(_Grouped, frozen=True, kw_only=True):
 
 
 class EmbeddingsUsage(_Grouped, frozen=True, kw_only=True):
-    """What embeddings have used."""
+    """The use by embeddings."""
 
     input_tokens: int
     num_model_requests: int
@@ -134,7 +134,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What was spent, by the prices at that time; what had no price is left out."""
+    """The costs by the prices at that time; without those that had no price."""
 
     amount: Amount
     project_id: str | None = None
