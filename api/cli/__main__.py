@@ -22,7 +22,7 @@ COMMANDS = "penstock.commands"
 
 DOORS = {
     "Operate: penstock demo, then penstock serve MODEL, or penstock serve --engine URL": (
-        *("demo", "serve", "check", "config", "keys", "usage"),
+        *("demo", "serve", "batch", "check", "config", "keys", "usage"),
     ),
     "Build: penstock launch claude": ("launch", "conformance"),
     "Extend: penstock show": ("show",),
