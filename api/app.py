@@ -16,7 +16,7 @@ from penstock.api.dialects.named import spoken
 from penstock.api.http.access_log import add_request_id, log_requests, note_status
 from penstock.api.http.auth import OWNER, Keys, is_open
 from penstock.api.http.bodies import Health, Load, OpenApi, Ready, Version
-from penstock.api.http.conventions import SPOKEN, SpokenByRoute
+from penstock.api.http.conventions import SPOKEN, SpokenByRoute, dialect_of
 from penstock.api.http.errors import REFUSALS, Handler, answer_expectation, as_json, errors_as_json
 from penstock.api.http.front.front import Front
 from penstock.api.http.held_bytes import HeldBytes
@@ -196,11 +196,12 @@ class Api:
     @cached_property
     def description(self) -> OpenApi:
         """The OpenAPI document of all routes and of every type that they read and write."""
-        forms = {
-            route.path: (dialect.wire, dialect.conventions)
-            for dialect, routes in self.dialect_routes.items()
-            for route in routes
-        }
+        named = {dialect.name: dialect for dialect in self.dialects}
+        of_resources = [
+            (named[name], route) for route in self.resources if (name := dialect_of(route.handler)) in named
+        ]
+        of_dialects = [(dialect, route) for dialect, routes in self.dialect_routes.items() for route in routes]
+        forms = {route.path: (dialect.wire, dialect.conventions) for dialect, route in [*of_resources, *of_dialects]}
         return describe([*self.house_routes, *chain.from_iterable(self.dialect_routes.values())], forms)
 
 

@@ -67,6 +67,25 @@ def of_several_apis(handler: AnyHandler) -> AnyHandler:
     return handler
 
 
+_DIALECT = "dialect"
+
+
+def of_dialect(name: str) -> Callable[[AnyHandler], AnyHandler]:
+    """Let a handler of a resource answer in the form of the dialect of that name, if the server speaks it."""
+
+    def mark(handler: AnyHandler) -> AnyHandler:
+        handler.__dict__[_DIALECT] = name
+        return handler
+
+    return mark
+
+
+def dialect_of(handler: object) -> str:
+    """Return the name of the dialect in whose form a handler of a resource answers; empty if it is that of OpenAI."""
+    name: str = getattr(handler, _DIALECT, "")
+    return name
+
+
 OPENAI = Conventions()
 """The conventions of OpenAI, which also hold for requests that belong to no dialect."""
 
@@ -100,13 +119,16 @@ class SpokenByRoute:
         route = request.match_info.route
         if route.resource is None:
             return self.without_route(path_of(request), request.headers)
-        own = self.of_resources.get(route.resource)
+        own = self.of_resources.get(route.resource) or self._named(dialect_of(route.handler))
         is_shared = own is None or getattr(route.handler, _SHARED, False)
         return (self._marked(request.headers) if is_shared else None) or own
 
     def without_route(self, path: str, headers: Container[str]) -> Spoken | None:
         """Return the dialect of a request without a route: that of its mark, or that with the most similar routes."""
         return self._marked(headers) or self.nearest(without_doubling(path))
+
+    def _named(self, name: str) -> Spoken | None:
+        return next((spoken for below in self.of_bases.values() for spoken in below if spoken.name == name), None)
 
     def _marked(self, headers: Container[str]) -> Spoken | None:
         """Return the dialect whose mark is in the headers of a request."""
