@@ -101,7 +101,7 @@ class Searches(msgspec.Struct, frozen=True):
 
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The use by answers that a model has written; groups that were not asked for are None."""
+    """The use by answers that a model has written; those of no group are None."""
 
     uncached_input_tokens: int
     cache_read_input_tokens: int
@@ -188,6 +188,7 @@ class AnthropicUsage:
         """Report what all requests cost that have a price."""
         currency = self.ledger.prices.currency if self.ledger.prices else "USD"
         result = partial(_of_costs, currency)
+        WIDTH_OF_COSTS.read(request)
         return as_json(CostReport(*await self._page(request, _GROUPS_OF_COSTS, {}, lambda _: True, result)))
 
     async def _page(

@@ -5,8 +5,8 @@ adds it to the sums and deletes it, in one transaction as well.  Hours are by th
 
 A commit of unknown outcome is repeated, so a row must not come back after its deletion.  The row of a stored response
 is fenced as its end is.  The other rows have the server that writes them.  A server that lives adds up its own rows
-alone: it marks them with a change that waits behind all that may be repeated.  Those of a server that has left are
-anybody's.
+alone: it marks them with a change that waits behind all that may be repeated.  Any server adds up those of a server
+that has left.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ _CLEAR = "delete from ledger where sweep = $1"
 _FORGET = ("delete from ledger where hour < $1", "delete from ledger_hours where hour < $1")
 
 _TIMES = {"hour": ("hour", HOUR), "day": ("hour / 24", 24 * HOUR), "month": ("hour / 24", 24 * HOUR)}
-"""The times by which sums can be asked for: an expression of whole numbers, and the seconds of one.
+"""The times of groups: an expression of whole numbers, and the seconds of one.
 
 Databases know no months in common: their days are added up here.
 """
 
 BY: Final = (*_TIMES, *_OF_ALL)
-"""The words by which sums can be asked for."""
+"""The words of groups."""
 
 _SUMS = """
     select {groups}, {sums}, sum(cost) from (
@@ -207,7 +207,7 @@ class Ledger(StorePart):
         if not self.keep:
             return
         if self.names and not use.key_name:
-            use = replace(use, key_name=self.names.title(use.owner), team=self.names.team(use.owner))
+            use = replace(use, key_name=self.names.title(use.owner), team=use.team or self.names.team(use.owner))
         row: tuple[Value, ...] = (
             use.id,
             self.context.server_id,

@@ -93,7 +93,7 @@ class UsagePage(msgspec.Struct, Generic[Result], frozen=True):
 
 
 class _Grouped(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups of a result; None for those that were not asked for."""
+    """The group of a result; None for what it is not grouped by."""
 
     project_id: str | None = None
     """The team."""
@@ -202,6 +202,7 @@ class OpenAIUsage:
     async def costs(self, request: web.Request) -> web.Response:
         """Report what all requests cost that have a price."""
         currency = (self.ledger.prices.currency if self.ledger.prices else "USD").lower()
+        WIDTH_OF_COSTS.read(request)
         width = Width("day", DAY, default=LIMIT_OF_COSTS.default, most=LIMIT_OF_COSTS.most)
         page = await self._page(request, _GROUPS_OF_COSTS, lambda _: True, partial(_of_costs, currency), width)
         return as_json(CostsPage(*page))
