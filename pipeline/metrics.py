@@ -110,6 +110,11 @@ BATCH_LINES_RUNNING = Gauge(
 BATCH_LINES_WAITING = Gauge(
     "penstock_batch_lines_waiting", "Lines of batches in the store that wait", multiprocess_mode="livemax"
 )
+BATCH_IDLE_SHARE = Gauge(
+    "penstock_batch_idle_share",
+    "Share of the places of engines that no other response has, and that lines of batches use",
+    multiprocess_mode="livemax",
+)
 
 PASSED_SECONDS = Histogram(
     "penstock_passed_duration_seconds",

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,7 +54,7 @@ COUNT_SECONDS = 15.0
 class Room(Protocol):
     """Tells how many lines may begin now, of a model if it is given by a name that is served."""
 
-    def __call__(self, model: str | None = None) -> int: ...
+    def __call__(self, model: str | None = None, /) -> int: ...
 
 
 @dataclass(eq=False)
@@ -67,6 +67,8 @@ class BatchRunner:
     validate: Validate
     output_line: OutputLine
     keys: Keys = field(default_factory=Keys)
+    idle_share: Callable[[], float] = lambda: 0.0
+    """Gives the share of the idle places of engines that lines have."""
     _found: list[Candidate] = field(default_factory=list)
     """Lines whose claim may have been committed: it is repeated until its outcome is known."""
     _counted_at: float = 0.0
@@ -115,7 +117,6 @@ class BatchRunner:
         if self.scheduler.in_flight.stopping:
             return False
         self._store.check()
-        self._store.writer.check_available()
         await self._claim()
         batches = await self.stored.look()
         for each in batches:
@@ -123,7 +124,8 @@ class BatchRunner:
             if (kind := early_end(each.batch)) and _is_late(each.batch):
                 self.lines.end_late(each.batch.id, kind)
         waiting = [each.batch for each in batches if each.waits and each.batch.status == "in_progress"]
-        if waiting and self.scheduler.engine.is_alive and (free := self.room()) > 0:
+        may_begin = waiting and self.scheduler.engine.is_alive and not self._store.is_degraded
+        if may_begin and (free := self.room()) > 0:
             await self._find(await self._by_owner(waiting), free)
             await self._claim()
         await self._measure(batches)
@@ -217,6 +219,7 @@ class BatchRunner:
 
     async def _measure(self, batches: Sequence[OpenBatch]) -> None:
         metrics.BATCH_LINES_RUNNING.set(len(self.lines.tasks))
+        metrics.BATCH_IDLE_SHARE.set(self.idle_share())
         if time.monotonic() - self._counted_at > COUNT_SECONDS:
             self._counted_at = time.monotonic()
             waits = any(each.waits for each in batches)
