@@ -9,6 +9,7 @@ from functools import partial
 from aiohttp import web
 
 from penstock.api.resources.resources import ServerParts
+from penstock.extensions.batches.anthropic_routes import anthropic_routes
 from penstock.extensions.batches.answering import Answering
 from penstock.extensions.batches.openai_form import output_line
 from penstock.extensions.batches.openai_routes import openai_routes
@@ -37,4 +38,5 @@ async def batches(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], 
         idle_share=lambda: yielding.idle_share,
     )
     async with runner.running():
-        yield openai_routes(Room(parts, stored, runner, answering))
+        room = Room(parts, stored, runner, answering)
+        yield (*openai_routes(room), *anthropic_routes(room))
