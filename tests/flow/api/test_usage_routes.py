@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import anthropic
 import openai
@@ -38,12 +38,13 @@ async def server(tmp_path: Path) -> AsyncGenerator[Served, None]:
 
 
 @pytest.fixture
-async def admin(server: Served) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+async def usage(server: Served) -> AsyncGenerator[Any, None]:
+    """The usage of openai-python, whose results are of eleven types."""
     http = openai.DefaultAsyncHttpxClient(verify=False)
     async with openai.AsyncOpenAI(
         base_url=f"{server.url}/v1", admin_api_key=KEY, max_retries=0, http_client=http
     ) as client:
-        yield client
+        yield client.admin.organization.usage
 
 
 @pytest.fixture
@@ -63,11 +64,11 @@ ASKED: Mapping[str, dict[str, Any]] = {
 
 def usage_in(answer: Any) -> Counter[str]:
     """Return the tokens that an answer of any API says."""
-    usage = answer["usage"]
-    read = usage.get("input_tokens", usage.get("prompt_tokens", 0)) + usage.get("cache_read_input_tokens", 0)
+    said = answer["usage"]
+    read = said.get("input_tokens", said.get("prompt_tokens", 0)) + said.get("cache_read_input_tokens", 0)
     if answer.get("object") == "chat.completion":  # it says the tokens of the prompt once
         read *= len(answer["choices"])
-    return Counter(input_tokens=read, output_tokens=usage.get("output_tokens", usage.get("completion_tokens", 0)))
+    return Counter(input_tokens=read, output_tokens=said.get("output_tokens", said.get("completion_tokens", 0)))
 
 
 async def asked(server: Served, key: str) -> Counter[str]:
@@ -85,9 +86,8 @@ def counted(results: Any) -> Counter[str]:
     return sum((Counter(input_tokens=one.input_tokens, output_tokens=one.output_tokens) for one in results), Counter())
 
 
-async def test_report_has_the_tokens_of_all_answers(server: Served, admin: openai.AsyncOpenAI) -> None:
+async def test_report_has_the_tokens_of_all_answers(server: Served, usage: Any) -> None:
     used = {"red": await asked(server, ALICE), "": await asked(server, BOB)}
-    usage = admin.admin.organization.usage
     report = await usage.completions(start_time=int(time.time()) - HOUR, group_by=["project_id", "model"], limit=3)
     results = [one for bucket in report.data for one in bucket.results]
     assert {one.project_id: counted([one]) for one in results} == used
@@ -146,15 +146,15 @@ async def note(server: Served, *uses: Use) -> None:
 
 
 async def test_costs_are_those_of_models_with_prices(
-    server: Served, admin: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic
+    server: Served, usage: Any, claude: anthropic.AsyncAnthropic
 ) -> None:
     server.store.part(Ledger).prices = Flat()
     await note(server, use(1, NEW_YEAR, team="red"), use(2, NEW_YEAR + DAY, api="embeddings"), use(3, NEW_YEAR + DAY))
     await note(server, use(4, NEW_YEAR + DAY, model="free"), use(5, NEW_YEAR + 2 * DAY, model="free"))
-    report = await admin.admin.organization.usage.costs(start_time=NEW_YEAR, end_time=NEW_YEAR + 3 * DAY)
+    report = await usage.costs(start_time=NEW_YEAR, end_time=NEW_YEAR + 3 * DAY)
     amounts = [[(one.amount.value, one.amount.currency) for one in bucket.results] for bucket in report.data]
     assert amounts == [[(0.5, "eur")], [(1.0, "eur")], []]
-    by_model = await admin.admin.organization.usage.costs(start_time=NEW_YEAR, limit=3, group_by=["line_item"])
+    by_model = await usage.costs(start_time=NEW_YEAR, limit=3, group_by=["line_item"])
     assert [[one.line_item for one in bucket.results] for bucket in by_model.data] == [["one"], ["one"], []]
     params = {"starting_at": "2026-01-01", "ending_at": "2026-01-04T00:00:00Z", "group_by[]": "workspace_id"}
     page: Any = await claude.get("/v1/organizations/cost_report", cast_to=object, options={"params": params})
@@ -164,10 +164,9 @@ async def test_costs_are_those_of_models_with_prices(
     ] == [[("red", "50.0", "EUR")], [("", "100.0", "EUR")], []]
 
 
-async def test_each_kind_of_use_is_in_its_own_report(server: Served, admin: openai.AsyncOpenAI) -> None:
+async def test_each_kind_of_use_is_in_its_own_report(server: Served, usage: Any) -> None:
     apis = ("responses", "messages", "decisions", "embeddings", "rerank", "audio/speech")
     await note(server, *(use(2**number, NEW_YEAR, api=api) for number, api in enumerate(apis)))
-    usage = admin.admin.organization.usage
     written = await usage.completions(start_time=NEW_YEAR, limit=1)
     assert [one.output_tokens for one in written.data[0].results] == [1 + 2]
     decisions = await usage.decisions(start_time=NEW_YEAR, limit=1)
@@ -179,15 +178,15 @@ async def test_each_kind_of_use_is_in_its_own_report(server: Served, admin: open
 @pytest.mark.parametrize("is_swept", [False, True])
 @pytest.mark.parametrize(("width", "seconds", "most"), [("1d", DAY, 31), ("1h", HOUR, 168)])
 async def test_pages_have_each_bucket_once(
-    server: Served, admin: openai.AsyncOpenAI, width: Any, seconds: int, most: int, *, is_swept: bool
+    server: Served, usage: Any, width: Any, seconds: int, most: int, *, is_swept: bool
 ) -> None:
     uses = [use(number, NEW_YEAR + (number - 1) * seconds) for number in range(1, most + 1)]
     await note(server, *uses)
     if is_swept:
         await server.store.part(Ledger).sweep()
-    usage, end = admin.admin.organization.usage, NEW_YEAR + most * seconds
+    end = NEW_YEAR + most * seconds
     for limit in (1 + most // 3, most):
-        found, page = list[tuple[int, int, int]](), openai.omit
+        found, page = list[tuple[int, int, int]](), cast("Any", openai.omit)
         while True:
             report = await usage.completions(
                 start_time=NEW_YEAR + seconds // 2, end_time=end, bucket_width=width, limit=limit, page=page

@@ -42,12 +42,14 @@ def use(number: int, *, at: float | None = None, **fields: Any) -> Use:
         "model": f"model{number % 2}",
     }
     tools = {"tool_seconds": 0.5 * (number % 2), "searches": number % 4, "images": number % 5}
-    given = {"api": "chat", **named, **counts, **tools, "at": time.time() if at is None else at}
+    given: dict[str, Any] = {"api": "chat", **named, **counts, **tools, "at": time.time() if at is None else at}
     return Use(id=f"use_{number}", **(given | fields))
 
 
 def sum_of(uses: Sequence[Use]) -> Sum:
-    counted = {name: sum(getattr(each, name) for each in uses) for name in (*TOKENS, "searches", "images")}
+    counted: dict[str, Any] = {
+        name: sum(getattr(each, name) for each in uses) for name in (*TOKENS, "searches", "images")
+    }
     return Sum(requests=len(uses), tool_seconds=sum(each.tool_seconds for each in uses), **counted)
 
 
@@ -135,6 +137,8 @@ async def test_sums_have_times_of_utc(
 
 class ByToken:
     """Prices by the number of tokens read; those of an unknown model have none."""
+
+    currency = "USD"
 
     def cost(self, use: Use) -> float | None:
         return use.input_tokens / 4 if use.model == "model1" else None
