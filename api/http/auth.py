@@ -39,7 +39,7 @@ Only the owner of a response finds it.  An application around this one may set a
 REFUSED_KEY: web.RequestKey[str] = web.RequestKey("refused key", str)
 """The name of the key that a request was refused for: that of an expired one, or else the start of its digest."""
 
-OPEN = frozenset({"/", "/health", "/live", "/load", "/openapi.json", "/ping", "/ready", "/version"})
+OPEN = frozenset({"/", "/health", "/live", "/load", "/openapi.json", "/ping", "/ready", "/usage", "/version"})
 """The paths that need no key."""
 
 OPERATORS = frozenset({"/metrics"})

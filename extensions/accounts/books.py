@@ -46,7 +46,7 @@ class Books:
     """The prices and budgets of a ``file``, which hold from now on, and what was spent by the ``ledger``."""
 
     def __init__(self, file: Path, keys: Keys, ledger: Ledger, clock: Callable[[], float] = time.time) -> None:
-        self._file, self._keys = file, keys
+        self._file, self.keys = file, keys
         self.spending = Spending(ledger, clock)
         self.gate = Gate(keys, self.spending, read_accounts(file), clock)
         self._following: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class Books:
     def _warn(self) -> None:
         """Log the names of budgets that no key has."""
         budgets = self.accounts.budgets
-        known = self._keys.all
+        known = self.keys.all
         _warn_of("key", budgets.key, {key.name for key in known})
         _warn_of("team", budgets.team, {key.team for key in known})
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from heapq import nlargest
 
 from penstock.api.http.auth import Keys
 from penstock.extensions.accounts.accounts_file import Accounts, Budget
 from penstock.extensions.accounts.prices import DIGITS
-from penstock.extensions.accounts.spending import Payer, Period, Spending, next_of, payers_of, start_of
+from penstock.extensions.accounts.spending import (
+    ALL,
+    Payer,
+    Period,
+    Spending,
+    next_of,
+    of_key,
+    of_owner,
+    of_team,
+    payers_of,
+    start_of,
+)
 from penstock.pipeline.errors import BudgetSpent
 
 logger = logging.getLogger(__name__)
@@ -21,6 +33,9 @@ HEADER = "x-penstock-budget"
 """The header of a warning, of answers to clients and of refusals."""
 
 TOKENS = "tokens"
+
+MOST_KEYS = 20
+"""The most bounds to show of the budget that each key has."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,10 @@ class Bound:
         kind, name = self.payer
         whose = {"key": f"key {name}", "team": f"team {name}", "each-key": "this key", "all": "all keys"}[kind]
         return f"{self.most.normalize():f} {self.unit} of the {self.period} for {whose}"
+
+    def share(self, spending: Spending) -> float:
+        """Return the fraction of it that was used."""
+        return self.spent(spending) / float(self.most)
 
 
 def bounds_of(payer: Payer, budget: Budget, currency: str) -> Iterator[Bound]:
@@ -81,19 +100,32 @@ class Gate:
         """Return the header that warns of the budget of which the most is spent; none before its time."""
         fullest, warning = 0.0, ""
         for bound in self.bounds(owner):
-            share = bound.spent(self.spending) / float(bound.most)
+            share = bound.share(self.spending)
             if share >= bound.warn and share > fullest:
                 fullest, warning = share, f"{int(round(100 * share, DIGITS))}% of {bound}"
         return {HEADER: warning} if warning else {}
 
     def bounds(self, owner: str) -> Iterator[Bound]:
         """Yield all bounds of an owner."""
+        if not self.accounts.budgets.are_none:
+            for payer in payers_of(owner, self.keys.title(owner), self.keys.team(owner)):
+                yield from self._bounds_of(payer)
+
+    def all_bounds(self) -> Sequence[tuple[str, Bound]]:
+        """Return each bound with who has it; of those that each key has, the ones of which the most is used."""
         budgets = self.accounts.budgets
-        if budgets.are_none:
-            return
-        for payer in payers_of(owner, self.keys.title(owner), self.keys.team(owner)):
-            if (budget := budgets.of(*payer)) is not None:
-                yield from bounds_of(payer, budget, self.accounts.currency)
+        named = [("all keys", ALL), *((f"team {name}", of_team(name)) for name in budgets.team)]
+        named += [(f"key {name}", of_key(name)) for name in budgets.key]
+        each = [(f"key {key.title}", of_owner(key.digest)) for key in self.keys.all if budgets.each_key]
+        fullest = nlargest(MOST_KEYS, self._named(each), key=lambda one: one[1].share(self.spending))
+        return [*self._named(named), *fullest]
+
+    def _named(self, payers: Iterable[tuple[str, Payer]]) -> Iterator[tuple[str, Bound]]:
+        return ((whose, bound) for whose, payer in payers for bound in self._bounds_of(payer))
+
+    def _bounds_of(self, payer: Payer) -> Iterator[Bound]:
+        if (budget := self.accounts.budgets.of(*payer)) is not None:
+            yield from bounds_of(payer, budget, self.accounts.currency)
 
     def _tell(self, bound: Bound, spent: float) -> None:
         told = (bound, start_of(bound.period, self.clock()))

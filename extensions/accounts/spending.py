@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -53,7 +53,7 @@ class Spent(NamedTuple):
 class _Note(NamedTuple):
     """A use that was noted here, and not read since."""
 
-    payers: tuple[Payer, ...]
+    payers: Sequence[Payer]
     day: datetime
     spent: Spent
 
@@ -80,10 +80,28 @@ def next_of(period: Period, at: float) -> datetime:
     return begin + timedelta(days=1) if period == "day" else (begin + timedelta(days=32)).replace(day=1)
 
 
-def payers_of(owner: str, key_name: str, team: str) -> tuple[Payer, ...]:
+ALL: Payer = ("all", "")
+
+
+def of_key(name: str) -> Payer:
+    """Return the keys of a name, as who pays."""
+    return "key", name
+
+
+def of_team(name: str) -> Payer:
+    """Return the keys of a team, as who pays."""
+    return "team", name
+
+
+def of_owner(owner: str) -> Payer:
+    """Return one key, as who pays."""
+    return "each-key", owner
+
+
+def payers_of(owner: str, key_name: str, team: str) -> Sequence[Payer]:
     """Return all whose budgets pay for an owner with a key of that name and team."""
-    named: tuple[Payer, ...] = (("key", key_name), ("team", team), ("each-key", owner))
-    return (*(payer for payer in named if payer[1]), ("all", ""))
+    named = (of_key(key_name), of_team(team), of_owner(owner))
+    return (*(payer for payer in named if payer[1]), ALL)
 
 
 class Spending:

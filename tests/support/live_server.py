@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,13 +23,19 @@ Events: TypeAlias = list[tuple[str, Any]]
 
 @asynccontextmanager
 async def live_server(
-    engine: Any, folder: Path, *, is_on: bool = True, record: bool = False, **options: Any
+    engine: Any,
+    folder: Path,
+    *,
+    is_on: bool = True,
+    record: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncGenerator[Server[Any], None]:
-    """A server whose clients and operator have keys of their own."""
+    """A server whose clients and operator have keys of their own, and its settings these changes."""
     recordings = folder / "recordings"
     recorder = Recorder(recordings, Header(FORMAT, encoding="harmony")) if record else None
-    changes = {"operator_key": SecretStr(KEY) if is_on else None, "record": recordings if record else None}
-    given = read_settings([]).model_copy(update=changes)
+    own = {"operator_key": SecretStr(KEY) if is_on else None, "record": recordings if record else None}
+    given = read_settings([]).model_copy(update={**own, **(changes or {})})
     options.setdefault("keys", Keys(given=CLIENT, operator=KEY))
     options.setdefault("resources", ("live",))
     if recorder:

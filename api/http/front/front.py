@@ -22,6 +22,7 @@ penstock {version} serves the APIs Responses, Chat Completions, Completions and 
   GET  {prefix}/v1/models      lists the models
   GET  {prefix}/openapi.json   describes all routes
   GET  {prefix}/live           is a page that shows the operator what passes the stages{needs}
+  GET  {prefix}/usage          is a page that shows the operator what each key has used{needs}
 
 In a browser, this URL is a page that sends a request and shows its stream.
 """
@@ -35,8 +36,8 @@ PAGE = WebPage(
     directives=("connect-src 'self'", "frame-ancestors 'none'"),
 )
 
-LIVE = '<a href="live">live</a>\n    '
-"""The link in the bar, of a server whose operator has a key."""
+LIVE = '<a href="live">live</a>\n    <a href="usage">usage</a>\n    '
+"""The links in the bar, of a server whose operator has a key."""
 
 STAGES = '<a id="to-stages" class="second" href="live">See what passed the stages</a>'
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from penstock.api.http.web_page import WebPage
+from penstock.api.http.web_page import SHARED, WebPage
 
 _PACKAGE = "penstock.extensions.workbench.live"
 
@@ -17,8 +17,8 @@ SCRIPTS = ("text.js", "wire.js", "take.js", "flow.js", "slider.js", "beside.js",
 
 PAGE = WebPage(
     body=(_PACKAGE, "live.html"),
-    styles=((_PACKAGE, "live.css"),),
-    scripts=[(_PACKAGE, script) for script in SCRIPTS],
+    styles=((SHARED, "operator.css"), (_PACKAGE, "live.css")),
+    scripts=[(SHARED, "operator.js"), *((_PACKAGE, script) for script in SCRIPTS)],
     directives=("connect-src 'self'", "frame-ancestors 'none'"),
 )
 

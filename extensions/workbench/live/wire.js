@@ -1,40 +1,6 @@
 /* The server: its routes for the operator, and the server-sent events of a stream. */
 
-const base = new URL("live/", new URL(".", document.baseURI)).href;
-
-const key = {
-  get value() {
-    return sessionStorage.getItem("penstock-operator") ?? "";
-  },
-  set value(value) {
-    sessionStorage.setItem("penstock-operator", value);
-  },
-};
-
-class Refused extends Error {
-  constructor(status, message, param) {
-    super(message);
-    this.status = status;
-    this.param = param;
-  }
-}
-
-async function refusal(answer) {
-  const text = await answer.text();
-  try {
-    const { message, param } = JSON.parse(text).error;
-    return new Refused(answer.status, message, param);
-  } catch {
-    return new Refused(answer.status, text.slice(0, 500) || answer.statusText);
-  }
-}
-
-async function ask(path, options = {}) {
-  const headers = { Authorization: `Bearer ${key.value}`, ...options.headers };
-  const answer = await fetch(base + path, { ...options, headers, cache: "no-store" });
-  if (!answer.ok) throw await refusal(answer);
-  return answer;
-}
+const ask = asking("live/");
 
 const askJson = async (path) => (await ask(path)).json();
 

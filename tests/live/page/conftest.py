@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from penstock.extensions.workbench.page.page import layout_of, page_of
 from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
+from tests.support.browser_pages import Pages
 from tests.support.fixture_cases import timeline_at
 from tests.support.paths import BROWSER
 from tests.support.processes import PATIENCE
@@ -89,6 +90,16 @@ def show_file(browser: Browser, complaints: list[str]) -> Generator[ShowPage, No
         yield opened
     assert not complaints
     assert not requested
+
+
+@pytest.fixture
+def pages(browser: Browser) -> Generator[Pages, None, None]:
+    pages = Pages(browser)
+    yield pages
+    for context in pages.contexts:
+        context.close()
+    assert not pages.complaints
+    assert not [url for url in pages.outside if not url.startswith(("http://127.0.0.1:", "data:"))]
 
 
 @pytest.fixture(scope="session")

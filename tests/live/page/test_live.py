@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar
 
 import pytest
 from aiohttp.web_protocol import RequestHandler
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 from pydantic import SecretStr
 
 from penstock.api.http.auth import Keys
@@ -22,14 +21,13 @@ from penstock.pipeline.recordings.format import FORMAT, End, Header, line
 from penstock.services.engines.scripted import Script
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.api_clients import Json
+from tests.support.browser_pages import Pages, accessible, in_own_thread
 from tests.support.live_server import KEY, live_server
-from tests.support.paths import BROWSER
 from tests.support.processes import PATIENCE, wait_for
 from tests.support.scripted_model import MODEL
 from tests.support.server import CALL, COUNT, HELLO, PacedEngine, Server, script
 from tests.support.several import says, several_models
 
-AXE = BROWSER.parent / "axe-core" / "axe.min.js"
 STORY = (
     "<|channel|>analysis<|message|>The user wants to know what a penstock is. One sentence is enough.<|end|>"
     "<|start|>assistant<|channel|>final<|message|>A penstock is a pipe that carries water from a reservoir to a"
@@ -68,78 +66,9 @@ class Running:
 
 
 @contextmanager
-def in_own_thread(
-    context: AbstractAsyncContextManager[Result],
-) -> Iterator[tuple[asyncio.AbstractEventLoop, Result]]:
-    """Open a server in a thread of its own; give its event loop, too."""
-    loop = asyncio.new_event_loop()
-    thread = Thread(target=loop.run_forever)
-    thread.start()
-
-    def run(work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE)
-
-    async def opened() -> Result:
-        return await context.__aenter__()
-
-    async def closed() -> None:
-        await context.__aexit__(None, None, None)
-
-    try:
-        server = run(opened())
-        try:
-            yield loop, server
-        finally:
-            run(closed())
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(PATIENCE)
-        loop.close()
-
-
-@contextmanager
 def served(folder: Path, engine: PacedEngine, **options: Any) -> Iterator[Running]:
     with in_own_thread(live_server(engine, folder, **options)) as (loop, server):
         yield Running(loop, server)
-
-
-@dataclass
-class Pages:
-    browser: Browser
-    complaints: list[str] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)
-    contexts: list[Any] = field(default_factory=list)
-
-    def open(
-        self, running: Running | str, key: str = KEY, *, prepare: Callable[[Page], None] | None = None, **options: Any
-    ) -> Page:
-        """Open the page of a server, which may be given by the URL of that page."""
-        url = running if isinstance(running, str) else running.url
-        context = self.browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
-        self.contexts.append(context)
-        context.set_default_timeout(1000 * PATIENCE)
-        page = context.new_page()
-        page.on("console", self._hear)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: self.outside.append(request.url))
-        if prepare:
-            prepare(page)
-        page.goto(url if not key else f"{url}#key={key}")
-        return page
-
-    def _hear(self, message: Any) -> None:
-        if "with a status of" not in message.text and "ERR_" not in message.text:  # Chromium notes each failed request
-            self.complaints.append(message.text)
-
-
-@pytest.fixture
-def pages(browser: Browser) -> Generator[Pages, None, None]:
-    pages = Pages(browser)
-    yield pages
-    for context in pages.contexts:
-        context.close()
-    assert not pages.complaints
-    assert not [url for url in pages.outside if not url.startswith(("http://127.0.0.1:", "data:"))]
 
 
 @pytest.fixture
@@ -153,12 +82,6 @@ def say(page: Page, text: str = "What is a penstock?") -> None:
     page.keyboard.press("Enter")
 
 
-def accessible(page: Page) -> None:
-    page.evaluate(AXE.read_text("utf-8"))
-    found = page.evaluate("axe.run().then(found => found.violations)")
-    assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found] == []
-
-
 def place(page: Page) -> int:
     return int(page.evaluate("document.getElementById('position').value"))
 
@@ -170,7 +93,7 @@ def shown(page: Page) -> list[str]:
 
 def test_tokens_items_and_events_appear_as_they_come(running: Running, pages: Pages) -> None:
     running.call(running.engine.hold, 8)
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("[data-token]")).to_have_count(8)
     expect(page.locator("#state")).to_have_text("running")
@@ -187,7 +110,7 @@ def test_tokens_items_and_events_appear_as_they_come(running: Running, pages: Pa
 
 
 def test_slider_shows_what_had_come_at_each_token(running: Running, pages: Pages) -> None:
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("#state")).to_have_text("completed")
     total = place(page)
@@ -216,7 +139,7 @@ def test_slider_shows_what_had_come_at_each_token(running: Running, pages: Pages
 def test_answer_goes_on_from_a_token_beside_the_old_one(running: Running, pages: Pages) -> None:
     ids = load_encoding().encode_markup(STORY)
     count = len(load_encoding().encode_markup(STORY.partition(" pipe")[0]))
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("#state")).to_have_text("completed")
     expect(page.locator("#go-on")).to_be_disabled()  # the turn has ended
@@ -240,7 +163,7 @@ def test_answer_goes_on_from_a_token_beside_the_old_one(running: Running, pages:
 
 
 def test_refusal_to_go_on_is_shown(running: Running, pages: Pages) -> None:
-    page = pages.open(running)
+    page = pages.open(running.url)
     page.locator("#parameters summary").click()
     page.fill("#more", '{"max_output_tokens": 16}')
     say(page)
@@ -251,7 +174,7 @@ def test_refusal_to_go_on_is_shown(running: Running, pages: Pages) -> None:
 
 
 def test_thread_goes_on_with_what_was_said(running: Running, pages: Pages) -> None:
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("#state")).to_have_text("completed")
     say(page, "And a sluice?")
@@ -270,7 +193,7 @@ def test_thread_goes_on_with_what_was_said(running: Running, pages: Pages) -> No
 
 def test_escape_stops_the_response(running: Running, pages: Pages) -> None:
     running.call(running.engine.hold, 8)
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("[data-token]")).to_have_count(8)
     page.keyboard.press("Escape")
@@ -282,7 +205,7 @@ def test_escape_stops_the_response(running: Running, pages: Pages) -> None:
 
 @pytest.mark.parametrize("key", ["", "a-wrong-key-of-the-operator"])
 def test_wrong_key_opens_nothing(running: Running, pages: Pages, key: str) -> None:
-    page = pages.open(running, key)
+    page = pages.open(running.url, key)
     expect(page.locator("#lock")).to_be_visible()
     expect(page.locator("#talk")).to_be_hidden()
     if key:
@@ -298,14 +221,14 @@ def test_wrong_key_opens_nothing(running: Running, pages: Pages, key: str) -> No
 
 def test_server_without_a_key_of_the_operator_says_so(tmp_path: Path, pages: Pages) -> None:
     with served(tmp_path, PacedEngine(script()), keys=Keys(), is_on=False) as running:
-        page = pages.open(running, "any-key-of-sixteen-or-more")
+        page = pages.open(running.url, "any-key-of-sixteen-or-more")
         expect(page.locator("#lock-problem")).to_contain_text("has not set PENSTOCK_OPERATOR_KEY")
         expect(page.locator("#key")).to_be_hidden()
 
 
 def test_thread_has_no_empty_bar_while_the_model_thinks(running: Running, pages: Pages) -> None:
     running.call(running.engine.hold, 8)
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("[data-token]")).to_have_count(8)
     bar = "getComputedStyle(document.querySelector('.said.assistant')).borderLeftColor"
@@ -314,7 +237,7 @@ def test_thread_has_no_empty_bar_while_the_model_thinks(running: Running, pages:
 
 
 def test_problem_of_an_answer_stands_once(running: Running, pages: Pages) -> None:
-    page = pages.open(running)
+    page = pages.open(running.url)
     page.locator("#parameters summary").click()
     page.fill("#more", '{"model": "nothing"}')
     say(page)
@@ -331,7 +254,7 @@ def test_problem_of_an_answer_stands_once(running: Running, pages: Pages) -> Non
 )
 def test_json_of_an_item_is_set_as_code(text: str, is_code: bool, tmp_path: Path, pages: Pages) -> None:
     with served(tmp_path, PacedEngine(script(f"<|channel|>final<|message|>{text}<|return|>"))) as running:
-        page = pages.open(running)
+        page = pages.open(running.url)
         say(page)
         for place in (".row.final .text", ".said.assistant p"):
             expect(page.locator(place)).to_have_text(text)
@@ -341,7 +264,7 @@ def test_json_of_an_item_is_set_as_code(text: str, is_code: bool, tmp_path: Path
 
 def test_stream_that_is_cut_says_so(running: Running, pages: Pages) -> None:
     running.call(running.engine.hold, 8)
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("[data-token]")).to_have_count(8)
 
@@ -358,7 +281,7 @@ def test_stream_that_is_cut_says_so(running: Running, pages: Pages) -> None:
 
 def test_engine_that_fails_is_shown(running: Running, pages: Pages) -> None:
     running.engine.script = script(STORY[:200], error=RuntimeError("broken"))
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("#state")).to_have_text("failed")
     expect(page.locator(".note.failure")).not_to_be_empty()
@@ -372,7 +295,7 @@ def test_engine_that_fails_is_shown(running: Running, pages: Pages) -> None:
 
 def test_hostile_text_stays_text(running: Running, pages: Pages) -> None:
     running.engine.script = script(f"<|channel|>final<|message|>{HOSTILE}<|return|>")
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page, HOSTILE)
     expect(page.locator("#state")).to_have_text("completed")
     assert page.title() == "live · penstock"
@@ -385,7 +308,7 @@ def test_hostile_text_stays_text(running: Running, pages: Pages) -> None:
 
 
 def test_policy_blocks_injected_scripts(running: Running, pages: Pages) -> None:
-    page = pages.open(running)
+    page = pages.open(running.url)
     with pytest.raises(Exception, match="TrustedHTML"):
         page.evaluate("document.body.innerHTML = '<b>no</b>'")
     pages.complaints.clear()
@@ -394,7 +317,7 @@ def test_policy_blocks_injected_scripts(running: Running, pages: Pages) -> None:
 def test_line_of_a_million_characters_is_cut_on_the_page(running: Running, pages: Pages) -> None:
     long = Script(load_encoding().encode_markup("<|channel|>final<|message|>" + "=" * 1_000_000), chunk_size=5000)
     running.engine.script = long
-    page = pages.open(running)
+    page = pages.open(running.url)
     say(page)
     expect(page.locator("#state")).to_have_text("completed")
     expect(page.locator(".row.final .text")).to_contain_text("more characters")
@@ -406,7 +329,7 @@ def test_ten_thousand_tokens_stay_fluid(running: Running, pages: Pages) -> None:
         "<|channel|>final<|message|>" + "A line of some words.\n" * 1_700 + "<|return|>"
     )
     running.engine.script = Script(ids)
-    page = pages.open(running)
+    page = pages.open(running.url)
     page.evaluate(
         """() => {
             window.longest = 0;
@@ -449,7 +372,7 @@ def test_recording_without_its_last_event_says_why(
     header = line(Header(FORMAT, "another"))
     (folder / "tokens.jsonl").write_bytes(header + line(TokenChunk((5,)), 0.5) + (line(end) if end else b""))
     with served(tmp_path, PacedEngine(script(STORY)), record=True) as running:
-        page = pages.open(running)
+        page = pages.open(running.url)
         page.locator("#recordings > summary").click()
         page.locator("#recorded button").click()
         expect(page.locator("#state")).to_have_text(state)
@@ -458,7 +381,7 @@ def test_recording_without_its_last_event_says_why(
 
 def test_recordings_are_read_and_go_on(tmp_path: Path, pages: Pages) -> None:
     with served(tmp_path, PacedEngine(script(STORY)), record=True) as running:
-        page = pages.open(running)
+        page = pages.open(running.url)
         say(page)
         expect(page.locator("#state")).to_have_text("completed")
         total = place(page)
@@ -477,7 +400,7 @@ def test_recordings_are_read_and_go_on(tmp_path: Path, pages: Pages) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 def test_page_is_accessible(running: Running, pages: Pages, scheme: Any, width: int) -> None:
-    page = pages.open(running, color_scheme=scheme, viewport={"width": width, "height": 900})
+    page = pages.open(running.url, color_scheme=scheme, viewport={"width": width, "height": 900})
     expect(page.locator("#empty")).to_be_visible()
     accessible(page)
     running.engine.script = script(CALL)
@@ -501,7 +424,7 @@ def test_page_is_accessible(running: Running, pages: Pages, scheme: Any, width: 
 
 def test_theme_follows_the_system_and_can_be_changed(running: Running, pages: Pages) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
-    page = pages.open(running, color_scheme="dark")
+    page = pages.open(running.url, color_scheme="dark")
     dark = page.evaluate(background)
     page.locator("#theme").click()
     assert page.evaluate(background) != dark
@@ -509,7 +432,7 @@ def test_theme_follows_the_system_and_can_be_changed(running: Running, pages: Pa
 
 def test_nothing_moves_for_those_who_want_less_motion(running: Running, pages: Pages) -> None:
     running.call(running.engine.hold, 8)
-    page = pages.open(running, reduced_motion="reduce")
+    page = pages.open(running.url, reduced_motion="reduce")
     say(page)
     expect(page.locator("#state")).to_have_text("running")
     assert page.evaluate("document.getAnimations().length") == 0
@@ -522,7 +445,7 @@ def test_picture_of_the_live_page_is_taken(
     """With ``--screenshot``, the pictures are kept beside that path, for the pages about it."""
     wanted = request.config.getoption("--screenshot")
     folder = wanted.parent if wanted else tmp_path
-    page = pages.open(running, color_scheme=scheme, viewport={"width": 1440, "height": 800})
+    page = pages.open(running.url, color_scheme=scheme, viewport={"width": 1440, "height": 800})
     count = len(load_encoding().encode_markup(STORY.partition(" pipe")[0]))
     say(page)
     expect(page.locator("#state")).to_have_text("completed")
@@ -544,7 +467,7 @@ def test_picture_of_the_live_page_is_taken(
 
 def test_count_stays_in_view_while_it_grows(running: Running, pages: Pages) -> None:
     running.engine.script = script(COUNT)
-    page = pages.open(running, viewport={"width": 1000, "height": 500})
+    page = pages.open(running.url, viewport={"width": 1000, "height": 500})
     say(page)
     expect(page.locator("#state")).to_have_text("completed")
     assert page.evaluate("document.documentElement.scrollHeight - scrollY - innerHeight") < 150
@@ -662,7 +585,7 @@ def test_models_are_looked_at_while_the_page_is_seen(running: Running, pages: Pa
         page.clock.run_for(2_000)
         expect(page.locator("[data-title='Tokens/s']")).to_have_text(rate)
 
-    page = pages.open(running, prepare=prepare)
+    page = pages.open(running.url, prepare=prepare)
     expect(page.locator("[data-title='Tokens/s']")).to_have_text("–")
     assert cells() == ["ready for 1 min", "gpu1:8000, gpu2:8000 (down)", "1", "2", "–", "75 %"]
     look_again("25")
