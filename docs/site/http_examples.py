@@ -360,6 +360,8 @@ GROUPS = (
                 query="starting_at=2026-01-01T00:00:00Z&limit=1",
                 key=OPERATOR,
             ),
+            Example(route="GET /usage", key="", accept="text/html"),
+            Example(route="GET /usage/data", query="days=1&by=model", key=OPERATOR),
             Example(route="GET /live", key="", accept="text/html"),
             Example(route="GET /live/server", key=OPERATOR),
             Example(route="GET /live/models", key=OPERATOR),

@@ -31,7 +31,11 @@ async def accounts(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef],
             await closing.enter_async_context(books.kept())
             admission.gates.append(books.gate)
             parts.at_sighup.append(books.read_again)
-        routes = [*OpenAIUsage(ledger).routes(BASE), *AnthropicUsage(ledger).routes(BASE), web.get("/usage", usage_page)]
+        routes = [
+            *OpenAIUsage(ledger).routes(BASE),
+            *AnthropicUsage(ledger).routes(BASE),
+            web.get("/usage", usage_page),
+        ]
         if settings.operator_key is not None:
             usage = Usage(ledger, books, keeps=settings.store != NO_STORE and bool(settings.ledger_ttl))
             routes.append(web.get("/usage/data", usage.data))

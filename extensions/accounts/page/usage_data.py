@@ -64,7 +64,7 @@ class BudgetNow(msgspec.Struct, frozen=True):
 
 
 class UsageData(msgspec.Struct, frozen=True):
-    """What was used."""
+    """The amounts of some days, and the budgets of now."""
 
     version: str
     keeps: bool

@@ -148,7 +148,7 @@ async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, auth
                 assert ("unknown, expired or revoked" in error["message"]) == is_bearer
 
 
-@pytest.mark.parametrize("path", sorted(OPEN - {"/", "/live"}))
+@pytest.mark.parametrize("path", sorted(OPEN - {"/", "/live", "/usage"}))
 async def test_health_and_description_need_no_key(locked: ScriptedServer, path: str) -> None:
     assert (await locked.get(path))[0] == 200
 
