@@ -9,8 +9,8 @@ from functools import partial
 from aiohttp import web
 
 from penstock.api.resources.resources import ServerParts
-from penstock.extensions.batches.anthropic_routes import anthropic_routes
 from penstock.extensions.batches.answering import Answering
+from penstock.extensions.batches.anthropic_routes import anthropic_routes
 from penstock.extensions.batches.openai_form import output_line
 from penstock.extensions.batches.openai_routes import openai_routes
 from penstock.extensions.batches.room import Room, check_bounds

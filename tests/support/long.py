@@ -38,6 +38,7 @@ STAYING = {
     "tests/flow/api/test_socket_drills.py": "tests/flow/api/test_sockets.py",
     "tests/flow/api/test_unreadable_parts.py": "tests/flow/api/test_content_parts.py",
     "tests/flow/api/test_wrong_bytes.py": "tests/flow/api/test_openapi_fuzz.py",
+    "tests/flow/batches/test_killed_batches.py": "tests/unit/extensions/batches/test_runner.py",
     "tests/flow/lifecycle/test_backup.py": "tests/unit/services/store/test_sqlite.py",
     "tests/flow/lifecycle/test_frontends.py": "tests/flow/api/test_peers.py",
     "tests/flow/lifecycle/test_killed_containers.py": "tests/unit/extensions/tools/sandbox/test_stored_containers.py",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.stores import both_if_thorough, database_at
@@ -66,7 +65,6 @@ async def kill_often(server: ServerProcess, store_at: str) -> None:
         await server.start()
 
 
-@pytest.mark.long
 @both_if_thorough
 async def test_killed_server_loses_and_doubles_no_line(store_at: str, tmp_path: Path) -> None:
     async with running_process(store_at, tmp_path, "brisk") as server:

@@ -27,8 +27,9 @@ WITHOUT_DATA = {
     ),
     *("Tokens by API key", "Responses by API key"),
     *("State of each model", "Waiting for a model", "Starts and stops of models"),
+    *("Results of lines", "Tokens of lines"),
 }
-"""Panels of events that did not happen here, and of several models."""
+"""Panels of events that did not happen here, of several models, and of batches."""
 
 
 @pytest.fixture(scope="module")
