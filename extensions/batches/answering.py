@@ -60,7 +60,7 @@ ENDPOINTS = frozenset(
 )
 """The paths to which a line may be a request, if they are served: each has one body of JSON, and one answer."""
 
-MAY_PASS = (*PASSING, errors.EngineDead, errors.LimitReached, errors.ModelUnavailable)
+MAY_PASS = (*PASSING, errors.BudgetSpent, errors.EngineDead, errors.LimitReached, errors.ModelUnavailable)
 """The errors that may be over when a line runs again."""
 
 _CALL: web.RequestKey[LineRequest] = web.RequestKey("call", LineRequest)

@@ -44,7 +44,13 @@ async def test_every_route_is_described_and_no_other(served: ScriptedServer, des
     described = {(method, path) for method, path, _ in description.operations}
     app = served.api.app(1000)
     routed = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
-    others = {("GET", "/"), ("GET", "/live"), ("GET", "/usage"), ("GET", "/metrics"), *(("GET", f"{base}/responses") for base in BASES)}
+    others = {
+        ("GET", "/"),
+        ("GET", "/live"),
+        ("GET", "/usage"),
+        ("GET", "/metrics"),
+        *(("GET", f"{base}/responses") for base in BASES),
+    }
     assert described == {(method, path) for method, path in routed if method != "HEAD"} - others
     for _, path, operation in description.operations:
         assert operation["summary"]
