@@ -396,6 +396,44 @@ class Unauthorized(InvalidRequest):
         how = "that of the request is unknown, expired or revoked" if has_key else "'Authorization: Bearer <key>'"
         super().__init__(f"Give an API key of this server: {how}.")
 
+    @property
+    def challenge(self) -> str:
+        """The value of ``WWW-Authenticate`` (RFC 6750)."""
+        return "Bearer"
+
+
+class InvalidToken(Unauthorized):
+    """The bearer token of the request does not sign its client in; the message says why.
+
+    Cure: get a new token from the issuer, for the audience in the file of ``--sign-in``, and send it.  The code is
+    ``token_expired`` if that helps for certain.
+    """
+
+    code = "invalid_token"
+
+    def __init__(self, problem: str, *, code: str | None = None) -> None:
+        """Say what is wrong with the token, in the words of this server."""
+        StageError.__init__(self, f"The bearer token of the request {problem}. Sign in again.", code=code)
+
+    @property
+    def challenge(self) -> str:
+        """The value of ``WWW-Authenticate``, with the error of RFC 6750."""
+        return f'Bearer error="invalid_token", error_description="{self.message}"'
+
+
+class IssuerUnavailable(StageError):
+    """The keys of the issuer of a bearer token are not known at the moment.
+
+    Cure: try again; the log says why the server cannot fetch them.
+    """
+
+    status = 503
+    code = "issuer_unavailable"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("The issuer of the bearer token does not answer, so that the token cannot be verified.")
+        self.seconds = seconds
+
 
 class ForeignHost(InvalidRequest):
     """The ``Host`` of the request is not a name of this server.

@@ -23,6 +23,7 @@ GIVEN_SECRETS = frozenset(
         "http",
         "httpcore2",
         "httpx2",
+        "jwt",
         "mcp",
         "mcp_types",
         "multidict",

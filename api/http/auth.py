@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aiohttp import hdrs, web
+from msgspec.structs import replace
 
 from penstock.api.http.api_key import HASHED, LEAST_LENGTH, ApiKey, digest_of, key_of
 from penstock.api.http.conventions import conventions_of
@@ -53,10 +54,6 @@ def for_operators(handler: AnyHandler) -> AnyHandler:
     """Let a handler answer the key of the operator alone, and no API key of a client."""
     handler.__dict__[_FOR_OPERATORS] = True
     return handler
-
-
-def _is_for_operators(request: web.Request) -> bool:
-    return getattr(request.match_info.handler, _FOR_OPERATORS, False)
 
 
 def is_open(request: web.Request) -> bool:
@@ -98,12 +95,14 @@ class Keys:
         obstacle: Callable[[ApiKey], str] = lambda _: "",
     ) -> None:
         self.are_needed = file is not None or given is not None or reads_store
-        """True if a request needs a key."""
+        """True if a request needs a key, or a way to sign in."""
         self._file, self._given, self._own_tools, self._reads_store = file, given, own_tools, reads_store
         self._operator = digest_of(operator) if operator else ""
         self.obstacle = obstacle
         self.sign_in: SignIn | None = None
         """The way to sign in beside the keys, if there is one; a request then needs one of both."""
+        self.remembered: Callable[[str], str | None] = lambda _: None
+        """Returns the words of an owner that signed in once: they hold for what goes on, and open nothing."""
         self._rows: tuple[tuple[str, str], ...] = ()
         self.refused: frozenset[str] = frozenset()
         """The keys of the store that this server refuses, each with the reason."""
@@ -169,7 +168,10 @@ class Keys:
 
     def of(self, owner: str) -> ApiKey | None:
         """Return the key of an owner; None if the owner has none, or no longer."""
-        return self._known.get(owner) or (self.sign_in and self.sign_in.known(owner)) or None
+        if key := self._known.get(owner) or (self.sign_in and self.sign_in.known(owner)):
+            return key
+        words = self.remembered(owner)
+        return None if words is None else replace(key_of(f"{HASHED}{owner} {words}", own=None), expires=0.0)
 
     def tools(self, owner: str) -> frozenset[str] | None:
         """Return the tools that an owner may use; None for those of all clients."""
@@ -208,7 +210,7 @@ class Keys:
         """
         if OWNER not in request:
             try:
-                request[OWNER] = await self._signed_in(request) or self._owner_of(request)
+                request[OWNER] = await self._owner_of(request)
             except Unauthorized:
                 keys = filter(None, map(_bearer, authorizations(request)))
                 request[REFUSED_KEY] = self._refused(next(keys, ""))
@@ -216,25 +218,31 @@ class Keys:
             request[KEYS] = self
         return await handler(request)
 
-    async def _signed_in(self, request: web.Request) -> str:
-        """Return the owner of the first token by which a client signs in; empty if there is none."""
-        if self.sign_in is None or path_of(request) in OPEN | OPERATORS or _is_for_operators(request):
-            return ""
-        for token in filter(None, map(_bearer, authorizations(request))):
-            if digest_of(token) not in self._known and (key := await self.sign_in.key_of(token)):
-                return key.digest
-        return ""
-
     def _refused(self, key: str) -> str:
         """Return the name of a refused key for people; empty for a text that cannot be a key, which may be guessed."""
         return self.title(digest_of(key)) if len(key) >= LEAST_LENGTH else ""
 
-    def _owner_of(self, request: web.Request) -> str:
+    async def _owner_of(self, request: web.Request) -> str:
         if path_of(request) in OPEN | OPERATORS:
             return ""
-        if _is_for_operators(request):
+        if getattr(request.match_info.handler, _FOR_OPERATORS, False):
             return self.operator(*authorizations(request))
-        return self.owner(*authorizations(request))
+        given = tuple(authorizations(request))
+        try:
+            return self.owner(*given)
+        except Unauthorized as error:
+            return await self._signed_in(given, error)
+
+    async def _signed_in(self, authorizations: Iterable[str], refusal: Unauthorized) -> str:
+        """Return the owner of the first token by which a client signs in, or raise why there is none."""
+        for token in filter(None, map(_bearer, authorizations)):
+            if self.sign_in is not None and digest_of(token) not in self._known:
+                try:
+                    if key := await self.sign_in.key_of(token):
+                        return key.digest
+                except Unauthorized as error:
+                    refusal = error
+        raise refusal
 
     @property
     def have_operator(self) -> bool:
@@ -256,7 +264,7 @@ class Keys:
             return ""
         owners = [digest_of(key) for key in map(_bearer, authorizations) if key]
         for owner in owners:
-            if self._is_valid(owner):
+            if owner in self._known and self._is_valid(owner):  # no key is that of an owner who signs in by a token
                 return owner
         raise Unauthorized(has_key=bool(owners))
 

@@ -128,12 +128,12 @@ async def answer_expectation(request: web.Request) -> web.Response | None:
 def refusal(request: web.Request, error: errors.StageError) -> web.Response:
     """Return the answer to a request that failed with ``error`` before any header went out."""
     answer = as_error(error.status, Problem(error.message, error.type, error.param, error.code), request)
-    if isinstance(error, errors.LimitReached | errors.ModelUnavailable):
+    if isinstance(error, errors.LimitReached | errors.ModelUnavailable | errors.IssuerUnavailable):
         answer.headers["Retry-After"] = str(ceil(error.seconds))
     elif isinstance(error, PASSING):
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, errors.Unauthorized):
-        answer.headers["WWW-Authenticate"] = "Bearer"
+        answer.headers["WWW-Authenticate"] = error.challenge
     if isinstance(error, errors.Unauthorized | errors.BudgetSpent):
         answer.headers["X-Should-Retry"] = "false"  # else Claude Code tries for three minutes
     if isinstance(error, errors.StageFault):

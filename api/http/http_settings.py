@@ -135,6 +135,13 @@ class ClientSettings(BaseSettings):
         description="print the address of the live page, on a loopback address with a key that is made for this run",
     )
     store_keys: bool = Field(default=False, description="read API keys from the store, too; penstock keys makes them")
+    sign_in: Path | None = Field(
+        default=None,
+        title="FILE",
+        description="a TOML file of OIDC issuers, whose bearer tokens sign clients in beside the keys; read again at "
+        "SIGHUP",
+        examples=["/etc/penstock/sign-in.toml"],
+    )
     limits: Path | None = Field(
         default=None,
         title="FILE",
@@ -181,5 +188,6 @@ class ClientSettings(BaseSettings):
 
     @property
     def has_keys(self) -> bool:
-        """True if a request needs an API key."""
-        return self.api_key_file is not None or self.api_keys is not None or self.store_keys
+        """True if a request needs an API key, or a token of an issuer."""
+        has_own = self.api_key_file is not None or self.api_keys is not None
+        return has_own or self.store_keys or self.sign_in is not None

@@ -25,8 +25,18 @@ from penstock.services.tools import Toolbox
 BASE = "/v1"
 """The base URL of all resources."""
 
-SHIPPED = ("accounts", "containers", "files", "live", "passing", "prompts", "uploads", "vector_stores", "batches")
-"""The entry points of the resources that penstock brings along; lines of batches may go to the routes before them."""
+SHIPPED = (
+    "accounts",
+    "batches",
+    "containers",
+    "files",
+    "live",
+    "passing",
+    "prompts",
+    "sign_in",
+    "uploads",
+    "vector_stores",
+)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ def keys_of(settings: Settings, admission: Admission) -> Keys:
         operator=operator,
         obstacle=obstacles(settings, admission),
     )
+    keys.are_needed = settings.has_keys
     check_keys(keys.own, settings, admission.tables)
     return keys
 

@@ -126,3 +126,12 @@ class FileShelf(Protocol):
     async def delete(self, file_id: str, owner: str) -> bool:
         """Delete a file durably; False if there is none."""
         ...
+
+
+@runtime_checkable
+class RemembersOwners(Protocol):
+    """The part that remembers what holds for owners that no key stands for, for what they have left running."""
+
+    def words_of(self, owner: str) -> str | None:
+        """Return the words that an owner had last, as those of a key; None if it is not known."""
+        ...

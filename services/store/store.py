@@ -50,7 +50,7 @@ from penstock.services.store.heartbeats import STALE, Servers
 from penstock.services.store.item_lookup import find_items, find_results
 from penstock.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.services.store.maintenance import claim, name_model, orphaned_models, orphans, restart, sweep
-from penstock.services.store.parts import FileShelf, StorePart, installed_parts
+from penstock.services.store.parts import FileShelf, RemembersOwners, StorePart, installed_parts
 from penstock.services.store.stored import Orphan, Report, Server, StoredConversation, StoredResponse
 from penstock.services.store.stored_keys import StoredKeys
 from penstock.services.store.webhooks import StoredWebhooks
@@ -141,6 +141,11 @@ class Store:
     def files(self) -> FileShelf | None:
         """The part that keeps files; None if no package brings one."""
         return next((part for part in self.parts.values() if isinstance(part, FileShelf)), None)
+
+    def words_of(self, owner: str) -> str | None:
+        """Return the words of an owner that a part remembers; None if none does."""
+        parts = (part for part in self.parts.values() if isinstance(part, RemembersOwners))
+        return next((words for part in parts if (words := part.words_of(owner)) is not None), None)
 
     @property
     def server_id(self) -> str:
