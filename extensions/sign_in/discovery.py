@@ -101,7 +101,6 @@ class IssuerKeys:
     issuer: str
     jwks: str | None
     session: ClientSession
-    clock: Callable[[], float] = time.monotonic
     changed: Callable[[], None] = lambda: None
     """Called when other keys than before hold."""
     known: KeySet | None = None
@@ -117,7 +116,7 @@ class IssuerKeys:
         """
         keys = await self._current()
         found = keys.find(kid, algorithm)
-        if found is None and self.clock() - self._asked_at >= PAUSE:
+        if found is None and time.monotonic() - self._asked_at >= PAUSE:
             self.begin_fetch()
         if found is None and self._fetching is not None:
             await self._wait()
@@ -128,14 +127,14 @@ class IssuerKeys:
 
     def follow(self) -> None:
         """Fetch the keys in the background, unless they are fresh."""
-        if self.clock() >= self._fresh_until:
+        if time.monotonic() >= self._fresh_until:
             self.begin_fetch()
 
     def begin_fetch(self) -> None:
         """Fetch the keys in the background, unless that goes on, or failed a moment ago."""
         pause = RETRY if self._has_failed else 0.0
-        if self._fetching is None and self.clock() - self._asked_at >= pause:
-            self._asked_at = self.clock()
+        if self._fetching is None and time.monotonic() - self._asked_at >= pause:
+            self._asked_at = time.monotonic()
             self._fetching = asyncio.create_task(self._fetch())
 
     async def close(self) -> None:
@@ -147,9 +146,9 @@ class IssuerKeys:
     async def _current(self) -> KeySet:
         """Return keys that are fresh, or stale for less than `LASTING`."""
         self.follow()
-        if self.known is None or self.clock() >= self._fresh_until + LASTING:
+        if self.known is None or time.monotonic() >= self._fresh_until + LASTING:
             await self._wait()
-        if self.known is None or self.clock() >= self._fresh_until + LASTING:
+        if self.known is None or time.monotonic() >= self._fresh_until + LASTING:
             raise IssuerUnavailable(RETRY)
         return self.known
 
@@ -169,7 +168,7 @@ class IssuerKeys:
             self._has_failed = True
             logger.warning("The keys of %s were not fetched: %s", self.issuer, named_error(error))
         else:
-            self._has_failed, self._fresh_until = False, self.clock() + fresh
+            self._has_failed, self._fresh_until = False, time.monotonic() + fresh
             if keys != self.known:
                 self.known = keys
                 self.changed()

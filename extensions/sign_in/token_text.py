@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.pipeline.errors import InvalidToken
 
-LONGEST_TOKEN = 16_384
+LONGEST_TOKEN = 8192
 """Bytes of a token: a longer one is refused before any of it is decoded."""
 
 LONGEST_KID = 256

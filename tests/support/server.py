@@ -145,6 +145,7 @@ async def running_server(
             **options,
         )
         keys = keys or Keys()
+        keys.remembered = store.words_of
         parts = ServerParts(
             settings or DEFAULTS,
             scheduler=scheduler,
