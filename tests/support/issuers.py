@@ -35,8 +35,8 @@ def rsa_key(bits: int = 2048, number: int = 0) -> rsa.RSAPrivateKey:
 
 @cache
 def curve_key(curve: str = "P-256", number: int = 0) -> ec.EllipticCurvePrivateKey:
-    curves = {"P-256": ec.SECP256R1, "P-384": ec.SECP384R1, "P-521": ec.SECP521R1}
-    return ec.generate_private_key(curves[curve]())
+    curves = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1(), "P-521": ec.SECP521R1()}
+    return ec.generate_private_key(curves[curve])
 
 
 @cache
