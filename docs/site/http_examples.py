@@ -222,6 +222,28 @@ GROUPS = (
         ),
     ),
     Group(
+        "Batches",
+        "HTTP_BATCHES.md",
+        "BATCHES.md",
+        (
+            Example(
+                route="POST /v1/files",
+                form={"purpose": "batch", "file": "@lines.jsonl"},
+                keeps={"file_id": "id"},
+                title="A file of requests, one a line",
+            ),
+            Example(
+                route="POST /v1/batches",
+                body={"input_file_id": "$file_id", "endpoint": "/v1/responses", "completion_window": "24h"},
+                keeps={"batch_id": "id"},
+            ),
+            Example(route="GET /v1/batches/{batch_id}", until="completed", keeps={"file_id": "output_file_id"}),
+            Example(route="GET /v1/files/{file_id}/content", title="The results"),
+            Example(route="GET /v1/batches", query="limit=10"),
+            Example(route="POST /v1/batches/{batch_id}/cancel", status=409),
+        ),
+    ),
+    Group(
         "Vector stores",
         "HTTP_VECTOR_STORES.md",
         "SEARCH.md",

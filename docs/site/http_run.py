@@ -35,7 +35,12 @@ from tests.support.deciding_engine import DecidingEngine
 KEYS = {name: f"{name.lower()}-of-an-example" for name in (CLIENT, ANTHROPIC, OPERATOR, METRICS)}
 """The keys that requests need, by the variables that have them."""
 
-FILE = "# Tea\n\nGreen tea is steeped for two minutes. Black tea takes longer.\n"
+TEA = "# Tea\n\nGreen tea is steeped for two minutes. Black tea takes longer.\n"
+LINE = {"model": MODEL, "input": "Say hello."}
+FORM_FILES = {
+    "lines.jsonl": json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/responses", "body": LINE}),
+}
+"""The files of forms; any other is about tea."""
 PROMPT = '+++\nmodel = "tiny-gpt-oss"\ninput = "What is the weather in {{city}}?"\n+++\nAnswer in a {{tone}} tone.\n'
 STORY = " there was a river that ran to the sea."
 
@@ -302,7 +307,9 @@ async def sent(server: ExampleServer, request: Request) -> tuple[int, str, str]:
         data = FormData()
         for name, value in request.form.items():
             is_file = value.startswith("@")
-            data.add_field(name, FILE if is_file else value, filename=value[1:] if is_file else None)
+            data.add_field(
+                name, FORM_FILES.get(value[1:], TEA) if is_file else value, filename=value[1:] if is_file else None
+            )
     async with server.client.request(request.method, url, headers=headers, data=data) as answer:
         return answer.status, answer.content_type, await answer.text()
 

@@ -130,6 +130,11 @@ TABLE = (
     Row(f"{CONVERSATION}/items", KEEPS, {"items": [REFERENCE]}),
     Row("/files", MAKES, Upload(b"one", fields=ASSISTANTS)),
     Row("/files", MAKES, Upload(b"one", fields=ASSISTANTS), Upload(b"two", fields=ASSISTANTS)),
+    Row(
+        "/batches",
+        MAKES,
+        {"input_file_id": "{file_id}", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+    ),
     Row("/uploads", KEEPS, UPLOAD),
     Row(f"{UPLOADED}/parts", KEEPS, Upload(b"one", name="data")),
     Row(f"{UPLOADED}/complete", KEEPS, {"part_ids": ["{part_id}"]}),
@@ -170,6 +175,11 @@ TABLE = (
 )
 """What a repetition does, of every request that may be repeated."""
 
+ELSEWHERE = {
+    "/batches/{batch_id}/cancel": "tests/flow/api/test_openai_batches.py",
+}
+"""The tests of repetitions that need an object that still runs."""
+
 OBJECTS: Mapping[str, tuple[str, Any]] = {
     "file_id": ("/files", Upload(b"The moon has no air.", fields=ASSISTANTS)),
     "upload_id": ("/uploads", UPLOAD),
@@ -189,7 +199,7 @@ SEARCHED = ("file_id", "vector_store_id", "batch_id")
 UNSTEADY = {"created_at", "last_active_at", "expires_at"}
 """Times, which every request may change."""
 
-RUNNING = ("queued", "in_progress")
+RUNNING = ("queued", "in_progress", "validating", "finalizing", "cancelling")
 
 NAMED_BY = {
     "response": "/v1/responses/{id}",
@@ -199,7 +209,7 @@ NAMED_BY = {
 }
 """The places of objects that no list has, by kind."""
 
-LISTED = ("/v1/files", "/v1/vector_stores", "/v1/containers")
+LISTED = ("/v1/batches", "/v1/files", "/v1/vector_stores", "/v1/containers")
 
 INSIDE = {
     "response": "input_items",
@@ -327,5 +337,6 @@ async def test_every_route_has_a_row(client: Client) -> None:
     routes = client.served.api.app(1).router.routes()
     paths = {route.resource.canonical for route in routes if route.method == "POST" and route.resource}
     assert {path.removeprefix(next((base for base in BASES if path.startswith(base)), "")) for path in paths} == {
-        row.path for row in TABLE
+        *(row.path for row in TABLE),
+        *ELSEWHERE,
     }

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import md5
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.io
 
 Json: TypeAlias = Any
 
-RESOURCES = ("containers", "files", "vector_stores")
+RESOURCES = ("batches", "containers", "files", "uploads", "vector_stores")
 UNKNOWN = "of_tomorrow"
 """A field that no type has."""
 
@@ -82,12 +83,16 @@ class Door:
         return None
 
 
+SUN = b"Sun."
+
 BY_FIELD: Mapping[str, Json] = {
     "model": "tiny",
     "limit": 5,
     "max_chunk_size_tokens": 200,
     "chunk_overlap_tokens": 100,
     "metadata": {"a": "b"},
+    "seconds": 3_600,
+    "md5": md5(SUN, usedforsecurity=False).hexdigest(),
 }
 """Values of fields, where not any text or number will do."""
 
@@ -120,6 +125,38 @@ DOORS = [
         "conversations.item_list_params.ItemListParams",
         {"ItemListParams": f"include {PAGE}"},
         refused={"ItemListParams.after": "after"},
+    ),
+    Door(
+        "POST /v1/batches",
+        "batch_create_params.BatchCreateParams",
+        {
+            "BatchCreateParams": "completion_window endpoint input_file_id metadata output_expires_after",
+            "OutputExpiresAfter": "anchor seconds",
+        },
+        refused={
+            f"BatchCreateParams.endpoint=/v1/{path}": "endpoint"
+            for path in ("embeddings", "moderations", "images/generations", "images/edits", "videos")
+        },
+    ),
+    Door(
+        "GET /v1/batches",
+        "batch_list_params.BatchListParams",
+        {"BatchListParams": "after limit"},
+        refused={"BatchListParams.after": "after"},
+    ),
+    Door(
+        "POST /v1/uploads",
+        "upload_create_params.UploadCreateParams",
+        {
+            "UploadCreateParams": "bytes expires_after filename mime_type purpose",
+            "ExpiresAfter": "anchor seconds",
+        },
+        refused={"UploadCreateParams.purpose=fine-tune": "purpose"},
+    ),
+    Door(
+        "POST /v1/uploads/{upload}/complete",
+        "upload_complete_params.UploadCompleteParams",
+        {"UploadCompleteParams": "md5 part_ids"},
     ),
     Door(
         "GET /v1/files",
@@ -287,8 +324,15 @@ async def served(tmp_path: Path, sandbox: Sandbox) -> AsyncGenerator[ScriptedSer
 async def stored_ids(served: ScriptedServer) -> dict[str, str]:
     """Make an object of each kind; return their ids by the names in the routes."""
     async with openai_client(served.url) as sdk:
-        file = (await sdk.files.create(file=("a.txt", b"Sun."), purpose="user_data")).id
-    made = {"file": file, "conversation": (await served.create_conversation()).rpartition("/")[2]}
+        file = (await sdk.files.create(file=("a.txt", SUN), purpose="user_data")).id
+        upload = await sdk.uploads.create(bytes=4, filename="a.txt", mime_type="text/plain", purpose="user_data")
+        part = await sdk.uploads.parts.create(upload.id, data=SUN)
+    made = {
+        "file": file,
+        "upload": upload.id,
+        "part": part.id,
+        "conversation": (await served.create_conversation()).rpartition("/")[2],
+    }
     chat = {"messages": [{"role": "user", "content": "Hi"}], "store": True}
     for name, path, body in (
         ("vector_store", "/v1/vector_stores", {}),
@@ -307,7 +351,12 @@ def filled(value: Json, made: Mapping[str, str]) -> Json:
     """Return a value with the id of the file, where the SDK asks for one."""
     if not isinstance(value, dict):
         return value
-    known = {"file_id": made["file"], "file_ids": [made["file"]], "vector_store_id": made["vector_store"]}
+    known = {
+        "part_ids": [made["part"]],
+        "file_id": made["file"],
+        "file_ids": [made["file"]],
+        "vector_store_id": made["vector_store"],
+    }
     return {
         key: known.get(key)
         or ([filled(each, made) for each in inner] if isinstance(inner, list) else filled(inner, made))
