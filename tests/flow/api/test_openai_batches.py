@@ -59,7 +59,7 @@ def line(custom_id: str, body: Any = None, **changes: Any) -> str:
 
 async def sent(sdk: openai.AsyncOpenAI, lines: Sequence[str] | bytes, purpose: Any = "batch") -> str:
     content = lines if isinstance(lines, bytes) else "\n".join(lines).encode()
-    return (await sdk.files.create(file=("lines.jsonl", content), purpose=purpose)).id
+    return str((await sdk.files.create(file=("lines.jsonl", content), purpose=purpose)).id)
 
 
 async def begun(sdk: openai.AsyncOpenAI, lines: Sequence[str] | bytes, **fields: Any) -> Batch:
@@ -72,6 +72,10 @@ async def over(sdk: openai.AsyncOpenAI, batch: Batch) -> Batch:
         while (now := await sdk.batches.retrieve(batch.id)).status not in ENDED:
             await asyncio.sleep(0.02)
     return now
+
+
+def mistakes(batch: Batch) -> list[SdkBatchError]:
+    return list((batch.errors and batch.errors.data) or ())
 
 
 async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
@@ -127,8 +131,7 @@ async def test_wrong_request_ends_its_line_alone(sdk: openai.AsyncOpenAI) -> Non
 async def test_wrong_file_fails_the_batch(sdk: openai.AsyncOpenAI) -> None:
     lines = [line("a"), "{oops", line("a"), line("b", url="/v1/embeddings"), line("c", {**BODY, "model": "gpt-9"})]
     ended = await over(sdk, await begun(sdk, lines))
-    assert ended.errors is not None
-    assert [(each.code, each.line, each.param) for each in ended.errors.data or ()] == [
+    assert [(each.code, each.line, each.param) for each in mistakes(ended)] == [
         ("invalid_json_line", 2, None),
         ("duplicate_custom_id", 3, "custom_id"),
         ("invalid_url", 4, "url"),
@@ -144,13 +147,13 @@ async def test_wrong_file_fails_the_batch(sdk: openai.AsyncOpenAI) -> None:
 )
 async def test_file_without_requests_fails_the_batch(sdk: openai.AsyncOpenAI, content: bytes, code: str) -> None:
     ended = await over(sdk, await begun(sdk, content))
-    assert [each.code for each in (ended.errors and ended.errors.data) or ()] == [code]
+    assert [each.code for each in mistakes(ended)] == [code]
 
 
 async def test_file_with_too_many_requests(sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "MOST_LINES", 5)
     ended = await over(sdk, await begun(sdk, [line(str(number)) for number in range(6)]))
-    assert [each.code for each in (ended.errors and ended.errors.data) or ()] == ["too_many_tasks"]
+    assert [each.code for each in mistakes(ended)] == ["too_many_tasks"]
 
 
 async def test_file_that_a_batch_cannot_read(sdk: openai.AsyncOpenAI) -> None:
@@ -158,7 +161,7 @@ async def test_file_that_a_batch_cannot_read(sdk: openai.AsyncOpenAI) -> None:
     for name in ("file-none", other):
         batch = await sdk.batches.create(input_file_id=name, endpoint=ENDPOINT, completion_window="24h")
         ended = await over(sdk, batch)
-        (problem,) = (ended.errors and ended.errors.data) or ()
+        (problem,) = mistakes(ended)
         assert (ended.status, problem.code, problem.param) == ("failed", "invalid_request", "file_id")
         assert name in (problem.message or "")
 
@@ -257,7 +260,7 @@ async def test_batches_of_another_key_do_not_exist(store_at: str) -> None:
             assert [each async for each in other.batches.list()] == []
             stolen = await other.batches.create(input_file_id=file, endpoint=ENDPOINT, completion_window="24h")
             ended = await over(other, stolen)
-            (problem,) = (ended.errors and ended.errors.data) or ()
+            (problem,) = mistakes(ended)
             assert (ended.status, problem.code) == ("failed", "invalid_request")
 
 
@@ -267,7 +270,7 @@ async def test_bounds_of_a_key(store_at: str) -> None:
     running = running_server(engine, store_at, resources=RESOURCES, admission=admission)
     async with running as served, openai_client(served.url) as sdk:
         ended = await over(sdk, await begun(sdk, [line(str(number)) for number in range(4)]))
-        assert [each.code for each in (ended.errors and ended.errors.data) or ()] == ["rate_limit_exceeded"]
+        assert [each.code for each in mistakes(ended)] == ["rate_limit_exceeded"]
         ended = await over(sdk, await begun(sdk, [line(str(number)) for number in range(3)]))
         assert ended.status == "completed"
 
