@@ -63,7 +63,7 @@ def responses_pipeline(
     It seals nothing (see `sealing`), so that a replay repeats its bytes.
     """
     limits = replace(limits, context_length=engine.context_length)
-    toolbox = replace(toolbox, approvals=runs.store.approvals)
+    toolbox = replace(toolbox, approvals=runs.store.approvals, tallies=runs.tallies)
     reads = partial(reads_tokens, engine)
     recall = Recall(store=runs.store, models=engine.models, traits_of=model.traits_of, reads=reads)
     turn = model.turn(engine, runs, limits.retry_seconds)

@@ -230,7 +230,7 @@ async def assembled(
     def level(model: str) -> StrictLevel | UnsetType:
         return strict_level(settings_of(model).tool_strict_level, engine_of(running.engine, model))
 
-    tools = replace(tools, left_out=leavable(settings.leave_out_tool), strict_level=level, tallies=runs.tallies)
+    tools = replace(tools, left_out=leavable(settings.leave_out_tool), strict_level=level)
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = allowing(aliasing(sealing(pipeline, sealer), aliases_of(settings, running)), running.allowed)
     pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
