@@ -18,7 +18,7 @@ ENDED: Final[frozenset[str]] = frozenset({"failed", "completed", "expired", "can
 
 
 class BatchError(msgspec.Struct, frozen=True):
-    """What is wrong with the input of a batch; ``line`` counts from 1."""
+    """A mistake in the input of a batch; ``line`` counts from 1."""
 
     code: str
     message: str

@@ -167,7 +167,7 @@ class LineRuns:
             self._rests[owner] = _Rest(seconds, time.monotonic() + seconds)
 
     async def _is_written(self, line: ClaimedLine, result: LineResult | None, use: Use | None) -> bool:
-        """Store the result of a line, or let it wait again; return False if the store has to be asked again."""
+        """Store the result of a line, or let it wait again; return False if that has to be tried again."""
         try:
             if result is None:
                 await self._stored.release(line.line)

@@ -1,4 +1,4 @@
-"""What the routes of batches share."""
+"""The parts of the room of batches, as its routes use them."""
 
 from __future__ import annotations
 

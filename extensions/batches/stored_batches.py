@@ -51,7 +51,7 @@ _ENDS = {"completed": "completed_at", "failed": "failed_at", "expired": "expired
 
 
 class OpenBatches(NamedTuple):
-    """What the open batches of an owner come to."""
+    """The sums of the open batches of an owner."""
 
     batches: int
     lines: int
@@ -83,12 +83,12 @@ class ClaimedLine(NamedTuple):
     batch: StoredBatch
     line: StoredLine
     attempts: int
-    """How often a server has begun it, with this time."""
+    """The times that a server has begun it, with this one."""
     body: bytes
 
 
 class Totals(NamedTuple):
-    """What the lines of a batch come to that all have results."""
+    """The sums of the lines of a batch that all have results."""
 
     counts: tuple[int, ...]
     """The numbers of results, by `tables.COUNTS`."""
@@ -304,7 +304,7 @@ class StoredBatches(StorePart):
             await self.context.writer.carry_out([Statement(each, dead) for each in sql.RECOVER])
 
     async def sweep(self) -> None:
-        """Delete the batches that ended long ago, and lines that nobody needs."""
+        """Delete the batches that ended long ago, and lines that have no reader."""
         await self.recover()
         since = time.time() - self.keep
         while ids := [name for (name,) in await self.context.read(sql.EXPIRED.format(most=BATCH), since)]:

@@ -296,7 +296,7 @@ LEFT = """
     where not exists (select 1 from batches where batches.id = batch_id and (ended_at is null or api = 'anthropic'))
     group by batch_id limit {most}
 """
-"""The batches whose lines nobody needs: they are gone, or have their results in files."""
+"""The batches whose lines have no reader: they are gone, or have their results in files."""
 
 DROP = """
     delete from batch_lines
