@@ -25,7 +25,7 @@ from penstock.services.store.parts import StorePart
 from penstock.services.store.rows import model_column
 from penstock.services.use import Use
 
-HOUR: Final = 3_600
+HOUR = 3_600
 """Seconds of an hour, the shortest time whose sums are kept."""
 
 AT_ONCE = 2_000
