@@ -108,7 +108,8 @@ class BatchRunner:
             except Exception:
                 logger.exception("A bug in the work on batches")
             with suppress(TimeoutError):  # work may also come from another server, and room from clients
-                await asyncio.wait_for(self._woken.wait(), ROOM_SECONDS if waits else LOOK_SECONDS)
+                async with asyncio.timeout(ROOM_SECONDS if waits else LOOK_SECONDS):
+                    await self._woken.wait()
                 await asyncio.sleep(GATHER_SECONDS)
             self._woken.clear()
 
