@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
@@ -18,6 +20,7 @@ from penstock.extensions.accounts.ledger import HOUR, Ledger
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.use import Use
 from tests.support.live_server import KEY, bearer, live_server
+from tests.support.paths import ROOT
 from tests.support.server import Server, script
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
@@ -292,3 +295,15 @@ async def test_times_of_any_size_are_answered(server: Served) -> None:
         path = f"{server.url}/v1/organizations/cost_report?{query}"
         async with server.client.get(path, headers=bearer()) as answer:
             assert answer.status == 200, query
+
+
+async def test_program_of_the_page_prints_the_sums(
+    server: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = await asked(server, ALICE)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/USAGE.md").read_text(), re.DOTALL)
+    monkeypatch.setenv("PENSTOCK_OPERATOR_KEY", KEY)
+    await asyncio.to_thread(exec, program.replace("http://127.0.0.1:8000", server.url), {})
+    _, project, model, read, written = capsys.readouterr().out.split()
+    assert (project, model) == ("red", server.engine.models[0])
+    assert Counter(input_tokens=int(read), output_tokens=int(written)) == used
