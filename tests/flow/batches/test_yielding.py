@@ -236,21 +236,23 @@ async def test_only_lines_whose_distribution_stays_the_same_pause(fields: dict[s
             assert task.result().status == 200
 
 
-async def test_latest_lines_pause_first_and_go_on_first() -> None:
+async def test_latest_line_pauses_first_and_goes_on_first() -> None:
     async with shift(Rule(reserve=0), places=3) as now:
-        for _ in range(3):
+        for _ in range(4):
             now.begin_line()
             await now.settle()
             await now.step()
         other = now.begin_other()
         await now.settle()
-        await now.step()
         assert (now.lines_running, now.others_running) == (2, 1)
-        now.begin_line()
         other.cancel()
         await now.settle()
-        assert [len(part.token_ids) for part in now.engine.parts] == [len(now.engine.prompts[0].token_ids) + 1]
+        third = now.engine.prompts[2]
+        [part] = now.engine.parts
+        assert part.facts.response_id == third.facts.response_id
+        assert len(part.token_ids) == len(third.token_ids) + 2
         await now.finish()
+        assert len(now.engine.prompts) == 6  # four lines, of which one in two parts, and the other response
 
 
 async def test_engine_without_places_runs_few_lines_beside_others() -> None:
