@@ -226,7 +226,7 @@ PAUSED: list[dict[str, Any]] = [
 async def test_only_lines_whose_distribution_stays_the_same_pause(fields: dict[str, Any], pauses: bool) -> None:
     async with shift(Rule(beside=0)) as now:
         now.begin_line(**fields)
-        await now.settle()
+        await wait_until(lambda: now.engine.running == 1)  # a thread makes the prompts of some
         await now.step()
         now.begin_other()
         await now.settle()
