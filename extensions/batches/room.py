@@ -29,12 +29,13 @@ class Room:
 
     async def check_bounds(self, owner: str, lines: int) -> None:
         """Raise `LimitReached` if an owner may not have one batch more, with so many lines."""
-        await check_bounds(self.parts, self.stored, owner, lines, batches=1)
+        await check_bounds(self.parts.scheduler.admission, self.stored, owner, lines, batches=1)
 
 
-async def check_bounds(parts: ServerParts, stored: StoredBatches, owner: str, lines: int, *, batches: int = 0) -> None:
+async def check_bounds(
+    admission: Admission, stored: StoredBatches, owner: str, lines: int, *, batches: int = 0
+) -> None:
     """Raise `LimitReached` if an owner, or all owners together, may not have so many batches and lines more."""
-    admission = parts.scheduler.admission
     payers: tuple[tuple[str | None, KeyLimits], ...] = (owner, admission.of(owner)), (None, admission.of_all)
     for payer, limits in payers:
         if limits.batches is None and limits.batch_lines is None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from penstock.api.limits.admission import Admission
+from penstock.api.limits.table import KeyLimits
 from penstock.extensions.batches.batch import BatchError, LineResult, NewLine, StoredBatch, StoredLine
 from penstock.extensions.batches.errors import GivenUp
+from penstock.extensions.batches.room import check_bounds
 from penstock.extensions.batches.stored_batches import Candidate, ClaimedLine, StoredBatches
+from penstock.pipeline.errors import LimitReached
 from penstock.services.store.store import Store
 from penstock.services.use import Use
 from tests.support.batches import OWNER, a_batch, batches_of, begun, found, lines
@@ -318,3 +323,33 @@ async def test_line_of_another_server_is_not_released(store_at: str, store: Stor
     async with open_store(store_at) as third:
         assert await claimed(batches_of(third), batch) == []
     assert await batches_of(store).finish(line.line, DONE, None, ())
+
+
+async def test_batch_that_ends_is_not_cancelled(store: Store) -> None:
+    batch = await begun(batches_of(store), 1)
+    (line,) = await claimed(batches_of(store), batch)
+    await batches_of(store).finish(line.line, DONE, None, ())
+    await batches_of(store).claim_end(batch.id)
+    cancelled = await batches_of(store).cancel(batch.id, OWNER)
+    assert cancelled
+    assert (cancelled.status, cancelled.cancelling_at) == ("finalizing", None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches", "new_lines", "reason"),
+    [
+        ({"default": KeyLimits(batches=1)}, 1, 0, "this API key: 1 batches"),
+        ({"default": KeyLimits(batches=2)}, 1, 0, ""),
+        ({"default": KeyLimits(batch_lines=5)}, 0, 3, "this API key: 5 lines"),
+        ({"default": KeyLimits(batch_lines=6)}, 0, 3, ""),
+        ({"all": KeyLimits(batches=2)}, 1, 0, "all API keys together: 2 batches"),
+    ],
+)
+async def test_batches_and_lines_of_a_key_are_bounded(
+    store: Store, limits: dict[str, KeyLimits], batches: int, new_lines: int, reason: str
+) -> None:
+    await begun(batches_of(store), 3)
+    await begun(batches_of(store), 2, owner="bob")
+    admission = Admission(tables=limits)
+    with pytest.raises(LimitReached, match=reason) if reason else nullcontext():
+        await check_bounds(admission, batches_of(store), OWNER, new_lines, batches=batches)
