@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.api.limits.admission import PAUSE
+from penstock.api.limits.admission import PAUSE, Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.api.resources.resources import ServerParts
 from penstock.extensions.batches.answering import Answering
