@@ -40,6 +40,7 @@ from penstock.services.engines.vllm_cores import (
 )
 from penstock.services.engines.workers import mark_workers, take_steps_whole
 from penstock.stages.models.vllm_private import (
+    Unread,
     abort_everywhere,
     check_engine_parts,
     copying_tokenizers_late,
@@ -61,6 +62,9 @@ if TYPE_CHECKING:
 
 ANYTHING = r"start: /(.|\n)*/"
 """A grammar that matches any text."""
+
+LINE_STEP = 32
+"""The tokens of a line of a batch that are read at once: nobody sees them come."""
 
 _TOO_LONG = re.compile(r"prompt \(length (\d+)\)")
 """vLLM's message about a prompt longer than the context.  Nothing else identifies this error."""
@@ -112,7 +116,7 @@ class VllmEngine:
     """vLLM's option ``--max-num-queued-reqs``."""
 
     watch: Watch = _unwatched
-    _unread: dict[str, list[int]] = field(default_factory=dict)
+    _unread: dict[str, Unread] = field(default_factory=dict)
     """Token ids by vLLM's id of a request, if vLLM's output processor passes them on."""
 
     _running: set[_Generation] = field(default_factory=set)
@@ -210,7 +214,7 @@ class VllmEngine:
     async def _begin(self, prompt: Prompt) -> _Generation:
         started = time.monotonic()
         collector = await self._add(prompt)
-        sampling, unread = prompt.facts.sampling, list[int]()
+        sampling, unread = prompt.facts.sampling, Unread(LINE_STEP if prompt.facts.origin.line else 1)
         prompt_top = None if sampling.prompt_logprobs is UNSET else sampling.prompt_logprobs
         if sampling.logprobs is None and prompt_top is None:  # only the token ids are read
             self._unread[collector.request_id] = unread
@@ -291,7 +295,7 @@ class _Generation:
     top_logprobs: int | None
     prompt_top: int | None
     """The number of alternatives to report for each token of the prompt."""
-    unread: list[int]
+    unread: Unread
     """Token ids that precede the output in the collector."""
 
     is_finished: bool = False
@@ -511,7 +515,7 @@ class VllmPlan:
             for number, module in enumerate(self._modules, start=1)
         }
         model = llm.model_config
-        unread = dict[str, list[int]]()
+        unread = dict[str, Unread]()
         scheduling = self.config.scheduler_config
         if scheduling.stream_interval == 1:
             pass_tokens_on(llm.output_processor, unread)

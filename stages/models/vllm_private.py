@@ -189,7 +189,15 @@ def copying_tokenizers_late() -> Iterator[None]:
         renderer.maybe_make_thread_pool = make
 
 
-def pass_tokens_on(processor: Any, unread: Mapping[str, list[int]]) -> None:
+class Unread(list[int]):
+    """The token ids of a request that its reader has not read yet: each ``step`` of them wake it."""
+
+    def __init__(self, step: int = 1) -> None:
+        super().__init__()
+        self.step = step
+
+
+def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
     """Let vLLM's output ``processor`` append token ids to the list of their request in ``unread``, and wake its reader.
 
     For each output of an engine core, vLLM builds a `RequestOutput` and a `CompletionOutput`.  Without text and log
@@ -213,8 +221,8 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, list[int]]) -> None:
             processor._update_stats_from_output(state, output, timestamp, statistics)  # noqa: SLF001
         new = output.new_token_ids
         generated += new
-        if new:
-            tokens += new
+        tokens += new
+        if len(tokens) >= tokens.step:
             collector.ready.set()
         return True
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.pipeline.frames import TokenChunk
 from penstock.services.engines import vllm
 from penstock.services.engines.workers import take_steps_whole
-from penstock.stages.models.vllm_private import pass_tokens_on
+from penstock.stages.models.vllm_private import Unread, pass_tokens_on
 
 pytestmark = [
     pytest.mark.vllm,
@@ -29,7 +29,7 @@ STEPS = 20
 class Streams:
     """Streams that read an `AsyncLLM` whose engine core does a step whenever the test says so."""
 
-    def __init__(self, steps: asyncio.Queue[Any], unread: dict[str, list[int]]) -> None:
+    def __init__(self, steps: asyncio.Queue[Any], unread: dict[str, Unread]) -> None:
         self._steps = steps
         self.read: dict[str, list[tuple[int, ...]]] = {name: [] for name in unread}
         """The token ids of each chunk, by stream."""
@@ -55,7 +55,7 @@ class Streams:
 
 
 @asynccontextmanager
-async def streams() -> AsyncGenerator[Streams, None]:
+async def streams(at_once: int = 1) -> AsyncGenerator[Streams, None]:
     from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 - takes seconds
     from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
@@ -63,7 +63,7 @@ async def streams() -> AsyncGenerator[Streams, None]:
 
     take_steps_whole()
     steps, processor = asyncio.Queue[Any](), OutputProcessor(None, log_stats=False)
-    unread: dict[str, list[int]] = {str(number): [] for number in range(STREAMS)}
+    unread = {str(number): Unread(at_once) for number in range(STREAMS)}
     found = Streams(steps, unread)
     pass_tokens_on(processor, unread)
     llm = SimpleNamespace(
@@ -116,3 +116,13 @@ async def test_tokens_that_are_late_are_sent_together() -> None:
         await found.settle()
         assert {tuple(chunks) for chunks in found.read.values()} == {((0,), tuple(range(1, STEPS)))}
     assert {sum(chunks, ()) for chunks in found.read.values()} == {tuple(range(STEPS + 1))}
+
+
+async def test_tokens_of_a_line_wait_for_others_and_for_the_end() -> None:
+    async with streams(at_once=8) as found:
+        for token in range(STEPS):
+            found.step(token)
+            await found.settle()
+        read = ((0,), tuple(range(1, 9)), tuple(range(9, 17)))
+        assert {tuple(chunks) for chunks in found.read.values()} == {read}
+    assert {tuple(chunks) for chunks in found.read.values()} == {(*read, tuple(range(17, STEPS + 1)))}

@@ -16,6 +16,7 @@ from penstock.stages.models import vllm_private
 from penstock.stages.models.vllm_private import (
     PrivatePart,
     UnknownVllm,
+    Unread,
     copying_tokenizers_late,
     pass_tokens_on,
 )
@@ -40,7 +41,7 @@ class Frontend:
 
         self.processor: Any = OutputProcessor(None, log_stats=True)
         self.collectors: dict[str, Any] = {}
-        self.unread: dict[str, list[int]] = {}
+        self.unread: dict[str, Unread] = {}
         self.read: dict[str, list[int]] = {}
         self.ends: dict[str, Any] = {}
         self.passed_on = 0
@@ -70,7 +71,7 @@ class Frontend:
         self.collectors[name], self.read[name] = RequestOutputCollector(delta, name), []
         self.processor.add_request(request, None, queue=self.collectors[name])
         if logprobs is None:
-            self.unread[name] = []
+            self.unread[name] = Unread()
 
     def process(self, outputs: list[Any], now: float) -> dict[str, Any]:
         """Process the outputs of a step; return vLLM's statistics of it."""
@@ -86,7 +87,7 @@ class Frontend:
 
     def take(self, name: str) -> None:
         """Read all that there is: the ids that were passed on precede the output in the collector."""
-        collector, unread = self.collectors[name], self.unread.get(name, [])
+        collector, unread = self.collectors[name], self.unread.get(name, Unread())
         assert collector.ready.is_set() or not (unread or collector.output)
         self.passed_on += len(unread)
         self.read[name] += unread
