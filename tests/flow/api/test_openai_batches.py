@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from openai.types.batch_error import BatchError as SdkBatchError
 from openai.types.batch_list_params import BatchListParams
 from openai.types.batch_request_counts import BatchRequestCounts
 from openai.types.batch_usage import BatchUsage as SdkBatchUsage
+from pydantic import SecretStr
 
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
@@ -31,13 +33,16 @@ from penstock.extensions.batches.openai_form import (
     output_line,
 )
 from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.standard_webhooks import Signer
+from penstock.services.webhooks import body_of
 from tests.support.api_clients import PATIENCE, openai_client
 from tests.support.sdk_types import fields_of
-from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
+from tests.support.server import DEFAULTS, ENDLESS, HELLO, ScriptedServer, running_server, script
 
 ENDPOINT: Any = "/v1/chat/completions"
 RESOURCES = ["batches", "files", "uploads"]
 ENDED = {"completed", "failed", "expired", "cancelled"}
+SECRET = "whsec_c2VjcmV0IG9mIHRoZSB0ZXN0cw=="
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -273,6 +278,29 @@ async def test_bounds_of_a_key(store_at: str) -> None:
         assert [each.code for each in mistakes(ended)] == ["rate_limit_exceeded"]
         ended = await over(sdk, await begun(sdk, [line(str(number)) for number in range(3)]))
         assert ended.status == "completed"
+
+
+# Webhooks
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "expired", "cancelled"])
+async def test_end_of_a_batch_is_announced(store_at: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = DEFAULTS.model_copy(update={"webhook_secret": SecretStr(SECRET)})
+    running = running_server(ScriptedEngine(script(HELLO)), store_at, resources=RESOURCES, settings=settings)
+    async with running as served, openai_client(served.url) as sdk:
+        if status == "expired":
+            monkeypatch.setattr("penstock.extensions.batches.openai_routes.WINDOW", 0.0)
+        batch = await begun(sdk, ["{" if status == "failed" else line("a")])
+        if status == "cancelled":
+            await sdk.batches.cancel(batch.id)
+        ended = await over(sdk, batch)
+        (notification,) = await served.store.webhooks.due("", 10)
+    body = body_of(notification)
+    headers = Signer.of(SECRET).headers(notification.id, body, int(time.time()))
+    event: Any = sdk.webhooks.unwrap(body, headers, secret=SECRET)
+    assert (event.type, event.data.id, event.object) == (f"batch.{status}", batch.id, "event")
+    assert type(event).__name__ == f"Batch{status.title()}WebhookEvent"
+    assert abs(event.created_at - getattr(ended, f"{status}_at")) <= 1
 
 
 # Forms
