@@ -26,6 +26,9 @@ from penstock.pipeline.tasks import in_thread
 MOST_LINES = 50_000
 """The most requests in a file."""
 
+MOST_BREAKS = 1_000_000
+"""The most line breaks in a file: blank lines take time, too."""
+
 MOST_ERRORS = 100
 """The most mistakes that a batch names; the rest of the file is not read after them."""
 
@@ -114,8 +117,11 @@ class Reading:
 
     def feed(self, piece: bytes) -> list[NewLine]:
         """Read the next bytes; return the requests that end in them."""
-        *ended, begun = piece.split(b"\n")
         found = list[NewLine]()
+        if self._number + piece.count(b"\n") > MOST_BREAKS:
+            self.count = MOST_LINES + 1
+            return found
+        *ended, begun = piece.split(b"\n")
         for text in ended:
             self._grow(text)
             found += self._end_line()

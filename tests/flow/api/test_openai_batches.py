@@ -117,6 +117,17 @@ async def test_batch_from_its_file_to_its_results(sdk: openai.AsyncOpenAI) -> No
     assert (file.purpose, file.filename, file.expires_at) == ("batch_output", f"{batch.id}_output.jsonl", None)
 
 
+async def test_file_of_several_models(store_at: str) -> None:
+    engine = ScriptedEngine(script(HELLO), models=("tiny", "other"))
+    async with running_server(engine, store_at, resources=RESOURCES) as served, openai_client(served.url) as sdk:
+        names = ["tiny", "other", "tiny", "other"]
+        lines = [line(str(number), {**BODY, "model": name}) for number, name in enumerate(names)]
+        ended = await over(sdk, await begun(sdk, lines))
+        assert (ended.status, ended.model) == ("completed", None)
+        read = await results(sdk, ended.output_file_id)
+        assert [each["response"]["body"]["model"] for each in read] == names
+
+
 async def test_wrong_request_ends_its_line_alone(sdk: openai.AsyncOpenAI) -> None:
     wrong = [{"model": "tiny"}, {**BODY, "temperature": "hot"}, {**BODY, "n": 10**6}]
     lines = [line("good"), *(line(f"wrong {number}", body) for number, body in enumerate(wrong))]

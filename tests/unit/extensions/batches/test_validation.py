@@ -133,6 +133,12 @@ def test_file_with_too_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors("\n".join(line(str(number)) for number in range(4))) == [("too_many_tasks", None, None)]
 
 
+def test_file_with_too_many_blank_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "MOST_BREAKS", 20)
+    assert errors(line() + "\n" * 20) == []
+    assert errors(line() + "\n" * 21) == [("too_many_tasks", None, None)]
+
+
 def test_mistakes_are_bounded() -> None:
     assert len(errors("{\n" * (MOST_ERRORS + 50))) == MOST_ERRORS
 
