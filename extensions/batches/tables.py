@@ -216,12 +216,17 @@ RELEASE_BATCHES = "update batches set server_id = null where server_id = $1 and 
 
 CLOSE = """
     update batch_lines set kind = $2, bytes = 0, data = $4
-    where batch_id = $1 and kind is null and server_id is null and number in (
-        select number from batch_lines where batch_id = $1 and kind is null and server_id is null
-        order by prefix, number limit $3
+    where batch_id = $1 and kind is null and server_id is null and (prefix, number) <= (
+        select prefix, number from (
+            select prefix, number from batch_lines where batch_id = $1 and kind is null and server_id is null
+            order by prefix, number limit $3
+        ) as first order by prefix desc, number desc limit 1
     )
 """
-"""Gives lines that wait a result without an answer."""
+"""Gives the first lines that wait a result without an answer.
+
+They are compared with one row: PostgreSQL, without statistics of a new batch, would look a list up for each line again.
+"""
 
 CLAIM_VALIDATION = """
     update batches set server_id = $2 where id = $1 and status = 'validating' and (server_id is null or server_id = $2)
@@ -300,6 +305,7 @@ LEFT = """
 
 DROP = """
     delete from batch_lines
-    where batch_id = $1 and number in (select number from batch_lines where batch_id = $1 order by number limit $2)
-        and not exists (select 1 from batches where id = $1 and (ended_at is null or api = 'anthropic'))
+    where batch_id = $1 and number <= (
+        select max(number) from (select number from batch_lines where batch_id = $1 order by number limit $2) as first
+    ) and not exists (select 1 from batches where id = $1 and (ended_at is null or api = 'anthropic'))
 """
