@@ -76,7 +76,7 @@ class BatchRunner:
     def __post_init__(self) -> None:
         self._store = self.scheduler.store
         self.stored = self._store.part(StoredBatches)
-        self._places = Slots(0, weigh=lambda owner: self.scheduler.admission.of(owner).weight)
+        self.places = Slots(0, weigh=lambda owner: self.scheduler.admission.of(owner).weight)
         self._woken = asyncio.Event()
         self.lines = LineRuns(self.scheduler, self.answer, self._ended)
         self.works = Works(self._store, self.validate, self.output_line, self.wake)
@@ -166,11 +166,11 @@ class BatchRunner:
             used = Counter(each.batch.owner for each in self._found)
             for owner, places in given.items():
                 for _ in range(places - used[owner]):
-                    self._places.release(owner)
+                    self.places.release(owner)
 
     def _shared_out(self, owners: Iterable[str], free: int) -> dict[str, int]:
         """Give places to owners, and return how many each has got."""
-        places, given = self._places, dict.fromkeys(owners, 0)
+        places, given = self.places, dict.fromkeys(owners, 0)
 
         def give(owner: str) -> None:
             given[owner] += 1
@@ -206,14 +206,14 @@ class BatchRunner:
         begun = {(each.line.batch_id, each.line.number) for each in claimed}
         for each in self._found:
             if (each.batch.id, each.number) not in begun:
-                self._places.release(each.batch.owner)
+                self.places.release(each.batch.owner)
         self._found = []
         for line in claimed:
             self.lines.start(line)
         await asyncio.sleep(0)  # they count in the room from their first step on
 
     def _ended(self, owner: str) -> None:
-        self._places.release(owner)
+        self.places.release(owner)
         self.wake()
 
     # Metrics

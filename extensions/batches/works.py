@@ -49,7 +49,7 @@ class Works:
     def __post_init__(self) -> None:
         self._stored = self.store.part(StoredBatches)
         self._shelving = Shelving(self.store, self.output_line)
-        self._places = Slots(AT_ONCE)
+        self.places = Slots(AT_ONCE)
 
     def begin(self, each: OpenBatch) -> None:
         """Begin what is to be done with a batch, unless this server is at it."""
@@ -75,7 +75,7 @@ class Works:
     async def _run(self, batch: StoredBatch, work: Callable[[StoredBatch], Awaitable[None]]) -> None:
         current_response.set(batch.id)
         try:
-            async with self._places.slot(batch.owner):
+            async with self.places.slot(batch.owner):
                 await work(batch)
         except GivenUp:
             logger.info("Batch %s is another server's now, or was cancelled", batch.id)

@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +15,10 @@ from penstock.api.http.held_bytes import MOST_AT_ONCE, MOST_SMALL_BYTES, SMALL, 
 from penstock.api.limits.admission import Admission
 from penstock.api.open_sockets import Latest, OpenSockets
 from penstock.api.runs.background import BackgroundQueue, InFlight
+from penstock.api.runs.scheduler import Scheduler
 from penstock.api.start.share import ALONE
+from penstock.extensions.batches.runner import BatchRunner
+from penstock.extensions.batches.works import Works
 from penstock.extensions.tools.browser.reader import Reader
 from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.resources.files import Files
@@ -35,7 +40,7 @@ MAKERS = {
 }
 """The names of all that makes a pool: places, bytes, caches, threads and connections."""
 
-COMMANDS = ("api/cli", "extensions/workbench", "testing", "docs", "tests")
+COMMANDS = ("api/cli", "extensions/workbench", "extensions/batches/command", "testing", "docs", "tests")
 """Folders of commands, which serve one user."""
 
 ROW = re.compile(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \| (`[^|]+`) \|$", re.MULTILINE)
@@ -119,7 +124,7 @@ def leaves_places_in_the_engine(slots: Slots) -> None:
     assert not places.is_full(B)
 
 
-async def _never(_: object) -> None:
+async def _never(_: object) -> Any:
     raise AssertionError
 
 
@@ -144,6 +149,17 @@ def forgets_own_histories() -> None:
     assert remembered.get("of b") is latest
 
 
+def leaves_places_to_lines() -> None:
+    scheduler = cast("Scheduler", SimpleNamespace(store=Store(NullDatabase()), admission=Admission()))
+    runner = BatchRunner(scheduler, _never, room=lambda _=None: 2, validate=_never, output_line=_no_line)
+    runner.places.limit = 2
+    gives_the_next_place(runner.places)
+
+
+def _no_line(*_: object) -> bytes:
+    raise AssertionError
+
+
 HOLDS: dict[str, Callable[[], None]] = {
     "api.http.held_bytes.HeldBytes.__post_init__": leaves_room_for_bodies,
     "api.open_sockets.OpenSockets": forgets_own_histories,
@@ -152,6 +168,11 @@ HOLDS: dict[str, Callable[[], None]] = {
     ),
     "api.runs.scheduler.Scheduler.__post_init__": leaves_places_in_the_queue,
     "api.start.share.Share.slots": lambda: leaves_places_in_the_engine(ALONE.slots(4, lambda _: 1.0)),
+    "extensions.batches.runner.BatchRunner.__post_init__": leaves_places_to_lines,
+    "extensions.batches.works.Works.__post_init__": lambda: gives_the_next_place(
+        Works(Store(NullDatabase()), _never, _no_line, lambda: None).places
+    ),
+    "extensions.batches.yielding.Yielding._of_lines": lambda: gives_the_next_place(Slots(2)),
     "extensions.tools.browser.reader.Reader.__init__": lambda: leaves_places(Reader().brief, Reader().long),
     "services.engines.image_decoding": lambda: leaves_places(image_decoding.places),
     "extensions.tools.files.file_reader.FileReader.__init__": lambda: leaves_places(FileReader().places),
