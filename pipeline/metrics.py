@@ -31,6 +31,7 @@ HTTP_SECONDS = Histogram(
     buckets=_REQUEST_SECONDS,
 )
 REFUSED = Counter("penstock_refused", "Requests that were refused, by the code of the error", ["code"])
+AUDIT_LOST = Counter("penstock_audit_lost", "Lines of the audit log that could not be written")
 PARAMETERS = Counter("penstock_parameters", "Requests that give a parameter of the API", ["parameter"])
 HELD_BYTES = Gauge("penstock_held_body_bytes", "Bytes of request bodies in memory", multiprocess_mode="livesum")
 

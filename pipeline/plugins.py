@@ -64,6 +64,9 @@ ENGINES = "penstock.engines"
 CHECKS = "penstock.checks"
 """The group of entry points for checks: async functions of the settings, whose text ``penstock check`` shows."""
 
+AUDITS = "penstock.audits"
+"""The group of entry points for audit logs: ``audit`` writes what a command decides, for the length of a block."""
+
 PARSERS = "penstock.parsers"
 """The group of entry points for parsers of chat models, each under the name that an option gives."""
 

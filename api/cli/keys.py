@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
+import getpass
 import os
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,9 +29,12 @@ from penstock.api.http.api_key import HASHED, ApiKey, key_of
 from penstock.api.http.key_sources import api_keys, text_of, without_comment
 from penstock.api.limits.table import read_limits
 from penstock.api.runs.store_settings import NO_STORE, is_missing, store_place
+from penstock.api.settings import Settings
 from penstock.api.start.assembly import open_store, unknown_limits, unknown_models
 from penstock.api.values import seconds
+from penstock.pipeline.audit import decided
 from penstock.pipeline.errors import CannotRun, CannotStart, StageError
+from penstock.pipeline.plugins import AUDITS, optional_function
 from penstock.services.standard_webhooks import Signer
 from penstock.services.store.stored_keys import StoredKeys
 
@@ -165,14 +169,33 @@ def main(arguments: Sequence[str]) -> None:
 
 async def _run(chosen: argparse.Namespace) -> None:
     async with _opened(chosen) as place:
-        if chosen.command == "make":
-            await _make(place, chosen)
+        if chosen.command in ("make", "revoke"):
+            with _audited():
+                await _change(place, chosen)
         elif chosen.command == "list":
             _show(await place.all())
-        elif chosen.command == "webhook":
-            print(_signer().of_owner((await _found(place, chosen.key)).digest).secrets)
         else:
-            await _revoke(place, await _found(place, chosen.key))
+            print(_signer().of_owner((await _found(place, chosen.key)).digest).secrets)
+
+
+async def _change(place: _KeyStore, chosen: argparse.Namespace) -> None:
+    if chosen.command == "make":
+        await _make(place, chosen)
+    else:
+        await _revoke(place, await _found(place, chosen.key))
+
+
+def _audited() -> AbstractContextManager[None]:
+    """Note changes of keys in the audit log that PENSTOCK_AUDIT or penstock.toml names, for the length of a block."""
+    settings = parsed_settings([])
+    write: Callable[[Settings], AbstractContextManager[None]] | None = optional_function("audit", AUDITS)
+    return write(settings) if write and settings.audit else nullcontext()
+
+
+def _note(action: str, key: ApiKey) -> None:
+    """Note who has changed a key: the user of the system that runs this command."""
+    facts = {"key_owner": key.digest[:LEAST_SHOWN], "team": key.team or None, "limits": key.limits or None}
+    decided("penstock keys", "changed", key.title, change=action, user=getpass.getuser(), **facts)
 
 
 @asynccontextmanager
@@ -202,6 +225,7 @@ async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
         raise ValueError(f"the key {error}") from None
     warnings = list(_warnings(key))
     await place.add(key)
+    _note("make", key)
     print(plain)
     for warning in warnings:
         print(f"penstock: {warning}", file=sys.stderr)
@@ -264,4 +288,5 @@ async def _found(place: _KeyStore, named: str) -> ApiKey:
 
 async def _revoke(place: _KeyStore, key: ApiKey) -> None:
     await place.revoke(key.digest)
+    _note("revoke", key)
     print(f"Revoked {key.digest[:LEAST_SHOWN]} {key.words}: refused {place.effect}.", file=sys.stderr)

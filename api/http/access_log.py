@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import hdrs, web
 
-from penstock.api.http.auth import REFUSED_KEY, title_of
+from penstock.api.http.auth import OWNER, REFUSED_KEY, team_of, title_of
 from penstock.api.http.bodies import Problem
 from penstock.api.http.conventions import REQUEST_ID, REQUEST_ID_HEADER, api_of, conventions_of
 from penstock.api.http.errors import ENDED, PROBLEM, REFUSED, STREAMING, Handler, cause_of
@@ -135,6 +135,8 @@ def _fields(request: web.Request, status: int, seconds: float, model: str | None
         "request_id": request[REQUEST_ID],
         "client": request[AS_SENT].address,
         "key": title_of(request) or None,
+        "owner": (request.get(OWNER) or "")[:8] or None,
+        "team": team_of(request) or None,
         "refused_key": request.get(REFUSED_KEY) or None,
         "method": request.method,
         "path": _path(request),

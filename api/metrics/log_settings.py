@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, CliSuppress
 
-from penstock.api.values import Duration
+from penstock.api.values import Duration, Size
 
 
 def in_capitals(value: Any) -> Any:
@@ -38,6 +39,16 @@ class LogSettings(BaseSettings):
     log_outputs: bool = Field(
         default=False, description="log the output of the model, item by item; reasoning is marked"
     )
+    audit: Path | None = Field(
+        default=None,
+        title="FILE",
+        description="a file for the audit log: one JSON object per line for each request and decision, without texts",
+        examples=["/var/log/penstock/audit.jsonl"],
+    )
+    audit_bytes: Size = Field(
+        default="100MiB", validate_default=True, description="size at which the audit log is renamed to FILE.1"
+    )
+    audit_files: int = Field(default=10, gt=0, description="renamed audit logs that are kept")
     max_log_len: int | None = Field(
         default=None,
         gt=0,

@@ -27,6 +27,7 @@ BASE = "/v1"
 
 SHIPPED = (
     "accounts",
+    "audit",
     "batches",
     "containers",
     "files",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
+from penstock.api.http.api_key import ApiKey
 from penstock.api.http.connections import Runner, serving
 from penstock.api.metrics.scrape import serving_metrics
 from penstock.api.runs.housekeeping import forget_generators, tune_gc
@@ -21,6 +22,7 @@ from penstock.api.settings import Settings
 from penstock.api.settings.sources import FILE
 from penstock.api.start.assembly import check_keys, obstacles
 from penstock.api.start.parts import Running
+from penstock.pipeline.audit import decided
 from penstock.pipeline.errors import CannotRun, CannotStart, Stopped
 from penstock.pipeline.logs import counted
 
@@ -89,10 +91,12 @@ class FileReader:
         if not (settings.api_key_file or settings.limits or settings.prompts or takes_models or server.at_sighup):
             logger.info("SIGHUP: there is no file of API keys, limits, prompts or models to read again")
         templates = _read("prompts", settings.prompts, prompts.read, prompts.templates)
-        own = _read("API keys", settings.api_key_file, keys.read, keys.own)
+        own = _read("API keys", settings.api_key_file, keys.read, keys.own, named=_by_digest)
         tables = _read("limits", settings.limits, admission.read, admission.tables)
         file = (settings.model_file or FILE) if takes_models else None
-        models = _read("models", file, partial(settings.with_models_of_files, settings.tool_labels), settings, _changes)
+        models = _read(
+            "models", file, partial(settings.with_models_of_files, settings.tool_labels), settings, _changes, _models
+        )
         prompts.templates = templates.taken()
         try:
             check_keys(own.value, models.value, tables.value)
@@ -101,6 +105,7 @@ class FileReader:
         except CannotStart as error:
             all_of_them = "the API keys, the limits and the models" if takes_models else "the API keys and the limits"
             logger.error("SIGHUP: %s stay as they were: %s", all_of_them, error)  # noqa: TRY400 - the error says all
+            decided("SIGHUP", "refused", all_of_them)
         else:
             admission.tables = tables.taken()
             self.settings = models.taken()
@@ -115,11 +120,16 @@ class _Read(Generic[Value]):
     value: Value
     line: str = ""
     """The line of the log once the value holds; empty for one that does not come from the file."""
+    name: str = ""
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """The names of what is new, has changed or is gone."""
 
     def taken(self) -> Value:
         """Log that the value holds from now on, and return it."""
         if self.line:
             logger.info("SIGHUP: %s", self.line)
+        if self.changes:
+            decided("SIGHUP", "changed", self.name, **self.changes)
         return self.value
 
 
@@ -127,15 +137,27 @@ def _no_changes(known: Value, value: Value) -> str:
     return ", and have not changed" if value == known else ""
 
 
-def _changes(known: Settings, value: Settings) -> str:
-    """Return which models are new, have changed or are gone."""
-    before, after = known.models, value.models
-    changes = {
+def _by_digest(keys: Collection[ApiKey]) -> Mapping[str, object]:
+    return {f"{key.title} ({key.digest[:8]})" if key.name else key.title: key for key in keys}
+
+
+def _models(settings: Settings) -> Mapping[str, object]:
+    return settings.models
+
+
+def _changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the names of what is new, has changed and is gone."""
+    names = {
         "new": after.keys() - before.keys(),
         "changed": {name for name in after.keys() & before.keys() if after[name] != before[name]},
         "gone": before.keys() - after.keys(),
     }
-    named = [f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names]
+    return {what: ", ".join(sorted(some)) for what, some in names.items() if some}
+
+
+def _changes(known: Settings, value: Settings) -> str:
+    """Return which models are new, have changed or are gone."""
+    named = [f"{what}: {names}" for what, names in _changed_names(known.models, value.models).items()]
     return f"; {'; '.join(named)}" if named else _no_changes(known.model_groups, value.model_groups)
 
 
@@ -145,6 +167,7 @@ def _read(
     read: Callable[[], Value],
     known: Value,
     changes: Callable[[Value, Value], str] = _no_changes,
+    named: Callable[[Any], Mapping[str, object]] = dict,
 ) -> _Read[Value]:
     if file is None:
         return _Read(known)
@@ -152,8 +175,10 @@ def _read(
         value = read()
     except (CannotStart, CannotRun) as error:
         logger.error("SIGHUP: the %s stay as they were: %s", name, error)  # noqa: TRY400 - the error says all
+        decided("SIGHUP", "refused", f"the {name}")
         return _Read(known)
-    return _Read(value, f"the {name} were read again{changes(known, value)}")
+    line = f"the {name} were read again{changes(known, value)}"
+    return _Read(value, line, f"the {name}", _changed_names(named(known), named(value)))
 
 
 def _switch_level_at_sigusr1() -> None:

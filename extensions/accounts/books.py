@@ -16,6 +16,7 @@ from penstock.extensions.accounts.accounts_file import Accounts, UnusableAccount
 from penstock.extensions.accounts.budgets import Gate
 from penstock.extensions.accounts.ledger import Ledger
 from penstock.extensions.accounts.spending import Spending
+from penstock.pipeline.audit import decided
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import counted, nearest
 from penstock.services.use import Use
@@ -84,9 +85,12 @@ class Books:
             accounts = read_accounts(self._file)
         except UnusableAccounts as error:
             logger.error("SIGHUP: the accounts stay as they were: %s", error)  # noqa: TRY400 - the error says all
+            decided("SIGHUP", "refused", "the accounts")
             return
         change = ", and have not changed" if accounts == self.accounts else ""
         logger.info("SIGHUP: the accounts were read again%s", change)
+        if not change:
+            decided("SIGHUP", "changed", "the accounts")
         self.gate.accounts = accounts
         self._begin()
 

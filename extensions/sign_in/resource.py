@@ -15,6 +15,7 @@ from penstock.extensions.sign_in.discovery import PATIENCE, IssuerKeys, NotFetch
 from penstock.extensions.sign_in.issuers import UnusableSignIn
 from penstock.extensions.sign_in.sign_in import IssuedTokens, read_sign_in
 from penstock.extensions.sign_in.stored_owners import StoredOwners
+from penstock.pipeline.audit import decided
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.logs import counted
@@ -47,11 +48,13 @@ async def sign_in(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef], 
                 issuers = read_sign_in(file, own_tools)
             except UnusableSignIn as error:
                 logger.error("SIGHUP: the issuers stay as they were: %s", error)  # noqa: TRY400 - the error says all
+                decided("SIGHUP", "refused", "the issuers")
                 return
             if issuers == tokens.issuers:
                 logger.info("SIGHUP: the issuers were read again, and have not changed")
                 return
             logger.info("SIGHUP: the issuers were read again")
+            decided("SIGHUP", "changed", "the issuers", now=", ".join(issuers))
             task = asyncio.create_task(tokens.take(issuers))
             taking.add(task)
             task.add_done_callback(taking.discard)

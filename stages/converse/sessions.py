@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.pipeline import frames, metrics
+from penstock.pipeline.audit import decided
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.services.own_hosts import OwnSession
@@ -126,6 +127,7 @@ class Sessions:
         if refusal is None:
             return RunningCall(call, action, self.start(self._run(call)))
         metrics.TOOL_CALLS.labels(self._measured_name(call.namespace), "denied").inc()
+        decided("tools", "refused", self._request.facts.response_id, tool=call.namespace)
         return RunningCall(call, action, _refused(call, refusal))
 
     async def _run(self, call: ToolCall) -> frames.CallFinished:

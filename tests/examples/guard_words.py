@@ -7,7 +7,7 @@
     words = ["swordfish", "open sesame"]
 
 The stage wraps `parse`, and ends the tokens that `parse` reads. So `parse` counts the tokens for the usage, and the
-engine stops. Text that was sent stays sent, and may include the beginning of the word.
+engine stops. Text that was sent stays sent, and may include the beginning of the word. The audit log names the response.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from penstock.pipeline import frames
+from penstock.pipeline.audit import decided
 from penstock.pipeline.core import Pipeline, Stage
 
 
@@ -35,7 +36,7 @@ class Guard:
 
     async def __call__(self, source: AsyncIterator[frames.TokenFrame]) -> AsyncGenerator[frames.ParsedFrame, None]:
         pattern = re.compile("|".join(map(re.escape, self.words)), re.IGNORECASE)
-        tail, longest, is_found = "", max(map(len, self.words)), False
+        tail, longest, is_found, response_id = "", max(map(len, self.words)), False, ""
 
         async def until_found() -> AsyncGenerator[frames.TokenFrame, None]:
             async for frame in source:
@@ -45,12 +46,15 @@ class Guard:
 
         async with aclosing(until_found()) as tokens, aclosing(self.parse(tokens)) as parsed:
             async for frame in parsed:
+                if isinstance(frame, frames.GenerationStarted):
+                    response_id = frame.facts.response_id
                 if is_found and isinstance(frame, frames.TurnFinished):
                     yield frames.replace(frame, reason="content_filter", raw_messages=None)
                     return
                 tail = tail[-longest:] + frame.text if isinstance(frame, frames.ItemDelta) else ""
                 if not is_found and pattern.search(tail):
                     is_found = True
+                    decided("guard words", "refused", response_id)
                     yield frames.ItemClosed(complete=False)
                 elif not is_found:
                     yield frame
