@@ -7,7 +7,7 @@
     words = ["swordfish", "open sesame"]
 
 The stage wraps `parse`, and ends the tokens that `parse` reads. So `parse` counts the tokens for the usage, and the
-engine stops. Text that was sent stays sent, and may include the beginning of the word. The audit log names the response.
+engine stops. Text that was sent stays sent, and may include the beginning of the word. The audit log notes it.
 """
 
 from __future__ import annotations

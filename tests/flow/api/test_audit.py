@@ -47,8 +47,8 @@ async def audited(folder: Path, *arguments: str, **options: Any) -> AsyncGenerat
     keys, admission = Keys(file), Admission(limits)
     admission.name_of = keys.limits
     settings = read_settings(["--audit", str(folder / "audit.jsonl"), *arguments])
-    options = {"keys": keys, "settings": settings, "resources": ("audit", "files"), "admission": admission} | options
-    async with running_server(ScriptedEngine(script()), folder, **options) as server:
+    options |= {"keys": keys, "settings": settings, "admission": admission}
+    async with running_server(ScriptedEngine(script()), folder, resources=("audit",), **options) as server:
         yield server
 
 
@@ -100,9 +100,9 @@ def first_of(key: str) -> str:
 
 
 async def test_sockets_have_a_line_for_each_response(tmp_path: Path) -> None:
-    async with audited(tmp_path) as server:
-        async with connected(server, headers={"Authorization": f"Bearer {BOB}"}) as client:
-            response = await client.create(input=SECRET)
+    bob = {"Authorization": f"Bearer {BOB}"}
+    async with audited(tmp_path) as server, connected(server, headers=bob) as client:
+        response = await client.create(input=SECRET)
     created, opened = lines(tmp_path)
     assert (created["action"], created["object"], created["response_id"]) == ("create", "responses", response.id)
     assert (opened["action"], opened["object"], opened["status"]) == ("connect", "responses", 101)
@@ -204,7 +204,8 @@ def write(file: Path, text: str) -> None:
 
 async def test_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
     settings = read_settings(["--audit", str(tmp_path / "none" / "audit.jsonl")])
-    for look in (check_resources, lambda given: asyncio.run(check(given))):
-        with pytest.raises(CannotStart, match=r"--audit .*: No such file or directory"):
-            await asyncio.to_thread(look, settings)
+    with pytest.raises(CannotStart, match=r"--audit .*: No such file or directory"):
+        check_resources(settings)
+    with pytest.raises(CannotStart, match=r"--audit .*: No such file or directory"):
+        await check(settings)
     assert await check(read_settings([])) == "none"

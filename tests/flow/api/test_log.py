@@ -424,6 +424,7 @@ async def test_line_of_a_request_has_its_fields(tmp_path: Path, log: pytest.LogC
         "response_status": "completed",
         "client": "127.0.0.1",
         "key": sha256(key.encode()).hexdigest()[:8],
+        "owner": sha256(key.encode()).hexdigest()[:8],
         "method": "POST",
         "path": "/v1/responses",
         "route": "/v1/responses",
