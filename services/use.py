@@ -43,6 +43,18 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """True for the line of a batch."""
 
 
+class Names(Protocol):
+    """The names of keys and of teams."""
+
+    def title(self, owner: str) -> str:
+        """Return the name of an owner's key."""
+        ...
+
+    def team(self, owner: str) -> str:
+        """Return the team of an owner; empty if it has none."""
+        ...
+
+
 class EndedRun(Protocol):
     """The parts of a run that tell what its response has used."""
 

@@ -98,6 +98,7 @@ async def opened_store(settings: Settings, loaded: Preloaded, place: str) -> Asy
             logger.info("The store is %s%s", without_password(place), ", which is new" if is_new else "")
         await loaded.keys.read_store(store.keys)
         loaded.keys.remembered = store.words_of
+        store.names = loaded.keys
         following = asyncio.create_task(loaded.keys.follow_store(store.keys, settings.heartbeat))
         if place != NO_STORE:
             loaded.admission.allowances, loaded.admission.reservations = store.allowances, store.reservations

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -30,9 +31,6 @@ HOUR = 3_600
 
 AT_ONCE = 2_000
 """Rows that one transaction adds to the sums."""
-
-KEPT: Final = 400 * 86_400.0
-"""Seconds for which the sums are kept by default."""
 
 _COUNTS = {
     "input_tokens": "bigint",
@@ -145,18 +143,6 @@ class Prices(Protocol):
         ...
 
 
-class Names(Protocol):
-    """The names of keys and teams, for uses of responses that an older process began."""
-
-    def title(self, owner: str) -> str:
-        """Return the name of an owner's key."""
-        ...
-
-    def team(self, owner: str) -> str:
-        """Return the team of an owner; empty if it has none."""
-        ...
-
-
 class Sum(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the uses of one group.  What they are not grouped by has its default."""
 
@@ -198,16 +184,16 @@ class Ledger(StorePart):
     queued = (_NOTE, _NOTE_STORED)
 
     prices: Prices | None = None
-    names: Names | None = None
-    keep: float = KEPT
-    """Seconds for which the sums are kept; with 0, nothing is written."""
+    keep: float = inf
+    """Seconds for which the sums are kept; with 0, nothing is written.
+
+    A server sweeps and writes before it has opened the resource of the accounts, which sets this.
+    """
 
     def used(self, use: Use, response_id: str | None) -> Iterable[Statement]:
         """Yield the statement that writes the row of a use, with its cost by the prices of now."""
         if not self.keep:
             return
-        if self.names and not use.key_name:
-            use = replace(use, key_name=self.names.title(use.owner), team=use.team or self.names.team(use.owner))
         row: tuple[Value, ...] = (
             use.id,
             self.context.server_id,
@@ -228,8 +214,9 @@ class Ledger(StorePart):
             (count,) = await self.context.writer.carry_out([take])
             await self.context.writer.carry_out([Statement(sql, (mark,)) for sql in (_HOLD, _ADD, _CLEAR)])
             is_full = count == AT_ONCE
-        expired = (int((now - self.keep) // HOUR),)
-        await self.context.writer.carry_out([Statement(sql, expired) for sql in _FORGET])
+        if self.keep < inf:
+            expired = (int((now - self.keep) // HOUR),)
+            await self.context.writer.carry_out([Statement(sql, expired) for sql in _FORGET])
 
     async def sums(
         self, since: float, until: float, by: Sequence[str] = (), where: Mapping[str, Sequence[str | int]] | None = None

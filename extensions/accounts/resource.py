@@ -23,7 +23,7 @@ async def accounts(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef],
     """Keep the accounts of a server for the length of a block, and yield their routes."""
     settings, admission = parts.settings, parts.scheduler.admission
     ledger, books = parts.scheduler.store.part(Ledger), None
-    ledger.keep, ledger.names = settings.ledger_ttl, parts.keys
+    ledger.keep = settings.ledger_ttl
     async with AsyncExitStack() as closing:
         if settings.accounts is not None:
             books = Books(settings.accounts, parts.keys, ledger)

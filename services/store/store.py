@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
 from penstock.pipeline.frames import ResolvedRequest
@@ -55,7 +56,7 @@ from penstock.services.store.stored import Orphan, Report, Server, StoredConvers
 from penstock.services.store.stored_keys import StoredKeys
 from penstock.services.store.webhooks import StoredWebhooks
 from penstock.services.store.writer import BULK, Statements, StoreContext
-from penstock.services.use import Use
+from penstock.services.use import Names, Use
 
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
 
@@ -124,6 +125,8 @@ class Store:
         self.reservations = StoredReservations(self.context)
         self.approvals = StoredApprovals(self.context)
         self.webhooks = StoredWebhooks(self.context)
+        self.names: Names | None = None
+        """The names of the keys, for what is used."""
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @cached_property
@@ -243,6 +246,8 @@ class Store:
 
     def statements_of(self, use: Use, response_id: str | None = None) -> Sequence[Statement]:
         """Return the statements by which the parts note what an answer has used (see `StorePart.used`)."""
+        if self.names and not use.key_name:  # another process began the response, and has not stored the name
+            use = replace(use, key_name=self.names.title(use.owner), team=use.team or self.names.team(use.owner))
         return tuple(chain.from_iterable(part.used(use, response_id) for part in self.parts.values()))
 
     def release(self, response_id: str) -> None:

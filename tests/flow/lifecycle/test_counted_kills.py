@@ -27,6 +27,7 @@ from tests.support.stores import open_store
 
 pytestmark = pytest.mark.io
 
+ALICE = "sk-alice-0123456789"
 CLIENTS = 6
 UNENDED = "select count(*) from responses where ended_at is null"
 
@@ -40,10 +41,16 @@ def serve_with_short_hours(*arguments: str) -> None:
 
 @asynccontextmanager
 async def two_servers(store_at: str, folder: Path) -> AsyncIterator[list[ServerProcess]]:
-    known = ("brisk", "--heartbeat", "0.2", "--stale-after", "3600", "--no-sandbox", "--resume-interrupted")
+    (keys := folder / "keys").write_text(f"{ALICE} name=alice team=red\n")
+    keys.chmod(0o600)
+    quick = ("--heartbeat", "0.2", "--stale-after", "3600", "--no-sandbox", "--resume-interrupted")
+    known = ("brisk", *quick, "--api-key-file", str(keys))
     async with AsyncExitStack() as stack:
         opened = (serving_process(serve_with_short_hours, known, store_at, folder) for _ in range(2))
-        yield [await stack.enter_async_context(each) for each in opened]
+        servers = [await stack.enter_async_context(each) for each in opened]
+        for server in servers:
+            server.client.headers["Authorization"] = f"Bearer {ALICE}"
+        yield servers
 
 
 async def ask_until(stopped: asyncio.Event, servers: list[ServerProcess], seed: int, known: dict[str, Any]) -> None:
@@ -101,8 +108,9 @@ async def test_usage_is_the_sum_of_all_responses(
     assert known
     assert {name: usages[name] for name in known} == known
     expected = sum(map(tokens_in, usages.values()), Counter[str]())
-    await asyncio.to_thread(main, ["--store", store_at, "--by", "", "--since", "1d", "--json"])
+    await asyncio.to_thread(main, ["--store", store_at, "--by", "key,team", "--since", "1d", "--json"])
     (used,) = json.loads(capsys.readouterr().out)
+    assert (used["key"], used["team"]) == ("alice", "red")
     assert {name: used[name] for name in (*TOKENS, "requests")} == {
         name: expected[name] for name in (*TOKENS, "requests")
     }
