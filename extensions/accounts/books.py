@@ -91,7 +91,7 @@ class Books:
         logger.info("SIGHUP: the accounts were read again%s", change)
         if not change:
             decided("SIGHUP", "changed", "the accounts")
-        self.gate.accounts = accounts
+        self.gate.take(accounts)
         self._begin()
 
     def _begin(self) -> None:

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from decimal import Decimal
+from functools import cached_property
 from heapq import nlargest
 
 from penstock.api.http.auth import Keys
@@ -18,12 +18,13 @@ from penstock.extensions.accounts.spending import (
     Payer,
     Period,
     Spending,
+    day_of,
+    first_day,
     next_of,
     of_key,
     of_owner,
     of_team,
     payers_of,
-    start_of,
 )
 from penstock.pipeline.errors import BudgetSpent
 
@@ -33,6 +34,9 @@ HEADER = "x-penstock-budget"
 """The header of a warning, of answers to clients and of refusals."""
 
 TOKENS = "tokens"
+
+MOST_KNOWN = 10_000
+"""The most keys and teams whose bounds are remembered."""
 
 MOST_KEYS = 20
 """The most bounds to show of the budget that each key has."""
@@ -59,9 +63,14 @@ class Bound:
         whose = {"key": f"key {name}", "team": f"team {name}", "each-key": "this key", "all": "all keys"}[kind]
         return f"{self.most.normalize():f} {self.unit} of the {self.period} for {whose}"
 
+    @cached_property
+    def limit(self) -> float:
+        """The most, to compare."""
+        return float(self.most)
+
     def share(self, spending: Spending) -> float:
         """Return the fraction of it that was used."""
-        return self.spent(spending) / float(self.most)
+        return self.spent(spending) / self.limit
 
 
 def bounds_of(payer: Payer, budget: Budget, currency: str) -> Iterator[Bound]:
@@ -85,13 +94,20 @@ class Gate:
     spending: Spending
     accounts: Accounts
     clock: Callable[[], float] = time.time
-    _told: set[tuple[Bound, datetime]] = field(default_factory=set)
-    """The bounds of which the log says that they are spent, each with the begin of the period."""
+    _told: set[tuple[Bound, int]] = field(default_factory=set)
+    """The bounds of which the log says that they are spent, each with the first day of the period."""
+    _bounds: dict[Payer, Sequence[Bound]] = field(default_factory=dict)
+    """The bounds that were found by who pays."""
+
+    def take(self, accounts: Accounts) -> None:
+        """Have other budgets hold from now on."""
+        self.accounts = accounts
+        self._bounds.clear()
 
     async def check(self, owner: str) -> None:
         """Raise `BudgetSpent` if a budget that pays for the owner is spent."""
         for bound in self.bounds(owner):
-            if (spent := bound.spent(self.spending)) >= float(bound.most):
+            if (spent := bound.spent(self.spending)) >= bound.limit:
                 self._tell(bound, spent)
                 again = next_of(bound.period, self.clock())
                 raise BudgetSpent(str(bound), f"{again:%Y-%m-%d at %H:%M} UTC")
@@ -123,12 +139,18 @@ class Gate:
     def _named(self, payers: Iterable[tuple[str, Payer]]) -> Iterator[tuple[str, Bound]]:
         return ((whose, bound) for whose, payer in payers for bound in self._bounds_of(payer))
 
-    def _bounds_of(self, payer: Payer) -> Iterator[Bound]:
-        if (budget := self.accounts.budgets.of(*payer)) is not None:
-            yield from bounds_of(payer, budget, self.accounts.currency)
+    def _bounds_of(self, payer: Payer) -> Sequence[Bound]:
+        found = self._bounds.get(payer)
+        if found is None:
+            if len(self._bounds) > MOST_KNOWN:
+                self._bounds.clear()
+            budget = self.accounts.budgets.of(*payer)
+            found = self._bounds[payer] = () if budget is None else (*bounds_of(payer, budget, self.accounts.currency),)
+        return found
 
     def _tell(self, bound: Bound, spent: float) -> None:
-        told = (bound, start_of(bound.period, self.clock()))
+        today = day_of(self.clock())
+        told = (bound, first_day(bound.period, today))
         if told not in self._told:
-            self._told = {each for each in self._told if each[1] == start_of(each[0].period, self.clock())} | {told}
+            self._told = {each for each in self._told if each[1] == first_day(each[0].period, today)} | {told}
             logger.warning("The budget of %s is spent: %g %s were used", bound, spent, bound.unit)

@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from penstock.services.store.database import SHARED, Statement, Value, placeholders
+from penstock.pipeline.tasks import MANY_VALUES, apart
+from penstock.services.store.database import SHARED, Row, Statement, Value, placeholders
 from penstock.services.store.parts import StorePart
 from penstock.services.store.rows import model_column
 from penstock.services.use import Use
@@ -240,13 +241,19 @@ class Ledger(StorePart):
             found=" and ".join(found),
             group_by=f"group by {', '.join(groups)}" if groups else "having count(*) > 0",
         )
-        sums: dict[Sum, Sum] = {}
-        for row in await self.context.read(query, *values):
-            named = dict(zip(by or ("",), row, strict=False))
-            counted, cost = row[len(named) : -1], row[-1]
-            group = _group(named)
-            sums[group] = sums.get(group, group) + Sum(**dict(zip(COUNTED, counted, strict=True)), cost=cost)
-        return sorted(sums.values(), key=lambda one: [_key(one, word) for word in by])
+        rows = await self.context.read(query, *values)
+        return await apart(len(rows) > MANY_VALUES, _summed, rows, by)
+
+
+def _summed(rows: Sequence[Row], by: Sequence[str]) -> Sequence[Sum]:
+    """Return the sums of rows, of which several may be of one month."""
+    sums: dict[Sum, Sum] = {}
+    for row in rows:
+        named = dict(zip(by or ("",), row, strict=False))
+        counted, cost = row[len(named) : -1], row[-1]
+        group = _group(named)
+        sums[group] = sums.get(group, group) + Sum(**dict(zip(COUNTED, counted, strict=True)), cost=cost)
+    return sorted(sums.values(), key=lambda one: [_key(one, word) for word in by])
 
 
 def _group(named: Mapping[str, Any]) -> Sum:

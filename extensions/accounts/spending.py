@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import reduce
+from datetime import UTC, datetime
+from functools import lru_cache, reduce
 from threading import Lock
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -54,7 +54,7 @@ class _Note(NamedTuple):
     """A use that was noted here, and not read since."""
 
     payers: Sequence[Payer]
-    day: datetime
+    day: int
     spent: Spent
 
 
@@ -62,22 +62,32 @@ class _Note(NamedTuple):
 class _Read:
     """The amounts of the ledger at the last read: of its day, and of the month before that day."""
 
-    day: datetime
+    day: int
     earlier: Mapping[Payer, Spent] = field(default_factory=dict)
     earlier_at: float = float("-inf")
     today: Mapping[Payer, Spent] = field(default_factory=dict)
 
 
-def start_of(period: Period, at: float) -> datetime:
-    """Return the begin of the day or the month of UTC that has a time, in seconds since 1970."""
-    day = datetime.fromtimestamp(at, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return day if period == "day" else day.replace(day=1)
+DAY = 86_400
+"""Seconds of a day."""
+
+
+def day_of(at: float) -> int:
+    """Return the day of UTC that has a time in seconds since 1970, as the number of days since then."""
+    return int(at // DAY)
+
+
+@lru_cache(maxsize=16)
+def first_day(period: Period, day: int) -> int:
+    """Return the first day of the day or the month that has a day."""
+    return day if period == "day" else day + 1 - datetime.fromtimestamp(day * DAY, UTC).day
 
 
 def next_of(period: Period, at: float) -> datetime:
     """Return the begin of the next day or month of UTC."""
-    begin = start_of(period, at)
-    return begin + timedelta(days=1) if period == "day" else (begin + timedelta(days=32)).replace(day=1)
+    first = first_day(period, day_of(at))
+    later = first + 1 if period == "day" else first_day("month", first + 31)
+    return datetime.fromtimestamp(later * DAY, UTC)
 
 
 ALL: Payer = ("all", "")
@@ -109,16 +119,16 @@ class Spending:
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.time) -> None:
         self._ledger, self._clock = ledger, clock
-        self._read = _Read(start_of("day", clock()))
+        self._read = _Read(day_of(clock()))
         self._notes: dict[str, _Note] = {}
-        self._noted: dict[datetime, dict[Payer, Spent]] = {}
+        self._noted: dict[int, dict[Payer, Spent]] = {}
         """The sums of the notes by day."""
         self._lock = Lock()  # uses are noted in threads, too
 
     def note(self, use: Use, cost: float | None) -> None:
         """Note a use that is being written; one that is written again counts once."""
         spent = Spent(use.input_tokens + use.output_tokens, cost or 0.0)
-        note = _Note(payers_of(use.owner, use.key_name, use.team), start_of("day", use.at), spent)
+        note = _Note(payers_of(use.owner, use.key_name, use.team), day_of(use.at), spent)
         with self._lock:
             if use.id not in self._notes:
                 self._notes[use.id] = note
@@ -129,12 +139,11 @@ class Spending:
 
     def of(self, payer: Payer, period: Period) -> Spent:
         """Return what was used in the day or the month of now."""
-        now = self._clock()
-        begin = start_of(period, now)
+        first = first_day(period, day_of(self._clock()))
         with self._lock:
             read = self._read
-            counted: list[Mapping[Payer, Spent]] = [noted for day, noted in self._noted.items() if day >= begin]
-            if read.day >= begin:
+            counted: list[Mapping[Payer, Spent]] = [noted for day, noted in self._noted.items() if day >= first]
+            if read.day >= first:
                 counted += [read.today] if period == "day" else [read.earlier, read.today]
             found = [each[payer] for each in counted if payer in each]
         return reduce(Spent.plus, found, Spent())
@@ -142,14 +151,14 @@ class Spending:
     async def read(self) -> None:
         """Read the ledger; raises `StoreFailed`."""
         now, before = self._clock(), self._read
-        day, month = start_of("day", now), start_of("month", now)
+        day = day_of(now)
         with self._lock:
             notes = set(self._notes)  # the ledger waits until these are written
             is_late = any(note.day < day for note in self._notes.values())
         earlier, at = before.earlier, before.earlier_at
         if is_late or day != before.day or now - at > EARLIER_EVERY:
-            earlier, at = await self._sums(month, day), now
-        today = await self._sums(day, next_of("day", now))
+            earlier, at = await self._sums(first_day("month", day), day), now
+        today = await self._sums(day, day + 1)
         with self._lock:
             self._read = _Read(day, earlier, at, today)
             self._notes = {name: note for name, note in self._notes.items() if name not in notes}
@@ -157,10 +166,10 @@ class Spending:
             for note in self._notes.values():
                 self._count(note)
 
-    async def _sums(self, since: datetime, until: datetime) -> Mapping[Payer, Spent]:
+    async def _sums(self, since: int, until: int) -> Mapping[Payer, Spent]:
         if since == until:
             return {}
-        sums = await self._ledger.sums(since.timestamp(), until.timestamp(), ("team", "owner", "key_name"))
+        sums = await self._ledger.sums(since * DAY, until * DAY, ("team", "owner", "key_name"))
         return await apart(len(sums) > MANY_VALUES, _by_payer, sums)
 
     async def follow(self) -> None:

@@ -109,6 +109,7 @@ def test_settings_without_a_mistake_pass(capfd: Any, tmp_path: Path) -> None:
         "address",
         "store",
         "clock",
+        "accounts",
         "mcp",
         "sandbox",
         "tools",
@@ -185,6 +186,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("address", {"host": "192.0.2.1"}, "--host 192.0.2.1 --port"),
     ("store clock", {"store": "/dev/null/store"}, "/dev/null/store"),
     ("keys", {"limits": "limits.toml"}, "--limits limits.toml: No such file"),
+    ("accounts", {"accounts": "a.toml"}, "--accounts needs a store"),
+    ("accounts", {"accounts": "a.toml", "store": "store.sqlite3"}, "--accounts a.toml: No such file"),
     (
         "keys",
         {"api_key_file": "limited.txt"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import msgspec
 from aiohttp import web
@@ -16,7 +16,7 @@ from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.query import Choice, Number
 from penstock.extensions.accounts.books import Books
 from penstock.extensions.accounts.ledger import Ledger, Sum
-from penstock.extensions.accounts.spending import next_of, start_of
+from penstock.extensions.accounts.spending import DAY, day_of, next_of
 from penstock.pipeline.distribution import own_version
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.tasks import MANY_VALUES, apart
@@ -92,8 +92,8 @@ class Usage:
         """Describe what was used on the latest days, and how full the budgets are."""
         count, by = DAYS.read(request), _COLUMNS[BY.read(request)]
         now = self.clock()
-        days = [start_of("day", now) - timedelta(days=before) for before in range(count - 1, -1, -1)]
-        sums = await self.ledger.sums(days[0].timestamp(), next_of("day", now).timestamp(), ("day", by))
+        days = range(day_of(now) + 1 - count, day_of(now) + 1)
+        sums = await self.ledger.sums(days.start * DAY, days.stop * DAY, ("day", by))
         groups = await apart(len(sums) > MANY_VALUES, grouped, sums, days, by)
         books = self.books
         is_long = books is not None and len(books.keys.all) > MANY_VALUES
@@ -103,19 +103,18 @@ class Usage:
                 own_version(),
                 keeps=self.keeps,
                 currency=books.accounts.currency if books and books.accounts.prices else None,
-                days=[f"{day:%Y-%m-%d}" for day in days],
+                days=[f"{datetime.fromtimestamp(day * DAY, UTC):%Y-%m-%d}" for day in days],
                 groups=groups,
                 budgets=budgets,
             )
         )
 
 
-def grouped(sums: Iterable[Sum], days: Sequence[datetime], by: str) -> Sequence[Group]:
+def grouped(sums: Iterable[Sum], days: range, by: str) -> Sequence[Group]:
     """Return the largest groups, and the sum of the rest as the last one."""
-    places = {int(day.timestamp()): place for place, day in enumerate(days)}
     found: dict[str, dict[int, Sum]] = {}
     for each in sums:
-        of_group, place = found.setdefault(getattr(each, by), {}), places[each.at]
+        of_group, place = found.setdefault(getattr(each, by), {}), each.at // DAY - days.start
         of_group[place] = of_group[place] + each if place in of_group else each
     names = sorted(found, key=lambda name: (-sum(map(_tokens, found[name].values())), name))
     rest: dict[int, Sum] = {}
@@ -154,7 +153,7 @@ def budgets_now(books: Books, now: float) -> Sequence[BudgetNow]:
             most=float(bound.most),
             spent=bound.spent(books.spending),
             warn=bound.warn,
-            until=next_of(bound.period, now).astimezone(UTC).isoformat(),
+            until=next_of(bound.period, now).isoformat(),
         )
         for whose, bound in books.gate.all_bounds()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from penstock.extensions.accounts.accounts_file import Accounts
 from penstock.extensions.accounts.books import Books
 from penstock.extensions.accounts.budgets import HEADER, Gate
 from penstock.extensions.accounts.ledger import Ledger, Sum
-from penstock.extensions.accounts.spending import EARLIER_EVERY, Spending, next_of, start_of
+from penstock.extensions.accounts.spending import EARLIER_EVERY, Spending, day_of, first_day, next_of
 from penstock.pipeline.errors import BudgetSpent, StoreFailed
 from penstock.services.use import Use
 
 NOON = datetime(2026, 11, 30, 12, tzinfo=UTC).timestamp()
-DAY = 86_400.0
+DAY = 86_400
 
 CI, WEB, OTHER = "the-key-of-ci-01", "the-key-of-web-1", "a-key-without-name"
 
@@ -166,7 +166,8 @@ def is_spent(uses: list[tuple[float, str, int]], key: str, now: float) -> bool:
     def used(whose: set[str], begin: datetime) -> int:
         return sum(tokens for at, by, tokens in uses if by in whose and at >= begin.timestamp())
 
-    day, month = start_of("day", now), start_of("month", now)
+    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    month = day.replace(day=1)
     everybody = {CI, WEB, OTHER}
     spent = used({key}, day) >= 25 or used(everybody, day) >= 60 or used(everybody, month) >= 90
     if key == CI:
@@ -220,7 +221,7 @@ async def test_day_and_month_begin_anew_at_midnight(reads: bool) -> None:
             assert not await server.lets(CI)
         time.now = midnight
         assert await server.lets(CI)
-    assert start_of("month", time.now).month == 12
+    assert datetime.fromtimestamp(time.now, UTC).month == 12
 
 
 async def test_what_other_servers_have_used_before_today_counts_in_the_month() -> None:
@@ -243,7 +244,7 @@ async def test_what_other_servers_have_used_before_today_counts_in_the_month() -
 
 
 async def test_use_of_yesterday_that_is_written_today_counts_in_the_month() -> None:
-    time = Time(start_of("day", NOON).timestamp() + 1)
+    time = Time(NOON - DAY / 2 + 1)
     server = Server(FakeLedger(), time, {"all": {"month-tokens": 10}})
     await server.spending.read()
     late = Use(id="late", model="m", api="chat", at=time.now - 2, output_tokens=10)
@@ -317,7 +318,8 @@ def test_days_and_months_begin_at_midnight_of_utc(now: str, day: str, month: str
     at = datetime.fromisoformat(f"{now}Z").timestamp()
     assert next_of("day", at) == datetime.fromisoformat(f"{day}T00:00Z")
     assert next_of("month", at) == datetime.fromisoformat(f"{month}T00:00Z")
-    assert start_of("day", at) == next_of("day", at) - timedelta(days=1)
+    assert first_day("day", day_of(at)) == day_of(at)
+    assert (first_day("month", day_of(at)) - 1) * DAY < at
 
 
 # The file is read again
