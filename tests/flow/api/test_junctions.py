@@ -210,6 +210,7 @@ OPENERS = {
     "api/socket/connection.py": "GET /v1/responses",
     "api/dialects/responses/routes.py": "POST /v1/responses/compact, and the background",
     "extensions/workbench/live/live.py": "POST /live/watch",
+    "extensions/batches/answering.py": "the lines of batches",
 }
 """The modules of a server that open a pipeline, or prepare a response, with the ways that lead there."""
 

@@ -46,6 +46,7 @@ REASONS = {
     r"llm\.example\.com|localhost:8000/toy": "tests/live/deploy and tests/examples run it, at another address",
     r"^curl .*/live/": "tests/flow/api/test_live.py sends it, with the key of an operator",
     r"^curl .*(-F|report\.pdf)": "tests/live/clients/test_files.py sends files",
+    r"^(URL|FILE|BATCH)=|^echo '\{\"custom_id\"|^curl -s \$URL": "tests/live/clients/test_batches.py sends the same",
     r"^python ask\.py": "tests/flow/test_start_page.py runs it",
     r"^(python fixtures/|SDIST|\.venv/bin/python|python -m|git archive|cd release|pytest )": "for those who work on it",
 }
