@@ -617,6 +617,23 @@ async def test_limits_of_tokens_count_what_an_answer_says(tmp_path: Path, answer
     assert statuses == [200, 200, 429 if counts else 200]
 
 
+@pytest.mark.parametrize(
+    ("path", "api"), [(EMBEDDINGS, "embeddings"), ("/v1/rerank", "rerank"), ("/pooling", "pooling")]
+)
+async def test_answers_are_noted_with_their_tokens(tmp_path: Path, path: str, api: str) -> None:
+    async with passing(tmp_path, "any") as (served, [other]):
+        other.answer = always(lambda: web.json_response(USAGE | LONG_ANSWER))
+        for request_id in ("one", "one", "other"):  # the client's name is no name of a use
+            headers = {"X-Request-Id": request_id}
+            async with served.client.post(served.url + path, json={"model": "my-any"}, headers=headers) as answer:
+                await answer.read()
+        other.answer = always(lambda: web.json_response({"error": {"message": "No."}}, status=400))
+        await served.post({"model": "any"}, path)
+        await served.store.writer.flushed()
+        noted = await served.store.context.read("select model, api, input_tokens, output_tokens from ledger")
+    assert list(map(tuple, noted)) == [("any", api, 60, 0)] * 3
+
+
 @pytest.mark.parametrize("path", [EMBEDDINGS, "/v1/audio/transcriptions"])
 async def test_body_that_is_too_large_is_refused(tmp_path: Path, path: str) -> None:
     async with passing(tmp_path, "any", max_body_bytes=len(SOUND)) as (served, [other]):
