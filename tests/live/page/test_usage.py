@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from tests.support.server import Server, script
 
 DAYS = 30
 HOSTILE = "<img src=x onerror=\"document.title = 'run'\"> {{script}}"
+PICTURED = {"ci": "infra", "notebook": "research", "web": "infra", "agents": "research"}
 NAMES = {"ci": "infra", "notebook": "research", "web": "infra", HOSTILE: ""}
 FILE = """
 [prices."big*"]
@@ -45,10 +46,10 @@ month-money = 100_000
 """
 
 
-def uses(now: float) -> Iterator[Use]:
+def uses(now: float, names: Mapping[str, str] = NAMES) -> Iterator[Use]:
     """A use of each key on each day: the first one uses the most."""
     for before in range(DAYS):
-        for number, (name, team) in enumerate(NAMES.items()):
+        for number, (name, team) in enumerate(names.items()):
             yield Use(
                 id=f"resp_{before}_{number}",
                 owner=f"{number}" * 64,
@@ -65,7 +66,9 @@ def uses(now: float) -> Iterator[Use]:
 
 
 @contextmanager
-def served(folder: Path, *, has_file: bool = True, **options: Any) -> Iterator[Server[ScriptedEngine]]:
+def served(
+    folder: Path, *, has_file: bool = True, names: Mapping[str, str] = NAMES, **options: Any
+) -> Iterator[Server[ScriptedEngine]]:
     (folder / "accounts.toml").write_text(FILE)
     changes = {"accounts": folder / "accounts.toml"} if has_file else {}
     options.setdefault("keys", Keys(given=["a-key-of-sixteen-or-more name=ci team=infra"], operator=KEY))
@@ -74,7 +77,7 @@ def served(folder: Path, *, has_file: bool = True, **options: Any) -> Iterator[S
     with in_own_thread(opened) as (loop, server):
 
         async def note() -> None:
-            await asyncio.gather(*filter(None, [server.store.used(use) for use in uses(time.time())]))
+            await asyncio.gather(*filter(None, [server.store.used(use) for use in uses(time.time(), names)]))
 
         asyncio.run_coroutine_threadsafe(note(), loop).result(PATIENCE)
         yield server
@@ -217,12 +220,13 @@ def test_page_is_accessible_and_fits(url: str, pages: Pages, scheme: Any, width:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_picture_of_the_page_is_taken(
-    url: str, pages: Pages, scheme: Any, request: pytest.FixtureRequest, tmp_path: Path
+    pages: Pages, scheme: Any, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """With ``--screenshot``, the pictures are kept beside that path, for the page about it."""
     wanted = request.config.getoption("--screenshot")
     path = (wanted.parent if wanted else tmp_path) / f"usage_{scheme}.png"
-    page = pages.open(url, color_scheme=scheme, viewport={"width": 1440, "height": 800})
-    expect(page.locator("#groups tr")).to_have_count(len(NAMES))
-    page.screenshot(path=path)
+    with served(tmp_path, names=PICTURED) as server:
+        page = pages.open(f"{server.url}/usage", color_scheme=scheme, viewport={"width": 1440, "height": 800})
+        expect(page.locator("#groups tr")).to_have_count(len(PICTURED))
+        page.screenshot(path=path)
     assert 20_000 < path.stat().st_size < 300_000
