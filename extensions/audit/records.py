@@ -29,7 +29,7 @@ VERBS = {
 """The last words of routes that say what is done to the object before them."""
 
 METHODS = {"DELETE": "delete", "GET": "list", "HEAD": "list", "PATCH": "update", "POST": "create", "PUT": "update"}
-"""What is done to a collection, by the method of a request; one of its objects is read or updated."""
+"""The actions on a collection, by the method of a request; one of its objects is read or updated instead."""
 
 _OF_ONE = {"create": "update", "list": "read"}
 
@@ -70,7 +70,7 @@ def line_of_request(record: logging.LogRecord) -> bytes | None:
     if not (isinstance(status, int) and isinstance(route, str) and isinstance(method, str)):
         return None
     action, kind = action_of(method, route)
-    if "ended" not in fields:  # a response that a WebSocket has asked for
+    if "ended" not in fields:  # a response of a WebSocket
         action = "create"
     elif status == HTTPStatus.SWITCHING_PROTOCOLS:
         action = "connect"
@@ -85,7 +85,7 @@ def line_of_request(record: logging.LogRecord) -> bytes | None:
         **{name: fields.get(name) for name in _COPIED},
         **ids_of(route, str(fields.get("path"))),
     }
-    if status == HTTPStatus.TOO_MANY_REQUESTS:  # it names the limit or the budget, and quotes nobody
+    if status == HTTPStatus.TOO_MANY_REQUESTS:  # it names the limit or the budget, and quotes no client
         line["reason"] = fields.get("reason")
     return _encoded(line)
 

@@ -67,7 +67,7 @@ def checked_address(url: str) -> str:
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """What is read of a discovery document."""
+    """The parts of a discovery document that count here."""
 
     issuer: str
     jwks_uri: str

@@ -42,7 +42,7 @@ class _Table(BaseModel):
 
 
 class Grant(_Table):
-    """What holds for the owners whose claim has a certain value."""
+    """The team, limits, models and tools of owners whose claim has a certain value."""
 
     team: Text | None = None
     limits: Text | None = None
@@ -61,7 +61,7 @@ class Issuer(_Table):
     skew: Annotated[Duration, Field(le=600)] = 60.0
     """Seconds by which the clocks of issuer and server may differ."""
     type: Literal["at+jwt"] | None = None
-    """The type of token that is asked for; None for access tokens and others, such as those of identity."""
+    """The only type of token that is taken; None for access tokens and others, such as those of identity."""
     jwks: Address | None = None
     """The URL of the keys; None to ask the issuer for it."""
     owner: Text = "sub"
@@ -72,7 +72,7 @@ class Issuer(_Table):
     require: dict[str, OneOrMore] = {}
     """The values of which a claim must have one."""
     claims: dict[str, dict[str, Grant]] = {}
-    """What the values of claims give: the first one counts that a token has."""
+    """Grants by claim and value: the first one counts that a token has."""
 
 
 class _File(_Table):

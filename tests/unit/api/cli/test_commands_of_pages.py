@@ -35,7 +35,7 @@ REASONS = {
     r"vllm (serve|bench)|^llama-server": "another server's own program",
     r"^(pg_dump|pg_restore|test -s|\(umask)": "tests/flow/lifecycle/test_backup.py runs it",
     r"^(python3 -m|\S*/(pip|python -m uv) |pip |uvx|uv tool|/opt/)": "test_wheel.py and tests/live/image install",
-    r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
+    r"^(export|source|ls|openssl|done|for gpu|pgrep|kill|jq|PENSTOCK_\w+=\.\.\.$|mkdir)": "of the shell",
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
     r"penstock serve \[|penstock serve \.\.\.": "a form",
     r"penstock diff .*--against": "tests/flow/api/test_against.py runs it",
