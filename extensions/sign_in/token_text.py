@@ -1,7 +1,7 @@
 """The text of a bearer token (JWT), read strictly before anything of it is trusted.
 
-Nothing here checks a signature: what is read decides only which issuer has to have signed it, and what is refused at once.  The
-names are those of RFC 7515 and RFC 7519.
+Nothing here checks a signature: what is read decides only which issuer has to have signed it, and what is refused at
+once.  The names are those of RFC 7515 and RFC 7519.
 """
 
 from __future__ import annotations
