@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.dialects.named import spoken
+from penstock.api.peers import Peers
+from penstock.api.resources.resources import ServerParts
+from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.batches.answering import Answering
 from penstock.extensions.batches.batch import LineAnswer
 from penstock.extensions.batches.line_runs import LineRequest
 from penstock.extensions.batches.places import Rule
-from penstock.extensions.batches.yielding import PRIORITY, Yielding
+from penstock.extensions.batches.yielding import PRIORITY, HoldLines, Yielding
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineOverloaded, ServerStopping
+from penstock.pipeline.frames import ParsedFrame, ResolvedRequest
+from penstock.pipeline.halfway import handed_over
+from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.slots import LINES, Slots
 from penstock.services.store.database import NullDatabase
+from penstock.services.tools import Toolbox
 from penstock.stages.optional.admit import Admit, Places
+from penstock.stages.responses import responses_pipeline, text_stages
 from tests.support.api_clients import wait_until
 from tests.support.server import HELLO, Server, running_server, script
+from tests.support.several import says, several_models
 from tests.support.stepping_engine import SteppingEngine
 
 BODY: dict[str, Any] = {"input": "Hi", "store": False}
@@ -347,3 +359,72 @@ def test_rule_leaves_places_to_others(places: int, reserve: int | None, beside: 
         assert 0 <= most <= max(0, places - others)
         assert beside is None or most <= beside
         assert most <= rule.most(places, others - 1)
+
+
+async def test_each_model_has_places_for_lines_of_its_own(tmp_path: Path) -> None:
+    engines = {name: says("la " * 9, context_length=4000) for name in ("one", "two")}
+    for engine in engines.values():
+        engine.hold(1)
+    async with several_models(tmp_path, engines) as served:
+        yielding = Yielding(served.scheduler, Rule(beside=0), at_once=2)
+        parts = ServerParts(served.settings, served.scheduler, Toolbox(), Peers(), dialects=spoken())
+        answering = Answering(parts, yielding)
+        assert (yielding.room(), yielding.room("one")) == (6, 3)
+        lines = [
+            asyncio.create_task(
+                answering.answer(
+                    LineRequest(
+                        id=f"batch_a:{number}",
+                        owner="",
+                        key_name="",
+                        team="",
+                        path="/v1/responses",
+                        body=json.dumps(BODY | {"model": name}).encode(),
+                    )
+                )
+            )
+            for number, name in enumerate(("one", "one", "one", "two"))
+        ]
+        await wait_until(lambda: [engine.running for engine in engines.values()] == [2, 1])
+        assert (yielding.room(), yielding.room("one"), yielding.room("two")) == (2, 0, 2)
+        other = asyncio.create_task(served.post({**BODY, "model": "one"}))
+        await wait_until(lambda: [engine.running for engine in engines.values()] == [1, 1])
+        for engine in engines.values():
+            engine.say_all()
+        assert (await other)[0] == 200
+        for line in lines:
+            assert (await line).status == 200
+        assert {prompt.facts.model for prompt in engines["one"].prompts} == {"upstream"}
+
+
+async def test_lines_of_a_backend_of_texts_wait_before_their_turn() -> None:
+    backend: Any = Texts()
+    async with running_server(SteppingEngine(script(HELLO)), NullDatabase()) as served:
+        texts = responses_pipeline(text_stages(), backend, served.scheduler.runs)
+        scheduler = Scheduler(texts, backend, served.scheduler.runs, served.store)
+        yielding = Yielding(scheduler, Rule(), at_once=1)
+        names = yielding.edit(texts.following("normalize")).names()
+        assert names[names.index("hold lines") + 1] == "parse"
+        holding = HoldLines(yielding)
+        held = [holding(handed_over([SimpleNamespace(facts=served_facts(str(number)))])) for number in range(2)]
+        assert await anext(held[0])
+        waiting = asyncio.create_task(anext(held[1]))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        await held[0].aclose()
+        assert await waiting
+        await held[1].aclose()
+
+
+class Texts(ScriptedEngine):
+    """A backend of texts."""
+
+    async def answer(self, source: AsyncIterator[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:
+        async for _ in source:
+            raise NotImplementedError
+            yield
+
+
+def served_facts(response_id: str) -> Any:
+    return SimpleNamespace(response_id=response_id, model="tiny")
