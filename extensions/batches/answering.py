@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from penstock.api.http.access_log import STARTED
 from penstock.api.http.auth import OWNER
 from penstock.api.http.conventions import REQUEST_ID
 from penstock.api.http.errors import PASSING, answer_to
+from penstock.api.http.held_bytes import HeldBody, HeldBytes, Pool
 from penstock.api.http.lines import LINE, USE
 from penstock.api.http.request_body import release
 from penstock.api.http.wire import Reading
@@ -126,6 +128,7 @@ class Answering:
         return LineApi(
             parts.scheduler,
             peers=Alone(),
+            held=room_for_all(),
             recorded_if=parts.settings.recorded_if,
             dialects=parts.dialects,
             yielding=self._yielding,
@@ -199,6 +202,21 @@ class LineEdge(Edge):
             yield first
             async for event in events:
                 yield event
+
+
+class Boundless(Pool):
+    """The bytes of lines, which are held already: their number is bounded."""
+
+    def take(self, body: HeldBody, count: int, most: int) -> None:
+        """Count bytes of a body, for which there is room."""
+        super().take(body, count, sys.maxsize)
+
+
+def room_for_all() -> HeldBytes:
+    """Return what counts the bytes of lines."""
+    held = HeldBytes()
+    held.bodies, held.large = Boundless(0.0), Boundless(0.0)
+    return held
 
 
 class Alone(Peers):

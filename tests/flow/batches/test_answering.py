@@ -226,6 +226,19 @@ async def test_cancelled_line_ends_its_generation(tmp_path: Path) -> None:
         assert yielding.room() == Yielding(served.scheduler, Rule()).room()
 
 
+async def test_large_lines_wait_together(tmp_path: Path) -> None:
+    engine = PacedEngine(script())
+    engine.hold(1)
+    async with running_server(engine, tmp_path) as served:
+        parts = replace(served.parts, settings=DEFAULTS.model_copy(update={"max_body_bytes": 3 * 2**20}))
+        asking = Answering(parts, Yielding(served.scheduler, Rule(), at_once=1))
+        padded = json.dumps({"input": "Hi", "store": False}).encode() + b" " * (2 * 2**20)
+        tasks = [asyncio.create_task(asking.answer(line(RESPONSES, padded, owner="o"))) for _ in range(9)]
+        await wait_until(lambda: engine.running == 1)
+        engine.say_all()
+        assert {(await task).status for task in tasks} == {200}
+
+
 async def test_stopping_server_gives_a_line_no_answer(tmp_path: Path) -> None:
     engine = PacedEngine(script())
     engine.hold(1)
