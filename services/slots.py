@@ -23,7 +23,7 @@ LINES = "*lines"
 
 
 class Load(NamedTuple):
-    """What is known of the use of slots, those of other processes included."""
+    """The use of slots, as far as it is known, those of other processes included."""
 
     others: int
     """Slots that others than lines hold, or wait for."""

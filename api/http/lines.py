@@ -1,4 +1,4 @@
-"""What a handler knows of a request that no client has sent: the line of a batch."""
+"""The line of a batch as a request that no client has sent: its id, and its use of another server."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ LINE: web.RequestKey[str] = web.RequestKey("line", str)
 """The id of the line."""
 
 USE: web.RequestKey[Use] = web.RequestKey("use", Use)
-"""What the answer of another server to the line has used."""
+"""The use of the answer of another server to the line."""

@@ -33,7 +33,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rule:
-    """How many places lines may take: a ``reserve`` stays free, and no more than ``beside`` are beside others."""
+    """A rule for the places that lines may take: a ``reserve`` stays free, and at most ``beside`` run beside others."""
 
     reserve: int | None = None
     """By default an eighth, and at least one if there are several."""
