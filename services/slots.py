@@ -55,7 +55,7 @@ class Slots:
         """The least of these numbers at the last grant: an owner that comes back begins there."""
         self._waiting: dict[str, dict[Hashable, Callable[[], None]]] = {}
         self.when_changed: Callable[[], None] = _unnoticed
-        """Called when a slot was asked for or given back."""
+        """Called when a slot is wanted or given back."""
 
     def part(self, total: int) -> int:
         """Return the part of this process in a total: here, all."""

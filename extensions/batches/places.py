@@ -19,14 +19,14 @@ AHEAD = 4
 
 @dataclass(eq=False)
 class Turn:
-    """A turn of a line at an engine: it waits, runs, is asked to pause, and waits again."""
+    """A turn of a line at an engine: it waits, runs, has to pause, and waits again."""
 
     response_id: str
     can_pause: bool = False
     is_asked: bool = False
     """True if it is to pause."""
     is_cancelled: bool = False
-    """True if the engine has been told: it ends the generation with all tokens so far."""
+    """True if the engine ends the generation, with all tokens so far."""
     begin: asyncio.Future[None] | None = None
     """Done when it may run; None while it does."""
 

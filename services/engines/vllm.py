@@ -64,7 +64,7 @@ ANYTHING = r"start: /(.|\n)*/"
 """A grammar that matches any text."""
 
 LINE_STEP = 32
-"""The tokens of a line of a batch that are read at once: nobody sees them come."""
+"""The tokens of a line of a batch that are read at once: no client sees them come."""
 
 _TOO_LONG = re.compile(r"prompt \(length (\d+)\)")
 """vLLM's message about a prompt longer than the context.  Nothing else identifies this error."""
