@@ -30,7 +30,7 @@ from penstock.server import running
 from penstock.services.tools import Toolbox
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
 
-ROUNDS, REQUESTS = 8, 60
+ROUNDS, REQUESTS = 6, 25
 """Rounds, in each of which so many requests are sent with a batch, and without."""
 
 WORDS, ANSWER, LINE = 300, 16, 400
