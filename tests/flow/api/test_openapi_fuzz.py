@@ -40,6 +40,8 @@ STREAMS: dict[str, Callable[[bytes], Any]] = {
 """Readers of streams, which check their framing, by paths; the others are those of the Responses API."""
 
 
+RESOURCES = ("batches", "uploads")
+
 KNOWN: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 """Values that a server knows, so that those of the other parameters count."""
 
@@ -52,7 +54,11 @@ class Target:
         response = self.ask("POST", "/v1/responses", b'{"input": "Hi"}')[2]["id"]
         items = b'{"items": [{"role": "user", "id": "msg_0", "content": "Hi"}]}'
         self.conversation: str = self.ask("POST", "/v1/conversations", items)[2]["id"]
-        self.ids = [response, self.conversation, "msg_0", "resp_0"]
+        batch = b'{"input_file_id": "file-0", "endpoint": "/v1/responses", "completion_window": "24h"}'
+        made = self.ask("POST", "/v1/batches", batch)[2]["id"]
+        upload = b'{"bytes": 1, "filename": "a", "mime_type": "text/plain", "purpose": "batch"}'
+        self.upload: str = self.ask("POST", "/v1/uploads", upload)[2]["id"]
+        self.ids = [response, self.conversation, "msg_0", "resp_0", made, self.upload]
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str, Any]:
         """Return status, content type and body of an answer; a stream is checked, and its body is None."""
@@ -91,7 +97,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Generator[Target, None, 
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         engine = ScriptedEngine(script(CALL))
-        served = running_server(engine, tmp_path_factory.mktemp("fuzz"))
+        served = running_server(engine, tmp_path_factory.mktemp("fuzz"), resources=RESOURCES)
         yield Target(runner, runner.run(stack.enter_async_context(served)))
         runner.run(stack.aclose())
 
@@ -150,7 +156,10 @@ def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
 def test_no_decision_causes_a_server_error(tmp_path: Path) -> None:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        target = Target(runner, runner.run(stack.enter_async_context(running_server(DecidingEngine(), tmp_path))))
+        target = Target(
+            runner,
+            runner.run(stack.enter_async_context(running_server(DecidingEngine(), tmp_path, resources=RESOURCES))),
+        )
         (content,) = target.description.operation("POST", "/v1/decisions")["requestBody"]["content"].values()
         wanted, answered = valid_values(target.description, content["schema"]), list[Any]()
 
@@ -177,7 +186,28 @@ def test_no_conversation_body_causes_a_server_error(target: Target, end: str) ->
     ask()
 
 
+@pytest.mark.parametrize("template", ["/v1/batches", "/v1/uploads", "/v1/uploads/{upload_id}/complete"])
+def test_no_batch_or_upload_causes_a_server_error(target: Target, template: str) -> None:
+    (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
+
+    @LONG
+    @given(any_body(valid_values(target.description, content["schema"])))
+    def ask(body: bytes) -> None:
+        target.check("POST", template, template.replace("{upload_id}", target.upload), body)
+
+    ask()
+
+
 PLAIN = [
+    ("GET", "/v1/messages/batches"),
+    ("GET", "/v1/messages/batches/{message_batch_id}"),
+    ("DELETE", "/v1/messages/batches/{message_batch_id}"),
+    ("POST", "/v1/messages/batches/{message_batch_id}/cancel"),
+    ("GET", "/v1/messages/batches/{message_batch_id}/results"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+    ("POST", "/v1/uploads/{upload_id}/cancel"),
     ("GET", "/health"),
     ("GET", "/ready"),
     ("GET", "/ping"),
