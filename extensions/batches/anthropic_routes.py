@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
@@ -133,20 +133,21 @@ class MessageBatches:
     @asynccontextmanager
     async def _creating(self, batch: StoredBatch) -> AsyncGenerator[None, None]:
         """Create a batch for the length of a block that adds its lines; if it fails, the batch does not stay."""
-        await self.room.stored.create(batch)
+        works = self.room.runner.works
+        works.creating.add(batch.id)
         try:
+            await self.room.stored.create(batch)
             yield
         except BaseException as error:
-            await shielded(self._undo(batch))
+            with suppress(StoreFailed, GivenUp):  # then a work of this server, or of another one, deletes it
+                await shielded(works.give_up(batch))
             if isinstance(error, GivenUp):
                 raise StoreFailed(
                     "The batch was not created: another server took it for lost. Send it again."
                 ) from error
             raise
-
-    async def _undo(self, batch: StoredBatch) -> None:
-        await self.room.stored.fail(batch.id, ())
-        await self.room.stored.delete(batch.id, batch.owner)
+        finally:
+            works.creating.discard(batch.id)
 
     def _lines(self, requests: Sequence[BatchedMessage], first: int) -> list[NewLine]:
         served = self.room.parts.scheduler.served

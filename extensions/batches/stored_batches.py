@@ -136,6 +136,11 @@ class StoredBatches(StorePart):
         await self._fenced(Statement(sql.FAIL, failed), *self._notes(batch_id, "failed"))
         await self.drop_lines(batch_id)
 
+    async def give_up(self, batch_id: str) -> None:
+        """Delete a batch whose client does not know of it.  Raises `GivenUp` as `add_lines` does."""
+        await self._fenced(Statement(sql.GIVE_UP, self._own(batch_id)))
+        await self.drop_lines(batch_id)
+
     async def get(self, batch_id: str, owner: str) -> StoredBatch | None:
         """Return a batch; None if there is none."""
         if not rows.can_exist(batch_id):

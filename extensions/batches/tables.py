@@ -150,6 +150,8 @@ FAIL = f"""
     where {_IS_VALIDATED}
 """
 
+GIVE_UP = f"delete from batches where {_IS_VALIDATED}"
+
 GET = f"select {COLUMNS} from batches where id = $1 and owner = $2"
 
 IS_SHOWN = "not (api = 'anthropic' and status = 'validating')"

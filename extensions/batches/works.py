@@ -43,6 +43,8 @@ class Works:
     validate: Validate
     output_line: OutputLine
     done: Callable[[], None]
+    creating: set[str] = field(default_factory=set)
+    """The batches of Anthropic's API whose lines a request adds here."""
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The works by the ids of their batches."""
 
@@ -65,7 +67,9 @@ class Works:
     def _work(self, each: OpenBatch) -> Callable[[StoredBatch], Awaitable[None]] | None:
         batch, is_elsewhere = each.batch, each.server_id not in (None, self._stored.context.server_id)
         if batch.status == "validating":
-            return None if is_elsewhere or batch.api == "anthropic" else self._validate
+            if is_elsewhere or batch.id in self.creating:
+                return None
+            return self._validate if batch.api == "openai" else self.give_up
         if batch.in_progress_at is None:
             return self._end
         if each.waits and early_end(batch):
@@ -99,6 +103,11 @@ class Works:
             except Exception:  # another attempt would end as this one
                 logger.exception("Batch %s could not be validated", batch.id)
                 await self._stored.fail(batch.id, [BatchError("server_error", "Internal error.")])
+
+    async def give_up(self, batch: StoredBatch) -> None:
+        """Delete a batch of Anthropic's API that could not be created: its client knows nothing of it."""
+        if await self._stored.claim_validation(batch.id):
+            await self._stored.give_up(batch.id)
 
     async def _close(self, batch: StoredBatch) -> None:
         kind = early_end(batch)

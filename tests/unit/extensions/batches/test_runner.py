@@ -262,6 +262,21 @@ async def test_cancelled_validation_ends_without_lines(store: Store) -> None:
     assert (over.status, over.total, over.cancelled, over.error_file_id) == ("cancelled", 0, 0, None)
 
 
+async def test_batch_of_anthropic_that_could_not_be_created_is_deleted(store: Store) -> None:
+    """A request adds its lines; if the store fails it, and the undoing as well, the server goes on with that."""
+    batch = a_batch(api="anthropic", id="msgbatch_1")
+    async with running_batches(store, Answers()) as running:
+        running.works.creating.add(batch.id)
+        await batches_of(store).create(batch)
+        await batches_of(store).add_lines(batch.id, lines(3))
+        await asyncio.sleep(0.2)
+        assert [each.batch.id for each in await batches_of(store).look()] == [batch.id]
+        running.works.creating.discard(batch.id)
+        while await batches_of(store).look():
+            await asyncio.sleep(0.01)
+    assert await store.context.read("select 1 from batch_lines") == []
+
+
 async def test_places_are_shared_by_weight(store: Store) -> None:
     limits = {"default": KeyLimits(), "heavy": KeyLimits(weight=3)}
     admission = Admission(tables=limits, name_of=lambda owner: "heavy" if owner == "bob" else "default")
