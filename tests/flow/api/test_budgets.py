@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import AsyncGenerator, Sequence
@@ -17,9 +18,10 @@ from penstock.api.cli.command_line import read_settings
 from penstock.api.http.auth import Keys
 from penstock.api.start.parts import preloaded
 from penstock.extensions.accounts import spending
-from penstock.extensions.accounts.accounts_file import UnusableAccounts
-from penstock.extensions.accounts.budgets import HEADER
+from penstock.extensions.accounts.accounts_file import Accounts, UnusableAccounts
+from penstock.extensions.accounts.budgets import HEADER, Gate
 from penstock.extensions.accounts.ledger import Ledger
+from penstock.pipeline.errors import BudgetSpent
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.use import Use
 from tests.support.api_clients import openai_client, wait_until
@@ -43,16 +45,18 @@ month-money = {most}
 
 
 @asynccontextmanager
-async def serving(where: Path | str, folder: Path, text: str, **options: Any) -> AsyncGenerator[Server[Any], None]:
+async def serving(
+    where: Path | str, folder: Path, text: str, beside: Sequence[str] = (), **options: Any
+) -> AsyncGenerator[Server[Any], None]:
     """A server of two keys with a file of accounts."""
     file = folder / "accounts.toml"
     write(file, text)
-    settings = read_settings([]).model_copy(update={"accounts": file})
+    settings = read_settings([]).model_copy(update={"accounts": file, "batch_at_once": 2})
     options.setdefault("engine", ScriptedEngine(script()))
     keys = Keys(given=[f"{CI} name=ci team=infra", f"{WEB} name=web team=infra"])
     engine = options.pop("engine")
     async with running_server(
-        engine, where, keys=keys, settings=settings, resources=("accounts",), **options
+        engine, where, keys=keys, settings=settings, resources=("accounts", *beside), **options
     ) as served:
         yield served
 
@@ -191,6 +195,56 @@ async def test_responses_that_run_or_wait_go_on(tmp_path: Path) -> None:
 
             while await status() != "completed":
                 pass
+
+
+async def test_lines_of_batches_wait_for_the_next_budget(tmp_path: Path) -> None:
+    """A batch that began before is not failed: it goes on with the next day, month or larger budget."""
+    engine = PacedEngine(script())
+    engine.hold()
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/responses", "body": {"input": "Hi"}}
+        for number in range(5)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    opened = serving(tmp_path, tmp_path, FILE.format(most=1), ("batches", "files"), engine=engine)
+    async with opened as served, openai_client(served.url, CI) as client:
+        gate = served.scheduler.admission.gates[0]
+        assert isinstance(gate, Gate)
+        check, refused = gate.check, list[str]()
+
+        async def counted(owner: str) -> None:
+            try:
+                await check(owner)
+            except BudgetSpent:
+                refused.append(owner)
+                raise
+
+        gate.check = counted  # type: ignore[method-assign]
+        file = await client.files.create(file=("lines.jsonl", content), purpose="batch")
+        endpoint: Any = "/v1/responses"
+        batch = await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+        await wait_until(lambda: engine.running)
+        await spend(served)
+        engine.say_all()
+
+        async def completed() -> int:
+            now = await client.batches.retrieve(batch.id)
+            assert now.status in ("in_progress", "finalizing", "completed")
+            assert now.request_counts
+            assert now.request_counts.failed == 0
+            return now.request_counts.completed
+
+        async def stopped() -> int:
+            """Return how many lines are completed once the runner has found several times that none may begin."""
+            seen = len(refused)
+            await wait_until(lambda: len(refused) > seen + 2)
+            return await completed()
+
+        assert await stopped() < 5
+        assert await stopped() == await stopped()
+        gate.take(Accounts())
+        while await completed() < 5:
+            pass
 
 
 async def test_answer_of_the_server_itself_spends_the_budget(tmp_path: Path) -> None:
