@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, get_args
 
 import openai
@@ -36,6 +37,7 @@ from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.standard_webhooks import Signer
 from penstock.services.webhooks import body_of
 from tests.support.api_clients import PATIENCE, openai_client
+from tests.support.passing import Upstream, settings_of
 from tests.support.sdk_types import fields_of
 from tests.support.server import DEFAULTS, ENDLESS, HELLO, ScriptedServer, running_server, script
 
@@ -126,6 +128,33 @@ async def test_file_of_several_models(store_at: str) -> None:
         assert (ended.status, ended.model) == ("completed", None)
         read = await results(sdk, ended.output_file_id)
         assert [each["response"]["body"]["model"] for each in read] == names
+
+
+async def test_file_of_embeddings(store_at: str) -> None:
+    """Another server answers them: what it cannot answer is the result of a line."""
+    other, path = Upstream(names=("embed",)), "/v1/embeddings"
+    async with AsyncExitStack() as closing:
+        await closing.enter_async_context(other.serving())
+        settings = settings_of({"embed": {"kind": "embed", "engine": [other.url]}})
+        served = await closing.enter_async_context(
+            running_server(
+                ScriptedEngine(script(HELLO)), store_at, resources=[*RESOURCES, "passing"], settings=settings
+            )
+        )
+        sdk = await closing.enter_async_context(openai_client(served.url))
+        bodies = [
+            {"model": "embed", "input": "Hi"},
+            {"model": "none", "input": "Hi"},
+            {"model": "embed", "input": "Ho"},
+        ]
+        lines = [line(str(number), body, url=path) for number, body in enumerate(bodies)]
+        ended = await over(sdk, await begun(sdk, lines, endpoint=path))
+        assert ended.request_counts == BatchRequestCounts(total=3, completed=2, failed=1)
+        read = await results(sdk, ended.output_file_id)
+        assert [each["custom_id"] for each in read] == ["0", "2"]
+        assert {each["response"]["body"]["data"][0]["embedding"][1] for each in read} == {1.0}
+        (wrong,) = await results(sdk, ended.error_file_id)
+        assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("1", 404)
 
 
 async def test_wrong_request_ends_its_line_alone(sdk: openai.AsyncOpenAI) -> None:
@@ -242,6 +271,23 @@ async def test_batch_that_is_cancelled_at_once_ends(sdk: openai.AsyncOpenAI) -> 
     if ended.error_file_id:
         for each in await results(sdk, ended.error_file_id):
             assert (each["response"], each["error"]["code"]) == (None, "batch_cancelled")
+
+
+async def test_cancelled_batch_keeps_the_answers_so_far(store_at: str) -> None:
+    engine = ScriptedEngine(script(HELLO, latency=0.01))
+    async with running_server(engine, store_at, resources=RESOURCES) as served, openai_client(served.url) as sdk:
+        batch = await begun(sdk, [line(str(number)) for number in range(300)])
+        async with asyncio.timeout(PATIENCE):
+            while not ((now := await sdk.batches.retrieve(batch.id)).request_counts and now.request_counts.completed):
+                await asyncio.sleep(0.01)
+        await sdk.batches.cancel(batch.id)
+        ended = await over(sdk, batch)
+        done, rest = [await results(sdk, name) for name in (ended.output_file_id, ended.error_file_id)]
+    assert ended.status == "cancelled"
+    assert ended.request_counts == BatchRequestCounts(total=300, completed=len(done), failed=0)
+    assert {each["response"]["status_code"] for each in done} == {200}
+    assert {each["error"]["code"] for each in rest} == {"batch_cancelled"}
+    assert sorted(int(each["custom_id"]) for each in (*done, *rest)) == list(range(300))
 
 
 async def test_batch_that_has_ended_cannot_be_cancelled(sdk: openai.AsyncOpenAI) -> None:
