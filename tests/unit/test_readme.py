@@ -7,9 +7,10 @@ from tests.support.paths import ROOT
 README = (ROOT / "tests" / "README.md").read_text()
 
 
-def test_readme_names_every_helper_module() -> None:
-    modules = {path.stem for path in (ROOT / "tests" / "support").glob("*.py")} - {"__init__"}
-    assert modules <= set(re.findall(r"`(\w+)`", README))
+def test_first_line_of_every_helper_module_says_what_it_is_for() -> None:
+    modules = sorted((ROOT / "tests" / "support").glob("*.py"))
+    first = {path.stem: path.read_text().partition("\n")[0] for path in modules if path.stem != "__init__"}
+    assert [name for name, line in first.items() if not re.match(r'"""[\w`].{15}', line)] == []
 
 
 def test_readme_names_every_folder() -> None:
