@@ -241,6 +241,17 @@ GROUPS = (
             Example(route="GET /v1/files/{file_id}/content", title="The results"),
             Example(route="GET /v1/batches", query="limit=10"),
             Example(route="POST /v1/batches/{batch_id}/cancel", status=409),
+            Example(
+                route="POST /v1/messages/batches",
+                body={"requests": [{"custom_id": "first", "params": MESSAGE}]},
+                keeps={"message_batch_id": "id"},
+                key=ANTHROPIC,
+            ),
+            Example(route="GET /v1/messages/batches/{message_batch_id}", until="ended", key=ANTHROPIC),
+            Example(route="GET /v1/messages/batches/{message_batch_id}/results", key=ANTHROPIC),
+            Example(route="GET /v1/messages/batches", query="limit=10", key=ANTHROPIC),
+            Example(route="POST /v1/messages/batches/{message_batch_id}/cancel", status=400, key=ANTHROPIC),
+            Example(route="DELETE /v1/messages/batches/{message_batch_id}", key=ANTHROPIC),
         ),
     ),
     Group(

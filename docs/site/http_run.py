@@ -360,9 +360,14 @@ async def answer_to(example: Example, request: Request, server: ExampleServer) -
         await server.engine.busy.wait()
     while True:
         status, kind, text = await sent(server, request)
-        if not example.until or json.loads(text)["status"] == example.until:
+        if not example.until or _stage(json.loads(text)) == example.until:
             return status, kind, text
         await asyncio.sleep(0.05)
+
+
+def _stage(told: Any) -> Any:
+    """Return the status of what an answer is about; Anthropic's batches have it under another name."""
+    return told.get("status", told.get("processing_status"))
 
 
 def _at(value: Any, place: str) -> str:

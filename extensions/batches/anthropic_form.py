@@ -12,9 +12,10 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field
 
 from penstock.extensions.batches.batch import LineResult, NewLine, StoredBatch, StoredLine
-from penstock.pipeline.errors import InvalidRequest
+from penstock.extensions.batches.prefixes import prefix_of
+from penstock.pipeline.errors import InvalidRequest, StageError
 from penstock.pipeline.protocol.params.common import Body, Unused
-from penstock.pipeline.protocol.params.json_body import NO_JSON
+from penstock.pipeline.protocol.params.json_body import NO_JSON, read_json
 from penstock.pipeline.protocol.params.validation import read_body
 
 MOST_REQUESTS: Final = 100_000
@@ -25,9 +26,6 @@ MOST_ID: Final = 64
 
 OBJECTS: Final = 0
 """The number in the place of the objects of a list that are read one by one."""
-
-MOST_PREFIX: Final = 256
-"""The most bytes of a request by which it stands beside others that begin alike."""
 
 _PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
 _CUSTOM_ID: Final = re.compile(_PATTERN.strip("^$"))
@@ -66,6 +64,9 @@ class _Element(msgspec.Struct, frozen=True, gc=False):
     params: msgspec.Raw | UnsetType = UNSET
 
 
+_element: Final = msgspec.json.Decoder(_Element)
+
+
 def read_requests(body: bytes) -> list[BatchedMessage]:
     """Read the body of a request for a batch; raises `InvalidRequest` for the first wrong request in it.
 
@@ -88,9 +89,10 @@ def read_requests(body: bytes) -> list[BatchedMessage]:
 
 def _read(element: bytes, place: str) -> BatchedMessage:
     try:
-        read = msgspec.json.decode(element, type=_Element)
-    except NO_JSON as error:
-        raise _wrong(place, f"Input is not valid JSON: {str(error).removeprefix('JSON is malformed: ')}") from error
+        read = _decoded(element)
+    except (*NO_JSON, StageError) as error:
+        problem = str(error).removeprefix("JSON is malformed: ").removeprefix("The body is not valid JSON: ")
+        raise _wrong(place, f"Input is not valid JSON: {problem}") from error
     match read.custom_id:
         case msgspec.UNSET:
             problem = "Field required"
@@ -109,6 +111,13 @@ def _read(element: bytes, place: str) -> BatchedMessage:
         case _:
             problem = "Input should be a valid string"
     raise _wrong(f"{place}.custom_id", problem)
+
+
+def _decoded(element: bytes) -> _Element:
+    try:
+        return _element.decode(element)
+    except NO_JSON:  # such as half of a surrogate pair, which JavaScript may send
+        return _element.decode(msgspec.json.encode(read_json(element)))
 
 
 def _wrong(place: str, problem: str) -> InvalidRequest:
@@ -148,9 +157,14 @@ def line_of(request: BatchedMessage, number: int, served: Callable[[str | None],
     """Return a request as a line of its batch, given the function that names the model that is served for a name."""
     named = msgspec.json.decode(request.params, type=_Named)
     model = served(named.model) if isinstance(named.model, str) else None
-    prefix = b"".join(bytes(part)[:MOST_PREFIX] for part in (named.system, named.tools, named.messages))
-    text = prefix[:MOST_PREFIX].decode(errors="replace").replace("\0", "")
-    return NewLine(number, custom_id=request.custom_id, body=bytes(request.params), model=model or "", prefix=text)
+    parts = (model or "").encode(), bytes(named.tools), bytes(named.system), bytes(named.messages)
+    return NewLine(
+        number,
+        custom_id=request.custom_id,
+        body=bytes(request.params),
+        model=model or "",
+        prefix=prefix_of(parts),
+    )
 
 
 # What a client gets

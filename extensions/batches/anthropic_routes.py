@@ -35,6 +35,7 @@ from penstock.extensions.batches.room import Room
 from penstock.pipeline.errors import (
     STORES_NOTHING,
     BatchNotFound,
+    DiskFull,
     InvalidRequest,
     LimitReached,
     StorageFull,
@@ -94,7 +95,9 @@ class MessageBatches:
     @_of_messages
     @operation(
         Operation(
-            MessageBatch, body=CreateMessageBatch, refusals=(InvalidRequest, LimitReached, StorageFull, StoreFailed)
+            MessageBatch,
+            body=CreateMessageBatch,
+            refusals=(InvalidRequest, LimitReached, StorageFull, DiskFull, StoreFailed),
         )
     )
     async def create(self, request: web.Request) -> web.Response:
@@ -107,6 +110,7 @@ class MessageBatches:
         scheduler = self.room.parts.scheduler
         await self.room.check_bounds(owner, len(requests))
         await scheduler.admission.storing(owner, scheduler.store, size)
+        await scheduler.store.check_room(size)
         now = time.time()
         batch = StoredBatch(
             id=f"msgbatch_{uuid4().hex[:24]}",

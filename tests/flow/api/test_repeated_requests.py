@@ -177,8 +177,10 @@ TABLE = (
 
 ELSEWHERE = {
     "/batches/{batch_id}/cancel": "tests/flow/api/test_openai_batches.py",
+    "/messages/batches": "tests/flow/api/test_message_batches.py",
+    "/messages/batches/{message_batch_id}/cancel": "tests/flow/api/test_message_batches.py",
 }
-"""The tests of repetitions that need an object that still runs."""
+"""The tests of repetitions that need an object that still runs, or a list in the form of Anthropic."""
 
 OBJECTS: Mapping[str, tuple[str, Any]] = {
     "file_id": ("/files", Upload(b"The moon has no air.", fields=ASSISTANTS)),
