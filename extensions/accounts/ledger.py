@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.pipeline.tasks import MANY_VALUES, apart
-from penstock.services.store.database import SHARED, Row, Statement, Value, placeholders
+from penstock.services.store.database import LONG, SHARED, Row, Statement, Value, placeholders
 from penstock.services.store.parts import StorePart
 from penstock.services.store.rows import model_column
 from penstock.services.use import Use
@@ -122,12 +122,12 @@ Databases know no months in common: their days are added up here.
 BY: Final = (*_TIMES, *_OF_ALL)
 """The words of groups."""
 
-_SUMS = """
-    select {groups}, {sums}, sum(cost) from (
-        select hour, {columns}, cost, 1 as requests from ledger where {found}
+_SUMS = f"""
+    {LONG} select {{groups}}, {{sums}}, sum(cost) from (
+        select hour, {{columns}}, cost, 1 as requests from ledger where {{found}}
         union all
-        select hour, {columns}, cost, requests from ledger_hours where {found}
-    ) as uses {group_by}
+        select hour, {{columns}}, cost, requests from ledger_hours where {{found}}
+    ) as uses {{group_by}}
 """
 
 

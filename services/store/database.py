@@ -41,6 +41,15 @@ def is_search(sql: str) -> bool:
     return _HAS_TERM in sql
 
 
+LONG = "/* long */"
+"""The mark of a query that may read very many rows: no other query waits for it."""
+
+
+def takes_long(sql: str) -> bool:
+    """Return True for a query that may take long."""
+    return is_search(sql) or LONG in sql
+
+
 KEPT_BYTES = 16 * 2**20
 """Limit on the columns of all rows that one cache keeps decoded; they must not change while their ids are found."""
 

@@ -24,7 +24,7 @@ from penstock.services.store.database import (
     Statement,
     Unit,
     Value,
-    is_search,
+    takes_long,
 )
 from penstock.services.store.migrations import EXECUTED, EXECUTED_OF_PARTS, EXECUTED_TABLES, POSTGRES
 from penstock.services.store.parts import tables_of_parts
@@ -116,7 +116,7 @@ class PostgresDatabase:
                 return await self._fetch(sql, *arguments)
 
     async def _fetch(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        pool = self._searchers if is_search(sql) else self._readers
+        pool = self._searchers if takes_long(sql) else self._readers
         async with pool.acquire(timeout=_CONNECT_SECONDS) as connection:
             rows: Sequence[Row] = await connection.fetch(sql, *arguments)
         return rows

@@ -57,7 +57,7 @@ class SqliteDatabase:
         return await self._on(self._write_thread, lambda: self._write(units))
 
     async def read(self, sql: str, *arguments: database.Value) -> Sequence[database.Row]:
-        if database.is_search(sql):
+        if database.takes_long(sql):
             return await self._on(self._search_thread, lambda: _rows(self._searching, sql, arguments))
         return await self._on(self._read_thread, lambda: _rows(self._reading, sql, arguments))
 

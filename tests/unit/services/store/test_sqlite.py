@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.errors import StoreFailed, StreamExpired
+from penstock.services.store.database import LONG
 from penstock.services.store.migrations import SQLITE
 from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.store.store import Store, StoredResponse
@@ -205,3 +207,17 @@ async def test_permissions_of_a_shared_folder_are_left(path: Path) -> None:
     async with open_store(str(path)):
         found = modes(path.parent)
     assert (found["folder"], found["notes.txt"], found["store.sqlite3"]) == (0o755, 0o644, 0o600)
+
+
+async def test_no_query_waits_for_one_that_takes_long(path: Path) -> None:
+    store = SqliteDatabase(path)
+    await store.open()
+    going = threading.Event()
+    held = store._search_thread.submit(going.wait)
+    long = asyncio.create_task(store.read(f"select 1 {LONG}"))
+    assert await store.read("select 2") == [(2,)]
+    assert not long.done()
+    going.set()
+    assert await long == [(1,)]
+    assert held.result()
+    await store.close()
