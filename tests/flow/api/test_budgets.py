@@ -232,7 +232,7 @@ async def test_lines_of_batches_wait_for_the_next_budget(tmp_path: Path) -> None
             assert now.status in ("in_progress", "finalizing", "completed")
             assert now.request_counts
             assert now.request_counts.failed == 0
-            return now.request_counts.completed
+            return int(now.request_counts.completed)
 
         async def stopped() -> int:
             """Return how many lines are completed once the runner has found several times that none may begin."""
