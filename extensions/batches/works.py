@@ -18,6 +18,7 @@ from penstock.extensions.batches.errors import GivenUp
 from penstock.extensions.batches.line_runs import cancelled
 from penstock.extensions.batches.shelving import OutputLine, Shelving
 from penstock.extensions.batches.stored_batches import OpenBatch, StoredBatches, Totals
+from penstock.extensions.batches.tables import COUNTS
 from penstock.pipeline.errors import StageError, StoreFailed
 from penstock.pipeline.logs import current_response
 from penstock.services.slots import Slots
@@ -121,7 +122,10 @@ class Works:
         assert whole is not None
         totals = NONE if whole.in_progress_at is None else await self._stored.totals(batch.id)
         made = await self._shelving.shelve(whole, totals) if batch.api == "openai" else {}
-        if await self._stored.end(batch.id, _status(whole), totals):
+        status = _status(whole)
+        if await self._stored.end(batch.id, status, totals):
+            results = ", ".join(f"{count} {name}" for name, count in zip(COUNTS, totals.counts, strict=True) if count)
+            logger.info("Batch %s is %s: %s", batch.id, status, results or "it has no lines")
             await self._stored.drop_lines(batch.id)
         else:
             await self._shelving.withdraw(whole, made)

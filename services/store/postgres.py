@@ -38,6 +38,9 @@ _CONNECT_SECONDS = 5.0
 _COMMAND_SECONDS = 10.0
 """Seconds without an answer after which a connection counts as lost."""
 
+_END_STANDING = f"set idle_in_transaction_session_timeout = '{_COMMAND_SECONDS:.0f}s'"
+"""Lets PostgreSQL end the transaction of a server that stands still, as others wait for the rows that it holds."""
+
 _TRIES = 3
 """Number of retries of a group after a deadlock with another server."""
 
@@ -143,6 +146,7 @@ class PostgresDatabase:
     async def _connected(self) -> Any:
         if self._writing is None or self._writing.is_closed():
             self._writing = await asyncpg.connect(self._url, **_SETTINGS)
+            await self._writing.execute(_END_STANDING)
         return self._writing
 
     def _lose_connection(self) -> None:

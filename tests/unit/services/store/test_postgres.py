@@ -10,6 +10,7 @@ import pytest
 
 from penstock.pipeline.errors import StoreFailed
 from penstock.services.runs.event_log import Block
+from penstock.services.store import postgres as postgres_store
 from penstock.services.store.database import DatabaseUnavailable
 from penstock.services.store.postgres import PostgresDatabase, _named_errors
 from penstock.services.store.store import Store
@@ -31,6 +32,26 @@ async def ask(url: str, sql: str) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute(sql)
     await connection.close()
+
+
+async def test_server_that_stands_still_in_a_transaction_holds_no_rows(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would wait for these rows, and with them all of their writes."""
+    monkeypatch.setattr(postgres_store, "_END_STANDING", "set idle_in_transaction_session_timeout = '100ms'")
+    still, other = PostgresDatabase(url), Store(PostgresDatabase(url))
+    await still.open()
+    await other.open()
+    await store_response(other, stored_response("resp_1"))
+    standing = await still._connected()
+    transaction = standing.transaction()
+    await transaction.start()
+    await standing.execute("update responses set status = status")
+    assert await other.delete("resp_1", "")
+    with pytest.raises((asyncpg.PostgresConnectionError, asyncpg.InterfaceError)):
+        await standing.execute("select 1")
+    await other.close()
+    await still.close()
 
 
 async def test_servers_that_start_together_make_one_schema(url: str) -> None:
