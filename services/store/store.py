@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
 from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.history import History, opening
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.light import are_light
@@ -61,6 +63,8 @@ from penstock.services.use import Names, Use
 __all__ = ["Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
 
 Part = TypeVar("Part", bound=StorePart)
+
+_log = logging.getLogger(__name__)
 
 _GET = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and owner = $2"
 
@@ -125,6 +129,7 @@ class Store:
         self.reservations = StoredReservations(self.context)
         self.approvals = StoredApprovals(self.context)
         self.webhooks = StoredWebhooks(self.context)
+        self._unnoted = Seldom()
         self.names: Names | None = None
         """The names of the keys, for what is used."""
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
@@ -239,10 +244,17 @@ class Store:
     def used(self, use: Use) -> asyncio.Future[None] | None:
         """Have the parts note what an answer has used that is not stored; the future is done when that is durable.
 
-        Returns None if no part notes it.
+        Returns None if no part notes it, or if too many bytes wait to be written.
         """
         statements = self.statements_of(use) if self.keeps else ()
-        return self.writer.queue(statements, use.id) if statements else None
+        if not statements:
+            return None
+        try:
+            self.writer.check()
+        except StoreFailed as error:
+            self._unnoted.warn(_log, "use", f"The use of an answer that is not stored is lost: {error}")
+            return None
+        return self.writer.queue(statements, use.id)
 
     def statements_of(self, use: Use, response_id: str | None = None) -> Sequence[Statement]:
         """Return the statements by which the parts note what an answer has used (see `StorePart.used`)."""

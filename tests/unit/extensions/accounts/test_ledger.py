@@ -22,6 +22,7 @@ from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Response, Usage
 from penstock.services.store.database import Database, DatabaseUnavailable, NullDatabase, Row, Unit, Value
 from penstock.services.store.store import Store
+from penstock.services.store.writer import LIMIT
 from penstock.services.use import Use
 from tests.support.stored_responses import stored_response
 from tests.support.stores import database_at, open_store
@@ -182,6 +183,18 @@ async def test_nothing_is_noted_where_nothing_is_kept() -> None:
     assert await store.part(Ledger).sums(0, EVER) == []
     await store.part(Ledger).sweep()
     await store.close()
+
+
+async def test_use_is_lost_with_a_word_if_too_much_waits_already(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store.writer, "backlog", LIMIT + 1)
+        assert [store.used(use(number)) for number in range(3)] == [None] * 3
+    assert "The use of an answer that is not stored is lost: The store cannot keep up" in caplog.text
+    assert len(caplog.records) == 1
+    await note(store, use(4))
+    assert await total(store) == sum_of([use(4)])
 
 
 async def test_sweep_takes_rows_in_steps(store: Store) -> None:
