@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -17,6 +18,7 @@ from anthropic.types.messages.batch_list_params import BatchListParams
 from pydantic import TypeAdapter
 
 from penstock.api.http.auth import Keys
+from penstock.api.http.request_body import LONG
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.extensions.batches import anthropic_form, anthropic_routes
@@ -342,6 +344,28 @@ async def test_errors_have_the_form_of_anthropic_without_its_header(served: Scri
     assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
     status, answer = await served.post({}, "/v1/batches")
     assert "type" not in answer
+
+
+async def test_long_body_is_read_off_the_loop_and_a_longer_one_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[bool]()
+
+    def watched(body: bytes) -> list[BatchedMessage]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read_requests(body)
+
+    monkeypatch.setattr(anthropic_routes, "read_requests", watched)
+    most = 4 * LONG
+    async with running_server(
+        ScriptedEngine(script(HELLO)), tmp_path, resources=["batches"], max_body_bytes=most
+    ) as served:
+        for size in (10, LONG):
+            assert (await served.post({"requests": asked("a", system="x" * size)}, PATH))[0] == 200
+        assert threads == [True, False]
+        status, answer = await served.post({"requests": asked("a", system="x" * most)}, PATH)
+    assert (status, answer["error"]["type"]) == (413, "request_too_large")
+    assert f"over this server's limit of {most} bytes" in answer["error"]["message"]
 
 
 async def test_store_that_fails_leaves_no_batch(served: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
