@@ -345,7 +345,7 @@ class Toolbox:
     strict_level: Callable[[str], StrictLevel | UnsetType] = lambda _: UNSET
     """Gives the level to which all calls are held now."""
     tallies: Tallies = field(default_factory=Tallies)
-    """What the responses use, which run the tools."""
+    """The tallies of the responses that run the tools."""
 
     @property
     def namespaces(self) -> frozenset[str]:
