@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from ssl import SSLContext
 from typing import Any, TypeAlias
 
 import jwt
@@ -113,16 +114,16 @@ class Issuer:
 
 
 @asynccontextmanager
-async def running_issuer() -> AsyncGenerator[Issuer, None]:
+async def running_issuer(tls: SSLContext | None = None) -> AsyncGenerator[Issuer, None]:
     issuer = Issuer()
     app = web.Application()
     app.add_routes([web.get("/.well-known/openid-configuration", issuer.discover), web.get("/jwks", issuer.give_keys)])
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         host, port = runner.addresses[0][:2]
-        issuer.url = f"http://{host}:{port}"
+        issuer.url = f"{'https' if tls else 'http'}://{host}:{port}"
         yield issuer
     finally:
         await runner.cleanup()

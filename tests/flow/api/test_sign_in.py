@@ -7,10 +7,13 @@ import gzip
 import json
 import logging
 import re
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +23,10 @@ import jwt
 import openai
 import pytest
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from penstock.api.cli.command_line import read_settings
 from penstock.api.http.auth import Keys
@@ -874,3 +881,31 @@ async def test_users_of_a_real_provider_call_both_apis_with_their_tokens(tmp_pat
         ("alice", "gold"),
         (owner_of(provider.url, "bob")[:5], ""),
     ]
+
+
+def authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """A certificate of an authority that signs for 127.0.0.1, and its key."""
+    key, name = curve_key(number=9), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "corp")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+    return builder.sign(key, hashes.SHA256()), key
+
+
+async def test_private_authority_is_that_of_the_standard_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = authority()
+    pem, private = tmp_path / "ca.pem", tmp_path / "key.pem"
+    pem.write_bytes(certificate.public_bytes(Encoding.PEM))
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem, private)
+    async with running_issuer(context) as issuer:
+        settings = settings_of(tmp_path, issuer)
+        with pytest.raises(CannotStart, match="CertificateError"):
+            await check(settings)
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        assert await check(settings) == f"{issuer.url} (1 key)"
