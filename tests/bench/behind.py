@@ -33,7 +33,7 @@ from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
 ROUNDS, REQUESTS = 6, 25
 """Rounds, in each of which so many requests are sent with a batch, and without."""
 
-WORDS, ANSWER, LINE = 300, 16, 400
+WORDS, ANSWER, LINE = 300, 16, 100
 """Words of a prompt, tokens of an answer, and tokens of the answer to a line."""
 
 REST = 0.05, 0.25
