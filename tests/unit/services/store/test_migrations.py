@@ -147,7 +147,16 @@ WHOLE = {
 OF_0_2 = {"sqlite": 40, "postgres": 27}
 """The number of schema statements of release 0.2.0."""
 
-PARTS = {"batches": 9, "containers": 2, "files": 8, "ledger": 2, "stored_chats": 3, "uploads": 2, "vector_stores": 15}
+PARTS = {
+    "batches": 9,
+    "containers": 2,
+    "files": 8,
+    "ledger": 2,
+    "signed_in": 2,
+    "stored_chats": 3,
+    "uploads": 2,
+    "vector_stores": 15,
+}
 
 
 def before_parts(schema: Schema) -> list[str]:
