@@ -4,59 +4,46 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from penstock.api.http.api_key import digest_of
-from tests.simulation.ledger import Violation
+from penstock.pipeline.errors import RunInterrupted
+from tests.simulation.ledger import Sum, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _ENDED = "select id, owner, response from responses where ended_at is not null"
 
-_COLUMNS = "owner, input_tokens, cached_tokens, output_tokens, reasoning_tokens"
+_TOKENS = "input_tokens, cached_tokens, output_tokens, reasoning_tokens"
 
-_ROWS = f"select id, 1, {_COLUMNS} from ledger where is_line = 0"
+_ROWS = f"select id, is_line, owner, 1, {_TOKENS} from ledger"
 
-_SUMS = f"select '', requests, {_COLUMNS} from ledger_hours where is_line = 0"
+_SUMS = f"select '', is_line, owner, requests, {_TOKENS} from ledger_hours"
 
-
-class Sum(NamedTuple):
-    """What answers have used together."""
-
-    requests: int = 0
-    input: int = 0
-    cached: int = 0
-    output: int = 0
-    reasoning: int = 0
-
-    def plus(self, other: Sum) -> Sum:
-        """Return the sum of both."""
-        return Sum(*(mine + its for mine, its in zip(self, other, strict=True)))
+_BATCHES = f"select owner, succeeded, {_TOKENS} from batches"
 
 
-def used_by(response: Any) -> Sum:
-    """Return what a response says that it has used."""
-    if (usage := response["usage"]) is None:
-        return Sum(1)
-    cached, reasoning = (
-        usage["input_tokens_details"]["cached_tokens"],
-        usage["output_tokens_details"]["reasoning_tokens"],
-    )
-    return Sum(1, usage["input_tokens"], cached, usage["output_tokens"], reasoning)
+def was_interrupted(response: Any) -> bool:
+    """Return True if the server of a response has died: another server has ended it, and knew of no line."""
+    return bool(response["error"]) and response["error"]["message"] == RunInterrupted().message
 
 
 def check_accounts(world: World) -> None:
     """Check that the ledger has each answer that is stored once, and of others no more than there can be."""
     rows: dict[str, Sum] = {}
-    ledger, known = defaultdict[str, Sum](Sum), defaultdict[str, Sum](Sum)
-    for name, requests, owner, *tokens in (*world.store.rows(_ROWS), *world.store.rows(_SUMS)):
-        noted = Sum(int(requests), *map(int, tokens))
-        ledger[owner] = ledger[owner].plus(noted)
+    ledger, lines = defaultdict[str, Sum](Sum), defaultdict[str, Sum](Sum)
+    for name, is_line, owner, *counts in (*world.store.rows(_ROWS), *world.store.rows(_SUMS)):
+        noted, sums = Sum(*map(int, counts)), lines if is_line else ledger
+        sums[owner] = sums[owner].plus(noted)
         if name:
             rows[name] = noted
-    for name, owner, response in world.store.rows(_ENDED):
-        used = used_by(json.loads(response))
+    known = defaultdict[str, Sum](Sum)
+    for name, owner, text in world.store.rows(_ENDED):
+        response = json.loads(text)
+        if "line" in response["metadata"] and not was_interrupted(response):  # it counts with the line
+            continue
+        used = Sum.of_response(response)
         known[owner] = known[owner].plus(used)
         if rows.get(name, used) != used:
             raise Violation(f"{name} has used {used}, and the ledger has {rows[name]}")
@@ -65,3 +52,21 @@ def check_accounts(world: World) -> None:
         is_all = used == noted if not others else noted.requests <= used.requests + others
         if not is_all or any(mine < its for mine, its in zip(noted, used, strict=True)):
             raise Violation(f"{owner} has used {used}, and {others} answers are not known; the ledger has {noted}")
+    _check_lines(world, lines)
+
+
+def _check_lines(world: World, ledger: defaultdict[str, Sum]) -> None:
+    """Check that the ledger has each line of a batch once: no other answer can be unknown."""
+    known = defaultdict[str, Sum](Sum)
+    for owner, *counts in world.store.rows(_BATCHES):
+        known[owner] = known[owner].plus(Sum(*map(int, counts)))
+    deleted = [batch for batch in world.ledger.batches.values() if batch.deleted]
+    for batch in deleted:
+        owner = digest_of(world.keys[batch.owner])
+        known[owner] = known[owner].plus(batch.used)
+    for owner in known | ledger:
+        noted, used = ledger[owner], known[owner]
+        if deleted:  # the results of messages do not say which tokens were thoughts
+            noted, used = noted._replace(reasoning=0), used._replace(reasoning=0)
+        if noted != used:
+            raise Violation(f"the lines of {owner} have used {used}, and the ledger has {noted}")

@@ -53,13 +53,16 @@ class CountingEngine(ScriptedEngine):
     """
 
     by_owner: Counter[str] = field(default_factory=Counter)
-    """The generations that run in the foreground, by owner: those in the background are not limited."""
+    """The generations that run in the foreground, by owner: those in the background and lines are not limited."""
     refused: Counter[str] = field(default_factory=Counter)
     """The times that it was too full for a response."""
     when_begun: Callable[[str], None] = lambda _: None
     """Called with the owner of each generation that begins."""
     when_wrong: Callable[[str], None] = lambda _: None
     """Called with what it does that it should not."""
+    when_line: Callable[[str], None] = lambda _: None
+    when_line_ended: Callable[[str], None] = lambda _: None
+    """Called with the id of a line of a batch whose generation begins, or has ended."""
     name: str = ""
     """The model that it is, if its server has several."""
 
@@ -71,14 +74,19 @@ class CountingEngine(ScriptedEngine):
                 raise EngineOverloaded("The engine is full.")
         if self.name and (wanted := _wanted(prompt).get("model", self.name)) != self.name:
             self.when_wrong(f"{prompt.facts.response_id} is for the model {wanted}, and {self.name} runs it")
-        owner, counts = prompt.facts.origin.owner, not prompt.facts.response.background
+        owner, line = prompt.facts.origin.owner, prompt.facts.origin.line
+        counts = not (prompt.facts.response.background or line)
         self.by_owner[owner] += counts
         self.when_begun(owner)
+        if line:
+            self.when_line(line)
         try:
             async with super().open(prompt) as frames:
                 yield frames
         finally:
             self.by_owner[owner] -= counts
+            if line:
+                self.when_line_ended(line)
 
     async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
         wanted = _wanted(prompt)

@@ -32,17 +32,17 @@ async def file(client: Client) -> None:
         await _delete(client, known)
 
 
-async def uploaded(client: Client, data: bytes) -> KnownFile | None:
+async def uploaded(client: Client, data: bytes, purpose: str = "user_data") -> KnownFile | None:
     """Upload a file until a server has taken it; return None if the client does not know that, or leaves."""
     with suppress(TimeoutError):
         async with asyncio.timeout(client.draw.uniform(0.0, 0.03) if client.draw.random() < HASTY else None):
-            return await _uploaded(client, data)
+            return await _uploaded(client, data, purpose)
     return None
 
 
-async def _uploaded(client: Client, data: bytes) -> KnownFile | None:
+async def _uploaded(client: Client, data: bytes, purpose: str) -> KnownFile | None:
     while True:
-        form = aiohttp.FormData({"purpose": "user_data"})
+        form = aiohttp.FormData({"purpose": purpose})
         form.add_field("file", data, filename="count.txt", content_type="text/plain")
         try:
             async with client.asked("POST", "/v1/files", data=form) as answer:

@@ -17,14 +17,28 @@ if TYPE_CHECKING:
 
 _ENDS = "select id, owner, status, response from responses"
 
+_ENDS_OF_BATCHES = "select id, owner, status from batches where api = 'openai'"
+
 _PARTS_OF_FILES = """
     select id, 'is unfinished' from files where server_id is not null
     union select file_id, 'has no row' from file_chunks where not exists (select 1 from files where id = file_id)
 """
 
 
+_PARTS_OF_BATCHES = """
+    select batch_id, 'is left' from batch_lines
+    where not exists (select 1 from batches where id = batch_id and api = 'anthropic')
+    union select batch_id, 'has no result' from batch_lines where kind is null
+"""
+
+_COUNTS_OF_BATCHES = """
+    select id, status, total, succeeded, errored, expired, cancelled from batches
+    where in_progress_at is not null and total <> succeeded + errored + expired + cancelled
+"""
+
+
 def check_hooks(world: World) -> None:
-    """Check that the end of each background response was announced at the URL of its owner, and nowhere else."""
+    """Check that each end of a background response or batch was announced at the URL of its owner, and nowhere else."""
     if world.hooks.forged:
         raise Violation(f"webhooks are not signed: {world.hooks.forged}")
     urls = {digest_of(key): ALL_HOOKS if owner == LIMITED else owner for owner, key in world.keys.items()}
@@ -33,6 +47,8 @@ def check_hooks(world: World) -> None:
         for name, owner, status, response in world.store.rows(_ENDS)
         if json.loads(response)["background"]
     }
+    for name, owner, status in world.store.rows(_ENDS_OF_BATCHES):
+        ends[name] = (urls[owner], f"batch.{status}")
     ids = defaultdict(set)
     for hook in world.hooks.taken:
         ids[hook.response_id].add(hook.id)
@@ -62,6 +78,13 @@ def check_parts_of_files(world: World) -> None:
     """Check that nothing is left of uploads that broke off, and of deleted files."""
     if left := world.store.rows(_PARTS_OF_FILES):
         raise Violation(f"parts of files are left: {left}")
+
+
+def check_parts_of_batches(world: World) -> None:
+    """Check that nothing is left of lines that nobody needs, and that all lines count."""
+    for sql in (_PARTS_OF_BATCHES, _COUNTS_OF_BATCHES):
+        if left := world.store.rows(sql):
+            raise Violation(f"parts of batches are left: {left}")
 
 
 def check_rate(world: World) -> None:

@@ -13,9 +13,16 @@ from penstock.pipeline.errors import RunInterrupted
 from penstock.pipeline.lifecycle.checker import StreamChecker
 from penstock.pipeline.protocol.events import ResponseEvent
 from tests.simulation.accounts import check_accounts
+from tests.simulation.batches import check_everywhere
 from tests.simulation.clients import Client
 from tests.simulation.engine import count_to
-from tests.simulation.further_invariants import check_file, check_hooks, check_parts_of_files, check_rate
+from tests.simulation.further_invariants import (
+    check_file,
+    check_hooks,
+    check_parts_of_batches,
+    check_parts_of_files,
+    check_rate,
+)
 from tests.simulation.ledger import ENDED, Known, Reading, Violation, is_terminal, number_of, renumbered, response_of
 
 if TYPE_CHECKING:
@@ -33,6 +40,7 @@ _HELD = "select owner, kind, held from places where held > 0 and server_id in (s
 
 _UNENDED = """
     select id, status from responses where ended_at is null union select id, 'not announced' from webhooks
+    union select id, status from batches where ended_at is null
 """
 
 
@@ -44,7 +52,7 @@ def is_settled(world: World, *, explains: bool = False) -> Any:
 
 
 async def check_end(world: World) -> None:
-    """Check each accepted response, conversation and file, at every server, and what else clients were promised."""
+    """Check all that was accepted, at every server, and what else clients were promised."""
     client = Client(world, "checker", "alice")
     for known in world.ledger.responses.values():
         client.owner = known.owner
@@ -58,6 +66,10 @@ async def check_end(world: World) -> None:
         client.owner = file.owner
         async with client.session():
             await check_file(world, client, file)
+    for batch in world.ledger.batches.values():
+        client.owner = batch.owner
+        async with client.session():
+            await check_everywhere(client, batch)
     check_hooks(world)
     check_rate(world)
     check_accounts(world)
@@ -213,6 +225,7 @@ async def check_conversation(world: World, client: Client, conversation: str) ->
 async def check_idle(world: World) -> None:
     """Check that servers without clients hold nothing of them, in memory or in the store."""
     check_parts_of_files(world)
+    check_parts_of_batches(world)
     if held := world.store.rows(_HELD):
         raise Violation(f"slots are still reserved in the store: {held}")
     for server in world.servers:

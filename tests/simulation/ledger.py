@@ -117,6 +117,60 @@ class KnownFile:
     """True if a client has tried to delete it, and if a server has done so."""
 
 
+class Sum(NamedTuple):
+    """What answers have used together."""
+
+    requests: int = 0
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    @classmethod
+    def of_response(cls, response: Any) -> Sum:
+        """Return what a response says that it has used."""
+        if (usage := response["usage"]) is None:
+            return cls(1)
+        cached = usage["input_tokens_details"]["cached_tokens"]
+        reasoning = usage["output_tokens_details"]["reasoning_tokens"]
+        return cls(1, usage["input_tokens"], cached, usage["output_tokens"], reasoning)
+
+    def plus(self, other: Sum) -> Sum:
+        """Return the sum of both."""
+        return Sum(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+class LineEnd(NamedTuple):
+    """The result of a line of a batch, as a client has read it."""
+
+    custom_id: str
+    kind: str
+    text: str = ""
+    """The answer, or the error."""
+    used: Sum = Sum()
+
+
+@dataclass
+class KnownBatch:
+    """A batch that a server has created for a client."""
+
+    id: str
+    owner: str
+    api: str
+    lines: dict[str, dict[str, Any]]
+    """What the engine shall do for each line; nothing for lines that are wrong."""
+    ends: list[dict[str, Any]] = field(default_factory=list)
+    """Every copy of the batch that a client has got after its end."""
+    used: Sum = field(default_factory=Sum)
+    """What its results say that they have used."""
+    cancelling: bool = False
+    """True if a client has tried to cancel it."""
+    cancelled_at: float | None = None
+    """The time at which its cancel was answered."""
+    deleting: bool = False
+    deleted: bool = False
+
+
 class Admitted(NamedTuple):
     """A request that counts against the rate of its owner, with the times of its beginning and its answer."""
 
@@ -136,6 +190,7 @@ class Ledger:
     """The nonces of requests that a server has refused."""
     others: Counter[str] = field(default_factory=Counter)
     """The requests of each owner for answers that are not stored, or that delete one."""
+    batches: dict[str, KnownBatch] = field(default_factory=dict)
     files: dict[str, KnownFile] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     """The requests of each owner that count against its rate, answered or not."""

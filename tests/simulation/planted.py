@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -13,6 +13,8 @@ from penstock.api.dialects.responses.routes import Responses
 from penstock.api.limits.allowance import OwnAllowances
 from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.accounts import ledger
+from penstock.extensions.batches import tables
+from penstock.extensions.batches.stored_batches import StoredBatches, Totals
 from penstock.extensions.models.catalogue import Catalogue, Model
 from penstock.extensions.models.start import House
 from penstock.extensions.tools.files import stored_files
@@ -194,6 +196,67 @@ def lost_uses() -> Fault:
     return patch.object(Store, "end", ended)
 
 
+def shared_lines() -> Fault:
+    """Let a server claim lines that another one runs."""
+    is_free = " and (server_id is null or server_id = $3)"
+    assert is_free in tables.CLAIM
+    return _together(
+        patch.object(tables, "WAITING", tables.WAITING.replace(" and server_id is null", "")),
+        patch.object(tables, "CLAIM", tables.CLAIM.replace(is_free, "")),
+    )
+
+
+def late_results() -> Fault:
+    """Take the result of a line from a server that has lost it, even if the line has one."""
+    fence = " and server_id = $3 and kind is null"
+    assert fence in tables.FINISH
+    return patch.object(tables, "FINISH", tables.FINISH.replace(fence, " and cast($3 as text) <> ''"))
+
+
+def missed_counts() -> Fault:
+    """Leave one line out of the counts of a batch."""
+    totals = StoredBatches.totals
+
+    async def missed(stored: StoredBatches, batch_id: str) -> Totals:
+        whole = await totals(stored, batch_id)
+        first, *others = whole.counts
+        return whole._replace(counts=(max(0, first - 1), *others))
+
+    return patch.object(StoredBatches, "totals", missed)
+
+
+def late_lines() -> Fault:
+    """Begin lines of a batch that is to be cancelled."""
+    look, is_open = StoredBatches.look, "status = 'in_progress' and expires_at > $4"
+    assert is_open in tables.CLAIM
+
+    async def unaware(stored: StoredBatches) -> Any:
+        return [
+            each._replace(batch=replace(each.batch, status="in_progress", cancelling_at=None))
+            if each.batch.status == "cancelling"
+            else each
+            for each in await look(stored)
+        ]
+
+    return _together(
+        patch.object(tables, "CLAIM", tables.CLAIM.replace(is_open, "expires_at > $4")),
+        patch.object(StoredBatches, "look", unaware),
+    )
+
+
+def lost_lines() -> Fault:
+    """Leave the lines of a dead server to it."""
+    return patch.object(tables, "RECOVER", tables.RECOVER[1:])
+
+
+@contextmanager
+def _together(*faults: Fault) -> Iterator[None]:
+    with ExitStack() as stack:
+        for fault in faults:
+            stack.enter_context(fault)
+        yield
+
+
 def _nothing() -> Iterator[None]:
     yield
 
@@ -226,6 +289,11 @@ PLANTED = {
     "left-children": Planted(left_children, ("ask", "models"), 0),
     "repeated-sums": Planted(repeated_sums, ("ask", "stop"), 0),
     "lost-uses": Planted(lost_uses, ("ask", "strike", "doom"), 0),
+    "shared-lines": Planted(shared_lines, ("batch", "message batch"), 1),
+    "late-results": Planted(late_results, ("batch", "message batch", "pause"), 3),
+    "missed-counts": Planted(missed_counts, ("batch",), 0),
+    "late-lines": Planted(late_lines, ("batch", "message batch"), 6),
+    "lost-lines": Planted(lost_lines, ("batch", "message batch", "kill"), 0),
     "refused-outages": Planted(refused_outages, ("ask", "full disk"), 1, on_postgres=True),
 }
 """The faults by name."""

@@ -29,6 +29,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
 from tests.simulation.children import OF_SERVER, Children
 from tests.simulation.engine import CountingEngine
+from tests.simulation.lines import LineWatch
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
 from tests.simulation.stores import SimulatedStore
 
@@ -50,8 +51,8 @@ ALL_HOOKS = "all"
 
 WEBHOOK_SECRET = "secret-of-webhooks"
 
-RESTING = Counter({"Event.wait": 2})
-"""The workers of vector stores, which may wait for a slow disk yet when a server has started."""
+RESTING = Counter({"Event.wait": 3})
+"""The workers of vector stores and of batches, which may wait for a slow disk yet when a server has started."""
 
 OPTIONS = (
     "--no-sandbox",
@@ -98,6 +99,7 @@ class SimulatedServer:
     """Called with the owner of each generation that begins."""
     when_wrong: Callable[[str], None]
     """Called with what a model does that it should not."""
+    lines: LineWatch
     process: Process | None = None
     running: Running | None = None
     """Its parts, while it serves requests."""
@@ -119,7 +121,13 @@ class SimulatedServer:
         return [*self.children.engines.values()]
 
     def _engine(self, name: str = "") -> CountingEngine:
-        return CountingEngine(when_begun=self.when_begun, when_wrong=self._wrong, name=name)
+        return CountingEngine(
+            when_begun=self.when_begun,
+            when_line=self.lines.begins,
+            when_line_ended=self.lines.ends,
+            when_wrong=self._wrong,
+            name=name,
+        )
 
     def _wrong(self, what: str) -> None:
         if self.is_up:

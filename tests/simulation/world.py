@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from penstock.api.http.api_key import digest_of
-from tests.simulation import dialects, files, scripts
+from tests.simulation import batches, dialects, files, scripts
 from tests.simulation.children import models_file
 from tests.simulation.clients import Client
 from tests.simulation.hooks import HookReceiver
 from tests.simulation.invariants import check_end, check_idle, is_settled
 from tests.simulation.ledger import Known, Ledger, Violation
+from tests.simulation.lines import LineWatch
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop, WorkFault
 from tests.simulation.network import End
 from tests.simulation.plan import Action, Plan
@@ -30,7 +31,7 @@ from tests.simulation.servers import (
 )
 from tests.simulation.stores import SimulatedStore
 
-SCRIPTS = {**scripts.SCRIPTS, **dialects.SCRIPTS, **files.SCRIPTS}
+SCRIPTS = {**scripts.SCRIPTS, **dialects.SCRIPTS, **files.SCRIPTS, **batches.SCRIPTS}
 
 KEYS = {"alice": "alice-0123456789", "bob": "bob-0123456789ab", "limited": "limited-01234567"}
 """The API key of each owner."""
@@ -65,12 +66,13 @@ class World:
         """A line for each action, with its time."""
         self.wrongs: list[str] = []
         """What models have done that they should not."""
+        self.lines = LineWatch(self)
         _prepare(folder)
         hosts = [f"10.0.0.{number}" for number in range(1, plan.servers + 1)]
         self.servers = [
             SimulatedServer(
                 *(loop, store, host, settings_of(folder, store.url, host, resumes=plan.resumes, models=models)),
-                *(self._delay, self._check_limit, self.wrongs.append),
+                *(self._delay, self._check_limit, self.wrongs.append, self.lines),
             )
             for number, host in enumerate(hosts, 1)
             for models in [models_file(folder, number) if plan.has_models else None]
