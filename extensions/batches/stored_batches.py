@@ -344,7 +344,7 @@ def _added(batch_id: str, lines: Sequence[NewLine]) -> Statement:
 
 
 def _batch(row: Row) -> StoredBatch:
-    fields = dict(zip((*sql.PLAIN, *sql.COUNTS), row, strict=False))
+    fields: dict[str, Any] = dict(zip((*sql.PLAIN, *sql.COUNTS), row, strict=False))
     ended_at, metadata, errors = row[-3:]
     if ended_at is not None:
         fields[_ENDS[fields["status"]]] = ended_at
@@ -357,7 +357,8 @@ def _batch(row: Row) -> StoredBatch:
 
 def _open(row: Row) -> OpenBatch:
     server_id, waits, has_open = row[-3:]
-    return OpenBatch(StoredBatch(**dict(zip(sql.PLAIN, row, strict=False))), server_id, bool(waits), bool(has_open))
+    fields: dict[str, Any] = dict(zip(sql.PLAIN, row, strict=False))
+    return OpenBatch(StoredBatch(**fields), server_id, bool(waits), bool(has_open))
 
 
 def _result(batch_id: str, row: Row) -> tuple[StoredLine, LineResult]:

@@ -33,13 +33,10 @@ def batches_of(store: Store) -> StoredBatches:
 
 def a_batch(**fields: Any) -> StoredBatch:
     now = time.time()
-    usual: dict[str, Any] = {
-        "id": f"batch_{next(_numbers):032x}",
-        "owner": OWNER,
-        "api": "openai",
-        "endpoint": "/v1/chat/completions",
-    }
-    return StoredBatch(**usual | {"created_at": now, "expires_at": now + 3600} | fields)
+    usual: dict[str, Any] = {"id": f"batch_{next(_numbers):032x}", "owner": OWNER, "api": "openai"}
+    usual |= {"endpoint": "/v1/chat/completions", "created_at": now, "expires_at": now + 3600}
+    usual |= fields
+    return StoredBatch(**usual)
 
 
 def lines(number: int, **fields: Any) -> list[NewLine]:
@@ -85,7 +82,8 @@ def answer_of(line: LineRequest, **fields: Any) -> LineAnswer:
     usual["use"] = Use(
         id=line.id, owner=line.owner, model="tiny", api="chat", input_tokens=2, output_tokens=3, is_line=True
     )
-    return LineAnswer(**usual | fields)
+    usual |= fields
+    return LineAnswer(**usual)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
@@ -36,9 +37,7 @@ async def test_batch_is_read_as_it_was_created(store: Store) -> None:
     )
     await batches_of(store).create(batch)
     read = await found(store, batch)
-    assert read == batch.__class__(
-        **{name: getattr(batch, name) for name in batch.__struct_fields__} | {"model": read.model}
-    )
+    assert read == replace(batch, model=read.model)
     assert await batches_of(store).get(batch.id, "bob") is None
     assert await batches_of(store).get("\0", OWNER) is None
 
