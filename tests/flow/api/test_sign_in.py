@@ -798,7 +798,7 @@ async def test_file_is_read_again(tmp_path: Path, issuer: Issuer, caplog: pytest
             assert await keys.sign_in.key_of(issuer.token(groups=["llm"]))
         assert keys.sign_in is None
     assert issuer.fetches == 1
-    lines = [line for line in caplog.messages if line.startswith("SIGHUP")]
+    lines = [line for line in caplog.messages if line.startswith("SIGHUP: the")]
     assert lines[0] == "SIGHUP: the issuers were read again, and have not changed"
     assert lines[1].startswith("SIGHUP: the issuers stay as they were: --sign-in ")
     assert lines[2] == "SIGHUP: the issuers were read again"
