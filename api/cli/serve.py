@@ -73,7 +73,8 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
             engine, look = server.scheduler.engine, LOOK if settings.exit_with_engine else None
             while not stop.is_set() and (look is None or engine.is_alive):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), look)
+                    async with asyncio.timeout(look):  # `wait_for` of Python 3.11 may lose a cancellation
+                        await stop.wait()
             await drained(settings, server.scheduler, hurry)
     if not stop.is_set():
         raise EngineDead(ENDED_WITH_ENGINE)

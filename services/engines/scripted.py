@@ -154,4 +154,5 @@ class _Run:
             await asyncio.sleep(0)
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.woken.wait(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 may lose a cancellation
+                await self.woken.wait()

@@ -330,7 +330,8 @@ class Writer:
     async def _rest(self, seconds: float) -> None:
         """Pause before the next attempt; an urgent change ends the pause early."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wakened.wait(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 may lose a cancellation
+                await self._wakened.wait()
 
     def _fail_queued(self) -> None:
         changes = tuple(self._queue)

@@ -88,7 +88,8 @@ class Ingestion:
             except Exception:
                 logger.exception("A bug in the work on files of vector stores")
             with suppress(TimeoutError):  # work may also come from another server
-                await asyncio.wait_for(self._woken.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):  # `wait_for` of Python 3.11 may lose a cancellation
+                    await self._woken.wait()
 
     async def _next(self) -> Claimed | None:
         """Claim a file of an owner of whose files the fewest are worked on; None if there is none."""
