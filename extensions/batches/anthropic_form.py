@@ -155,7 +155,10 @@ def _taken_out(body: bytes) -> tuple[bytes, list[tuple[int, int]]]:
 
 def line_of(request: BatchedMessage, number: int, served: Callable[[str | None], str | None]) -> NewLine:
     """Return a request as a line of its batch, given the function that names the model that is served for a name."""
-    named = msgspec.json.decode(request.params, type=_Named)
+    try:
+        named = msgspec.json.decode(request.params, type=_Named)
+    except NO_JSON:  # such as a number out of range, which its answer refuses
+        named = _Named()
     model = served(named.model) if isinstance(named.model, str) else None
     parts = (model or "").encode(), bytes(named.tools), bytes(named.system), bytes(named.messages)
     return NewLine(

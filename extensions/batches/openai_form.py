@@ -12,10 +12,14 @@ from penstock.api.http.bodies import Page
 from penstock.extensions.batches.batch import BatchError, LineResult, Status, StoredBatch, StoredLine
 from penstock.pipeline.protocol.params.common import Body, Metadata
 from penstock.pipeline.protocol.params.files import ExpiresAfter
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.services.store.rows import to_json
 
 WINDOW = 86_400.0
 """Seconds of the only window, ``24h``, in which the lines of a batch run."""
+
+CHECKED = 1 << 20
+"""The most bytes of an answer that is read again: what a proxy says instead of JSON is shorter."""
 
 _UNRUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -167,9 +171,12 @@ def output_line(line: StoredLine, result: LineResult) -> bytes:
 
 def _on_one_line(body: bytes) -> bytes:
     """Return the JSON of an answer without line breaks, or a text for what is no JSON, as of a proxy in between."""
+    if len(body) > CHECKED and b"\n" not in body and b"\r" not in body:
+        return body
     try:
-        return msgspec.json.format(body, indent=-1) if b"\n" in body or b"\r" in body else body or b"null"
-    except msgspec.DecodeError:
+        body.decode()  # `format` does not check the texts
+        return msgspec.json.format(body or b"null", indent=-1)
+    except NO_JSON:
         return msgspec.json.encode(body.decode(errors="replace"))
 
 

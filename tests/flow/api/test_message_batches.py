@@ -209,6 +209,19 @@ def test_requests_are_read_whatever_their_texts_are() -> None:
         ]
 
 
+@pytest.mark.parametrize("model", [b"1e999", b"9" * 5000, b'"\xff"'], ids=["1e999", "a long number", "no UTF-8"])
+async def test_params_that_cannot_be_read_are_the_error_of_their_request(served: ScriptedServer, model: bytes) -> None:
+    body = b'{"requests":[{"custom_id":"a","params":{"max_tokens":5,"messages":[],"model":%b}}]}' % model
+    headers = {"Content-Type": "application/json"}
+    async with served.client.post(f"{served.url}{PATH}", data=body, headers=headers) as answer:
+        batch = await answer.json()
+        assert answer.status == 200
+    async with anthropic_client(served.url) as sdk:
+        await over(sdk, batch["id"])
+        result = (await results(sdk, batch["id"]))["a"]
+    assert (result.type, result.error.error.type) == ("errored", "invalid_request_error")
+
+
 def test_requests_that_begin_alike_sort_together() -> None:
     def prefix(system: str, text: str, model: str = "tiny") -> str:
         params = {"model": model, "messages": [{"role": "user", "content": text}], "system": system}

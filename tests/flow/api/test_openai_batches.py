@@ -393,6 +393,9 @@ def test_parameters_are_those_of_the_sdk() -> None:
         (b'{"a":1}', {"a": 1}),
         (b'{\n  "a": "x\\ny"\r\n}', {"a": "x\ny"}),
         (b"<html>\nBad gateway", "<html>\nBad gateway"),
+        (b"Bad gateway", "Bad gateway"),
+        (b"[error] no server", "[error] no server"),
+        (b'{"a":"\xff"}', '{"a":"\ufffd"}'),
         (b"", None),
     ],
 )
