@@ -273,6 +273,13 @@ class Keys:
         if self.are_needed and not self._is_valid(owner):
             raise Unauthorized(has_key=True)
 
+    def may_go_on(self, owner: str) -> bool:
+        """True if what an owner has left may go on: its key is valid, or it has signed in, be the token over by now."""
+        if not self.are_needed:
+            return True
+        key = self._known.get(owner)
+        return not key.is_expired if key else self.sign_in is not None and self.of(owner) is not None
+
     def _is_valid(self, owner: str) -> bool:
         key = self.of(owner)  # the time that this takes reveals at most a digest
         return key is not None and not key.is_expired

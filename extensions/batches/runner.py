@@ -142,10 +142,8 @@ class BatchRunner:
     async def _may_go_on(self, owner: str) -> bool:
         if self.lines.rests(owner):
             return False
-        if owner and self.keys.are_needed and self.keys.sign_in is None:
-            key = self.keys.of(owner)
-            if key is None or key.is_expired:
-                return False
+        if owner and not self.keys.may_go_on(owner):
+            return False
         try:
             await self.scheduler.admission.check_gates(owner)
         except StageError:

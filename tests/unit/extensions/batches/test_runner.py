@@ -376,6 +376,29 @@ async def test_lines_of_a_revoked_key_wait(store: Store) -> None:
         await asyncio.gather(ended(store, again), ended(store, bobs))
 
 
+class NoTokens:
+    """A way to sign in by which nobody is signed in now."""
+
+    async def key_of(self, token: str) -> None:
+        """Return None: no text is a token."""
+
+    def known(self, owner: str) -> None:
+        """Return None: no owner has a token now."""
+
+
+async def test_lines_of_a_revoked_key_wait_beside_those_of_owners_who_signed_in(store: Store) -> None:
+    keys, revoked, signed = Keys(given=["k" * 40]), "a" * 64, "b" * 64
+    keys.sign_in, keys.remembered = NoTokens(), {signed: "name=bob"}.get
+    lost, held = [await begun(batches_of(store), 1, owner=owner) for owner in (revoked, signed)]
+    answers = Answers()
+    async with running_batches(store, answers) as running:
+        running.keys = keys
+        await ended(store, held)
+        await asyncio.sleep(0.3)
+    assert [line.owner for line in answers.asked] == [signed]
+    assert await batches_of(store).get(lost.id, revoked)
+
+
 async def test_lines_of_models_that_are_served_elsewhere_wait(store: Store) -> None:
     batch = a_batch()
     new = [each._replace(model=("tiny", "other", "")[each.number % 3]) for each in lines(6)]
