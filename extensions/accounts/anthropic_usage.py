@@ -34,6 +34,9 @@ WIDTH_OF_COSTS = Choice("bucket_width", ("1d",), meaning="The width of a bucket.
 LIMIT = Number("limit", default=0, least=1, most=168, meaning="The most buckets of a page.")
 PAGE = AnyText("page", meaning="`next_page` of the page before.")
 
+LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""The latest time of a report, in seconds since 1970: no later day has an end that can be written."""
+
 COLUMNS = {
     "workspace_id": "team",
     "account_id": "owner",
@@ -227,7 +230,7 @@ def _moment(parameter: AnyText, request: web.Request) -> float | None:
         return None
     try:
         moment = datetime.fromisoformat(text)
-        return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+        return min(max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()), LATEST)
     except (ValueError, OverflowError):
         name = parameter.name
         raise InvalidRequest(f"{name} is a time by RFC 3339, not {shortened(text)!r}.", param=name) from None

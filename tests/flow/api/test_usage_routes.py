@@ -291,7 +291,12 @@ async def test_times_of_any_size_are_answered(server: Served) -> None:
     ):
         async with server.client.get(f"{server.url}/v1/organization/costs?{query}", headers=bearer()) as answer:
             assert answer.status == 200, query
-    for query in ("starting_at=0001-01-01", "starting_at=9999-12-30", "starting_at=2026-01-01&ending_at=9999-12-31"):
+    for query in (
+        "starting_at=0001-01-01",
+        "starting_at=9999-12-30",
+        "starting_at=2026-01-01&ending_at=9999-12-31",
+        "starting_at=9999-12-31&ending_at=9999-12-31T23:59:59Z",
+    ):
         path = f"{server.url}/v1/organizations/cost_report?{query}"
         async with server.client.get(path, headers=bearer()) as answer:
             assert answer.status == 200, query
