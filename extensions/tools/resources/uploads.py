@@ -24,6 +24,7 @@ from penstock.pipeline.errors import (
     DiskFull,
     InvalidRequest,
     StorageFull,
+    StoredFileNotFound,
     StoreFailed,
     UploadNotFound,
 )
@@ -142,11 +143,19 @@ class Uploads:
         stored = await self.files.files.parts(upload.id, owner)
         with self.files.turn(owner):
             chosen = _chosen(upload, stored, asked)
-            if not await self.uploads.complete(self.files.files, upload, owner, chosen, asked.md5):
+            try:
+                is_right = await self.uploads.complete(self.files.files, upload, owner, chosen, asked.md5)
+            except StoredFileNotFound:  # another request has ended the upload, and deletes its parts
+                if (await self._found(request)).state == "pending":
+                    raise
+                is_right = True
+            if not is_right:
                 message = "The MD5 of the parts is another one. Send the part again that has changed on its way."
                 raise InvalidRequest(message, param="md5", code="invalid_value")
         await self.files.files.delete_parts(stored)
-        return await self._completed(await self._found(request), owner)
+        if (upload := await self._found(request)).state != "completed":
+            _check_pending(upload)
+        return await self._completed(upload, owner)
 
     @operation(Operation(UploadObject, refusals=_REFUSALS))
     async def cancel(self, request: web.Request) -> web.Response:

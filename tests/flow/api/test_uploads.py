@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator
+from functools import partial
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,31 @@ async def test_completion_that_is_sent_again_makes_no_second_file(sdk: openai.As
     made.append(await sdk.uploads.complete(upload.id, part_ids=[part.id]))
     files = {each.file.id for each in made if each.file}
     assert [file.id async for file in sdk.files.list()] == list(files)
+
+
+@pytest.mark.parametrize("ending", ["complete", "cancel"])
+async def test_completion_says_how_another_request_has_ended_the_upload(
+    sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    upload = await begun(sdk)
+    part = await sdk.uploads.parts.create(upload.id, data=b"abcdef")
+    read, ended = StoredFiles.chunks, list[Any]()
+
+    async def read_late(*given: Any) -> AsyncGenerator[bytes, None]:
+        monkeypatch.setattr(StoredFiles, "chunks", read)
+        end = sdk.uploads.cancel if ending == "cancel" else partial(sdk.uploads.complete, part_ids=[part.id])
+        ended.append(await end(upload.id))
+        async for chunk in read(*given):
+            yield chunk
+
+    monkeypatch.setattr(StoredFiles, "chunks", read_late)
+    asking = sdk.uploads.complete(upload.id, part_ids=[part.id])
+    if ending == "complete":
+        assert await asking == ended[0]
+        return
+    with pytest.raises(openai.BadRequestError, match="is cancelled"):
+        await asking
+    assert [file async for file in sdk.files.list()] == []
 
 
 async def test_upload_is_completed_by_another_server(store_at: str, tmp_path: Path) -> None:
