@@ -334,11 +334,12 @@ _SINCE_0_2: Statements = (
     *_moved("vector_stores", 2),
     "alter table responses add column writer text",
     "alter table conversation_items add column writer text",
+    "alter table responses add column line text",
 )
 """The statements since release 0.2.0, for both databases, beginning with the approvals of MCP calls that were used.
 
 The ``model`` of a response is the one that its request names, and the ``writer`` of tokens the served name of the one
-that generated them; both are null if an older release wrote the row.
+that generated them; both are null if an older release wrote the row.  The ``line`` is that of a batch, or null.
 """
 
 EXECUTED_TABLES = (

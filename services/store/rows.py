@@ -23,7 +23,7 @@ from penstock.services.store.stored import StoredResponse
 
 T = TypeVar("T")
 
-RESPONSE_COLUMNS = "response, input, owner, position, tokens, results, writer"
+RESPONSE_COLUMNS = "response, input, owner, position, tokens, results, writer, line"
 """The columns of a row for `stored_response`."""
 
 _LONGEST_ID = 512
@@ -67,11 +67,11 @@ async def decoded(read: Sequence[Row], decode: Callable[[Row], T]) -> list[T]:
 
 def stored_response(row: Row) -> StoredResponse:
     """Decode the response of a row of `RESPONSE_COLUMNS`."""
-    response, input_text, owner, position, tokens, results, writer = row
+    response, input_text, owner, position, tokens, results, writer, line = row
     return StoredResponse(
         from_json(response, _decode_response),
         input=from_json(input_text, _decode_input),
-        origin=Origin(owner, position),
+        origin=Origin(owner, position, line=line or ""),
         tokens=_unpacked(tokens, _decode_tokens),
         results=results_in(results),
         writer=writer or "",

@@ -14,8 +14,8 @@ from penstock.services.store.parts import installed_parts
 
 BEGIN = """
     insert into responses (id, owner, previous_response_id, conversation_id, position, created_at, status, server_id,
-                           response, input, request, logged, tokens, bytes, model)
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 1, $12, $13, $14)
+                           response, input, request, logged, tokens, bytes, model, line)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 1, $12, $13, $14, $15)
     on conflict (id) do nothing
 """
 

@@ -291,6 +291,7 @@ class Store:
             rows.tokens_column(stored.tokens),
             rows.octets(read),
             rows.model_column(response.model),
+            origin.line or None,
         )
         yield Statement(run_sql.BEGIN, row)
         yield from self._indexed(response.id, stored.input, now)

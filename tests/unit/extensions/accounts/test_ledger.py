@@ -18,13 +18,15 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.extensions.accounts.ledger import AT_ONCE, HOUR, Ledger, Sum
-from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.errors import RunInterrupted, StoreFailed
+from penstock.pipeline.frames import Origin
 from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Response, Usage
+from penstock.services.runs.run import RunRegistry
 from penstock.services.store.database import Database, DatabaseUnavailable, NullDatabase, Row, Unit, Value
 from penstock.services.store.store import Store
 from penstock.services.store.writer import LIMIT
 from penstock.services.use import Use
-from tests.support.stored_responses import stored_response
+from tests.support.stored_responses import begun_response, expire_heartbeats, stored_response
 from tests.support.stores import database_at, open_store
 
 T = TypeVar("T")
@@ -205,6 +207,17 @@ async def test_sweep_takes_rows_in_steps(store: Store) -> None:
     await store.part(Ledger).sweep()
     assert await rows(store) == (0, 6)
     assert await total(store) == sum_of(uses)
+
+
+async def test_line_whose_server_has_died_counts_with_its_result_alone(store: Store, other: Store) -> None:
+    for line in ("", "batch_1:7"):
+        begun = begun_response(stored_response(f"resp_{len(line)}"))
+        await store.begin(replace(begun, origin=Origin("ann", line=line)))
+    await expire_heartbeats(store)
+    for orphan in await other.orphans():
+        assert await other.claim(orphan)
+        RunRegistry(other).adopt(orphan.stored, ()).fail(RunInterrupted())
+    assert (await total(other)).requests == 1
 
 
 async def test_texts_that_no_database_accepts_are_noted(store: Store) -> None:
