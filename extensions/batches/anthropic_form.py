@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -27,10 +27,15 @@ MOST_ID: Final = 64
 OBJECTS: Final = 0
 """The number in the place of the objects of a list that are read one by one."""
 
+PIECE: Final = 1 << 16
+"""Bytes of a string that are read at once."""
+
 _PATTERN: Final = "^[a-zA-Z0-9_-]{1,64}$"
 _CUSTOM_ID: Final = re.compile(_PATTERN.strip("^$"))
-_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
-"""A string of JSON, or a bracket outside of strings."""
+_MARK: Final = re.compile(rb'["\[\]{}]')
+"""The beginning of a string of JSON, or a bracket."""
+_TEXT: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+"""The text of a string of JSON."""
 
 
 class CreateMessageBatch(Body):
@@ -131,16 +136,16 @@ def _taken_out(body: bytes) -> tuple[bytes, list[tuple[int, int]]]:
     """
     depth, name, is_listed, start, rest = 0, b"", False, 0, 0
     pieces, spans = list[bytes](), list[tuple[int, int]]()
-    for token in _TOKEN.finditer(body):
-        match body[token.start()]:
+    for at, after in _tokens(body):
+        match body[at]:
             case 0x22:
                 if depth == 1:
-                    name = token[0]
+                    name = body[at:after]
             case 0x5B | 0x7B:
                 if depth == 1:
                     is_listed = name == b'"requests"'
                 elif depth == 2:
-                    start = token.start()
+                    start = at
                 depth += 1
             case closing:
                 depth -= 1
@@ -148,9 +153,25 @@ def _taken_out(body: bytes) -> tuple[bytes, list[tuple[int, int]]]:
                     between = body[rest:start]
                     if not spans or between.strip() != b",":
                         pieces.append(b"%b%d" % (between, OBJECTS))
-                    spans.append((start, token.end()))
-                    rest = token.end()
+                    spans.append((start, after))
+                    rest = after
     return b"".join([*pieces, body[rest:]]), spans
+
+
+def _tokens(body: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each string of JSON begins and ends, and each bracket outside of strings."""
+    after = 0
+    while mark := _MARK.search(body, after):
+        at = mark.start()
+        after = _end_of_string(body, at + 1) if body[at] == 0x22 else at + 1
+        yield at, after
+
+
+def _end_of_string(body: bytes, at: int) -> int:
+    """Return the end of a string whose text begins at a place; it is read piece by piece, so that other threads run."""
+    while (end := _TEXT.match(body, at, at + PIECE).end()) > at:  # type: ignore[union-attr]
+        at = end
+    return at + 1
 
 
 def line_of(request: BatchedMessage, number: int, served: Callable[[str | None], str | None]) -> NewLine:

@@ -25,6 +25,7 @@ from penstock.extensions.batches.batch import (
     StoredLine,
 )
 from penstock.extensions.batches.errors import GivenUp
+from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.store import rows
 from penstock.services.store.database import BATCH, Row, Statement, Value, placeholders
 from penstock.services.store.parts import StorePart
@@ -205,7 +206,8 @@ class StoredBatches(StorePart):
 
     async def look(self) -> list[OpenBatch]:
         """Return all open batches, the oldest first."""
-        return [_open(row) for row in await self.context.read(sql.LOOK)]
+        read = await self.context.read(sql.LOOK)
+        return await apart(len(read) > MANY_VALUES, list, map(_open, read))
 
     async def claim_validation(self, batch_id: str) -> bool:
         """Become the server that validates a batch; False if another one does."""

@@ -194,8 +194,10 @@ def test_broken_body_is_refused(body: bytes) -> None:
         read_requests(body)
 
 
-def test_requests_are_read_whatever_their_texts_are() -> None:
-    texts = ['"requests":[{', "}],", "\\", '\\"', "\n\u2028", "ä\ud83d"]
+@pytest.mark.parametrize("piece", [2, 7, anthropic_form.PIECE])
+def test_requests_are_read_whatever_their_texts_are(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anthropic_form, "PIECE", piece)
+    texts = ['"requests":[{', "}],", "\\", '\\"', '"\\\\"]', "\\" * 9, "\n\u2028", "ä\ud83d"]
     given = [
         {"custom_id": f"{number}", "params": {"text": [text], "{": {"]": text}}} for number, text in enumerate(texts)
     ]
