@@ -19,6 +19,7 @@ import msgspec
 from penstock.api.http.bodies import ErrorBody, Problem
 from penstock.api.http.errors import INVALID
 from penstock.extensions.batches.batch import LineAnswer
+from penstock.extensions.batches.openai_form import on_one_line
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.protocol.params.json_body import NO_JSON, shortened
 
@@ -141,7 +142,7 @@ class Results:
 
     def add(self, line: Line, answer: LineAnswer) -> None:
         """Write the answer to a line."""
-        is_error, body = not 200 <= answer.status < 300, msgspec.Raw(answer.body)
+        is_error, body = not 200 <= answer.status < 300, msgspec.Raw(on_one_line(answer.body))
         response = _Response(answer.status, answer.request_id, None if is_error else body)
         self.file.write(_encode(_Result(line.id, line.custom_id, response, body if is_error else None)) + b"\n")
         self.file.flush()

@@ -163,13 +163,13 @@ def output_line(line: StoredLine, result: LineResult) -> bytes:
     if result.kind in _UNRUN:
         error = _Problem(*_UNRUN[result.kind])
     else:
-        answer = _Answer(result.status, request_id=result.request_id, body=msgspec.Raw(_on_one_line(result.body)))
+        answer = _Answer(result.status, request_id=result.request_id, body=msgspec.Raw(on_one_line(result.body)))
     name = f"batch_req_{sha256(line.id.encode()).hexdigest()[:32]}"
     custom_id = msgspec.Raw(to_json(line.custom_id).encode())
     return msgspec.json.encode(_Line(name, custom_id, answer, error)) + b"\n"
 
 
-def _on_one_line(body: bytes) -> bytes:
+def on_one_line(body: bytes) -> bytes:
     """Return the JSON of an answer without line breaks, or a text for what is no JSON, as of a proxy in between."""
     if len(body) > CHECKED and b"\n" not in body and b"\r" not in body:
         return body

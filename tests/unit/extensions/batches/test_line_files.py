@@ -94,6 +94,17 @@ def test_result_has_the_form_of_run_batch(tmp_path: Path) -> None:
     assert bad["error"]["error"]["message"] == "There is none."
 
 
+@pytest.mark.parametrize("body", [b"Bad gateway", b"<html>\nBad gateway", b'{\n"a": 1}', b""])
+def test_answer_of_a_proxy_is_one_line_of_json(tmp_path: Path, body: bytes) -> None:
+    (line,) = read(asked())
+    for status in (200, 502):
+        name = str(tmp_path / f"{status}")
+        with results_file(name) as results:
+            results.add(line, answer(status, body))
+        with results_file(name) as results:
+            assert results.done == {line.id}
+
+
 def test_results_go_on_after_those_that_are_there(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with results_file(str(out)) as results:
