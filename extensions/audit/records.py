@@ -39,6 +39,9 @@ _BASES = frozenset({"v1", "openresponses"})
 _COPIED = ("key", "owner", "team", "refused_key", "client", "api", "model", "request_id", "response_id", "ended")
 """The fields of the access log that a line has as well."""
 
+_BITS = 64
+"""Bits of the numbers that JSON here cannot have any more."""
+
 LONGEST_ID = 100
 """Characters of an id in a line, which is what a client wrote into a URL."""
 
@@ -111,9 +114,15 @@ def _time(record: logging.LogRecord) -> str:
 
 def _fact(value: object) -> str | float | bool | None:
     """Return a fact as a name or a number: a stage of an operator may give anything."""
+    if isinstance(value, int) and value.bit_length() >= _BITS:
+        return shortened(hex(value))
     return value if isinstance(value, int | float | None) else shortened(str(value))
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:
-    known = {name: value for name, value in line.items() if value is not None}
+    known = {
+        name: value.encode(errors="replace").decode() if isinstance(value, str) else value  # half a surrogate pair
+        for name, value in line.items()
+        if value is not None
+    }
     return msgspec.json.encode(known) + b"\n"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
 import pytest
 
-from penstock.extensions.audit.records import action_of, ids_of
+from penstock.extensions.audit.records import action_of, ids_of, line_of_decision, line_of_request
 
 ACTIONS = {
     "POST /v1/responses": ("create", "responses"),
@@ -43,3 +46,28 @@ def test_ids_are_those_of_the_path_after_any_prefix() -> None:
         assert ids_of(route, f"{prefix}/v1/vector_stores/vs_1/files/file-2/content") == expected
     assert ids_of("/v1/files/{file_id}", "/v1/files/" + "x" * 500) == {"file_id": "x" * 100}
     assert ids_of("unknown", "/v1/nothing") == {}
+
+
+FACTS = ["a\ud800", "b\udcff\n{}", 10**5000, -(2**64), 2**63, float("inf"), ["c"], b"d", True]
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
+def test_any_fact_of_a_stage_makes_one_line(fact: object) -> None:
+    record = logging.makeLogRecord({"audit": {"rule": "r", "subject": fact, "fact": fact}})
+    line = line_of_decision(record)
+    assert line is not None
+    assert line.count(b"\n") == 1
+    assert json.loads(line)["rule"] == "r"
+
+
+def test_any_text_of_a_request_makes_one_line() -> None:
+    fields = {
+        "status": 404,
+        "route": "/v1/files/{file_id}",
+        "method": "GET",
+        "path": "/v1/files/a\udcff",
+        "model": "\ud800",
+    }
+    line = line_of_request(logging.makeLogRecord(fields))
+    assert line is not None
+    assert (json.loads(line)["file_id"], json.loads(line)["model"]) == ("a?", "?")
