@@ -168,7 +168,7 @@ class Keys:
 
     def of(self, owner: str) -> ApiKey | None:
         """Return the key of an owner; None if the owner has none, or no longer."""
-        if key := self._known.get(owner) or (self.sign_in and self.sign_in.known(owner)):
+        if key := self._known.get(owner) or (self.sign_in.known(owner) if self.sign_in else None):
             return key
         words = self.remembered(owner)
         return None if words is None else replace(key_of(f"{HASHED}{owner} {words}", own=None), expires=0.0)
