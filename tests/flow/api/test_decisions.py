@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from math import exp, inf
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,13 @@ async def test_a_question_counts_as_a_response_and_a_decision_as_a_request(tmp_p
     admission = Admission()
     admission.tables = {"default": KeyLimits(responses=2, requests_per_minute=1)}
     async with running_server(DecidingEngine(), tmp_path, admission=admission) as served:
-        assert (await served.post({**BODY, "questions": [TRUE] * 9}, PATH))[0] == 200
+        served.engine.hold()
+        asking = asyncio.create_task(served.post({**BODY, "questions": [TRUE] * 9}, PATH))
+        await wait_until(lambda: served.engine.running == 1)  # the first one runs alone
+        served.engine.say(inf)
+        await wait_until(lambda: served.engine.running == 2)
+        served.engine.say_all()
+        assert (await asking)[0] == 200
         assert served.engine.most_running == 2
         status, answer = await served.post(BODY, PATH)
         assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")

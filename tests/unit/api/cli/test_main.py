@@ -59,6 +59,7 @@ def test_each_command_stands_at_one_door(penstock: RunCommand) -> None:
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("check", "serve"), ("--engine", "http://a")),
     **dict.fromkeys(("diff", "inspect", "replay", "shrink"), ("folder",)),
+    "batch": ("lines.jsonl", "-o", "results.jsonl"),
     "compare": ("folder", "--engine", "http://a"),
     "conformance": ("http://a",),
     "keys": ("make", "alice", "--store", "none"),

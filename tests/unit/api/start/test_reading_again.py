@@ -16,6 +16,7 @@ from penstock.api.settings import Settings
 from penstock.api.start.assembly import keys_of
 from penstock.api.start.parts import Running
 from penstock.api.start.serving import FileReader
+from penstock.pipeline import audit
 from penstock.pipeline.errors import CannotStart
 from penstock.services.prompts import Prompts
 
@@ -65,21 +66,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
     return tmp_path
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of the log; those of the audit log are not among them."""
+    return [record.getMessage() for record in caplog.records if record.name != audit.LOGGER]
+
+
 def test_models_are_added_changed_and_removed(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(A + B)
     assert server.models_after(f"{A}engine-places = 3\n{C}") == ["a", "c"]
-    assert caplog.messages == ["SIGHUP: the models were read again; new: c; changed: a; gone: b"]
+    assert said(caplog) == ["SIGHUP: the models were read again; new: c; changed: a; gone: b"]
     (taken,) = server.taken
     assert (list(taken.models), taken.of_model("a").engine_places) == (["a", "c"], 3)
     server.models_after(f"{A}engine-places = 3\n{C}")
-    assert caplog.messages[-1] == "SIGHUP: the models were read again, and have not changed"
+    assert said(caplog)[-1] == "SIGHUP: the models were read again, and have not changed"
 
 
 def test_number_of_a_group_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
     text = '[models.d]\ncommand = "sh"\ngroups = ["gpu"]\n'
     server = Server(text)
     server.models_after(f"{text}[model-groups]\ngpu = 2\n")
-    assert caplog.messages == ["SIGHUP: the models were read again"]
+    assert said(caplog) == ["SIGHUP: the models were read again"]
     assert server.taken[0].model_groups == {"gpu": 2}
 
 
@@ -97,7 +103,7 @@ def test_number_of_a_group_is_read_again(caplog: pytest.LogCaptureFixture) -> No
 def test_wrong_file_leaves_all_as_it_was(caplog: pytest.LogCaptureFixture, text: str, reason: str) -> None:
     server = Server(A + B)
     assert server.models_after(text) == ["a", "b"]
-    (message,) = caplog.messages
+    (message,) = said(caplog)
     assert message.startswith(f"SIGHUP: the models stay as they were: {reason}")
     assert all(list(taken.models) == ["a", "b"] for taken in server.taken)
 
@@ -107,7 +113,7 @@ def test_models_that_the_server_cannot_take_leave_all_as_it_was(caplog: pytest.L
     server.refusal = "b is a backend of texts"
     assert server.models_after(A + B) == ["a"]
     line = "SIGHUP: the API keys, the limits and the models stay as they were: b is a backend of texts"
-    assert caplog.messages == [line]
+    assert said(caplog) == [line]
 
 
 def test_models_stay_as_long_as_a_key_names_one_that_would_be_gone(folder: Path) -> None:
