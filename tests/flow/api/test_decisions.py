@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from math import exp, inf
-from math import inf
 from pathlib import Path
 from typing import Any
 
