@@ -145,15 +145,21 @@ class Store:
         assert isinstance(part, kind)
         return part
 
-    @property
+    @cached_property
     def files(self) -> FileShelf | None:
         """The part that keeps files; None if no package brings one."""
         return next((part for part in self.parts.values() if isinstance(part, FileShelf)), None)
 
+    @cached_property
+    def _remembering(self) -> Sequence[RemembersOwners]:
+        return [part for part in self.parts.values() if isinstance(part, RemembersOwners)]
+
     def words_of(self, owner: str) -> str | None:
         """Return the words of an owner that a part remembers; None if none does."""
-        parts = (part for part in self.parts.values() if isinstance(part, RemembersOwners))
-        return next((words for part in parts if (words := part.words_of(owner)) is not None), None)
+        for part in self._remembering:  # several times in each request
+            if (words := part.words_of(owner)) is not None:
+                return words
+        return None
 
     @property
     def server_id(self) -> str:
