@@ -39,6 +39,7 @@ REASONS = {
     r"penstock launch|^(codex|aider|lm_eval)": "tests/live/codex, tests/live/claude and tests/live/opencode run agents",
     r"penstock serve \[|penstock serve \.\.\.": "a form",
     r"penstock diff .*--against": "tests/flow/api/test_against.py runs it",
+    r"penstock batch": "tests/flow/batches/test_command.py runs it",
     r"penstock record": "tests/unit/extensions/workbench/test_record.py runs it",
     r"penstock conformance": "tests/unit/extensions/workbench/conformance runs it",
     r"--with redact$": "tests/examples/test_plugins_page.py runs it, with the package of the page",
