@@ -51,8 +51,11 @@ logger = logging.getLogger(__name__)
 AT_ONCE: Final = 256
 """Lines that are answered at once by an engine that does not know its places."""
 
-MORE: Final = 4
-"""Places of the engine for each line that is answered beyond them: it takes the place of one that ends at once."""
+MANY: Final = 1_000_000
+"""Places of the engine by the settings: lines wait in the engine, not before it."""
+
+AHEAD: Final = 2
+"""Lines at once for each place of the engine: when one ends, another one runs from the next step on."""
 
 WINDOW: Final = 16
 """Times the lines at once that may be read, with --in-order, before the result of the first of them is written."""
@@ -110,7 +113,7 @@ def _chosen(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def alone(settings: Settings, *, keeps_store: bool) -> Settings:
     """Return the settings for one process without clients, which has no store unless the command line names one."""
     store = {} if keeps_store else {"store": NO_STORE, "webhook": None, "webhook_secret": None}
-    patient = {"limits": None, "engine_wait": None, "slow_callback": 0.0}
+    patient = {"limits": None, "engine_wait": None, "engine_places": MANY, "slow_callback": 0.0}
     return settings.model_copy(update={"frontends": 1, **patient, **store})
 
 
@@ -182,8 +185,8 @@ async def answered(job: Job, settings: Settings, start_engine: EngineStarter = s
         forget_generators()
         tune_gc()
         engine = server.scheduler.engine
-        places = settings.engine_places or (engine.places if isinstance(engine, Bounded) else AT_ONCE)
-        work = Work(job, Answering(_parts(server, settings), None), engine, at_once=places + max(1, places // MORE))
+        places = engine.places if isinstance(engine, Bounded) else AT_ONCE
+        work = Work(job, Answering(_parts(server, settings), None), engine, at_once=AHEAD * places)
         stop, _ = stop_signals()
         began = time.monotonic()
         with _shown(job) as work.advanced:
