@@ -429,6 +429,7 @@ class IssuerUnavailable(StageError):
 
     status = 503
     code = "issuer_unavailable"
+    seconds = 1.0
 
     def __init__(self, seconds: float) -> None:
         super().__init__("The issuer of the bearer token does not answer, so that the token cannot be verified.")
