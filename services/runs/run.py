@@ -14,6 +14,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from penstock.pipeline.frames import ItemResult, ItemTokens, ResponseStarted, To
 from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
+from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.response import Response
 from penstock.services.runs.event_log import Block, EventLog, LogReader, read_blocks
 from penstock.services.runs.response_metrics import count_response
@@ -344,10 +346,10 @@ class RunRegistry:
         key = (run.origin.key_name or run.origin.owner[:8]) if self._measures_keys else ""
         self.when_ended(run)
         count_response(run.response, run.model, run.mode, time.monotonic() - run.began, key)
-        use = None if run.origin.line else use_of(run)
+        use = None if run.origin.line else partial(use_of, run)
         if not run.response.store:
             self.discard(run)
-            return self.store.used(use) if use else None
+            return self.store.used(use() if are_light(run.input) else use) if use else None
         saved = self.store.end(
             StoredResponse(
                 run.response,

@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from typing import TypeVar
@@ -239,28 +239,31 @@ class Store:
     def append(self, response_id: str, block: Block) -> None:
         self.writer.queue((self._appended(response_id, block),), response_id)
 
-    def end(self, stored: StoredResponse, block: Block | None, use: Use | None = None) -> asyncio.Future[None]:
+    def end(
+        self, stored: StoredResponse, block: Block | None, use: Callable[[], Use] | None = None
+    ) -> asyncio.Future[None]:
         """Store an ended response and its last events, add its items to its conversation, and release the conversation.
 
-        Items are added only if the response is completed or incomplete.  The parts note the ``use`` of the response
+        Items are added only if the response is completed or incomplete.  The parts note what ``use`` returns
         with it.  The future is done when all is durable.
         """
         return self._queue(stored, partial(self._at_the_end, stored, block, time.time(), use))
 
-    def used(self, use: Use) -> asyncio.Future[None] | None:
+    def used(self, use: Use | Callable[[], Use]) -> asyncio.Future[None] | None:
         """Have the parts note what an answer has used that is not stored; the future is done when that is durable.
 
-        Returns None if no part notes it, or if too many bytes wait to be written.
+        A function that makes a ``use`` of much is called in a thread.  Returns None if no part notes it, or if too many
+        bytes wait to be written.
         """
-        statements = self.statements_of(use) if self.keeps else ()
-        if not statements:
+        known = self.statements_of(use) if self.keeps and isinstance(use, Use) else ()
+        if not self.keeps or (isinstance(use, Use) and not known):
             return None
         try:
             self.writer.check()
         except StoreFailed as error:
             self._unnoted.warn(_log, "use", f"The use of an answer that is not stored is lost: {error}")
             return None
-        return self.writer.queue(statements, use.id)
+        return self.writer.queue(known if isinstance(use, Use) else lambda: self.statements_of(use()))
 
     def statements_of(self, use: Use, response_id: str | None = None) -> Sequence[Statement]:
         """Return the statements by which the parts note what an answer has used (see `StorePart.used`)."""
@@ -303,7 +306,7 @@ class Store:
         yield from self._indexed(response.id, stored.input, now)
 
     def _at_the_end(
-        self, stored: StoredResponse, block: Block | None, now: float, use: Use | None
+        self, stored: StoredResponse, block: Block | None, now: float, use: Callable[[], Use] | None
     ) -> Iterator[Statement]:
         response = stored.response
         if block is not None:
@@ -315,7 +318,7 @@ class Store:
             notified = (response.id, _notification_id(response), f"response.{response.status}", self.server_id)
             yield Statement(run_sql.NOTIFY, notified)
         if use is not None:
-            yield from self.statements_of(use, response.id)
+            yield from self.statements_of(use(), response.id)
         yield self._ended(stored, now)
 
     def _indexed(self, response_id: str, items: Iterable[Item], now: float) -> Iterator[Statement]:

@@ -254,9 +254,9 @@ OF_VLLM = {
 
 OF_COMMANDS = {
     *("--model", "--small-model", "--file", "--limits", "--tools", "--expires", "--json", "--sse", "--to"),
-    *("--api", "--by", "--csv", "--key", "--since", "--team", "--until"),
+    *("--api", "--by", "--csv", "--key", "--since", "--team", "--until", "--in-order"),
 }
-"""Options of ``penstock keys``, ``penstock launch``, ``penstock replay``, ``penstock usage`` and ``make load``."""
+"""Options of ``penstock batch``, ``keys``, ``launch``, ``replay`` and ``usage``, and of ``make load``."""
 
 OF_OTHERS = {
     *("CLIENTS.md", "COMPARE.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),

@@ -298,7 +298,7 @@ class World:
         )
         stored = stored_response(response_id)
         stored = replace(stored, response=replace(stored.response, usage=usage))
-        store.end(stored, None, replace(used, id=response_id))
+        store.end(stored, None, lambda: replace(used, id=response_id))
 
     def at(self) -> float:
         return time.time() - self.chance.choice((0, 0, HOUR, 3 * HOUR, 30 * HOUR))
