@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 from pydantic_core import ErrorDetails
 
+from penstock.api.toml_file import message_of, read_toml
 from penstock.api.values import Duration, size
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import nearest
@@ -64,20 +64,12 @@ _TABLES: TypeAdapter[dict[str, KeyLimits]] = TypeAdapter(dict[str, KeyLimits])
 
 def read_limits(file: Path) -> Mapping[str, KeyLimits]:
     """Return the limits of a file, by the names of their tables.  Raises `UnusableLimits`."""
-    source = f"--limits {file}"
-    try:
-        return MappingProxyType(_TABLES.validate_python(tomllib.loads(file.read_text(encoding="utf-8-sig"))))
-    except OSError as error:
-        raise UnusableLimits(f"{source}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UnusableLimits(f"{source}: {error}") from error
-    except ValidationError as error:
-        raise UnusableLimits(f"{source}: {'; '.join(map(_mistake, error.errors()))}") from error
+    return MappingProxyType(read_toml("--limits", file, _TABLES.validate_python, UnusableLimits, _mistake))
 
 
 def _mistake(error: ErrorDetails) -> str:
     *_, key = path = [str(each) for each in error["loc"]]
-    message = error["msg"].removeprefix("Value error, ")
+    message = message_of(error)
     if error["type"] == "extra_forbidden":
         message = f"there is no such limit{nearest(key, KeyLimits.model_fields)}"
     return f"{'.'.join(path)}: {message}"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from penstock.api.toml_file import message_of, read_toml
 from penstock.extensions.accounts.prices import Money, Price, Prices, kebab
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.logs import nearest
@@ -126,20 +126,14 @@ class Accounts(BaseModel):
 
 def read_accounts(file: Path) -> Accounts:
     """Return what a file says.  Raises `UnusableAccounts`."""
-    source = f"--accounts {file}"
-    try:
-        return Accounts.model_validate(tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=Decimal))
-    except OSError as error:
-        raise UnusableAccounts(f"{source}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UnusableAccounts(f"{source}: {error}") from error
-    except ValidationError as error:
-        raise UnusableAccounts(f"{source}: {'; '.join(map(_mistake, error.errors()))}") from error
+    return read_toml(
+        "--accounts", file, Accounts.model_validate, unusable=UnusableAccounts, mistake=_mistake, parse_float=Decimal
+    )
 
 
 def _mistake(error: ErrorDetails) -> str:
     path = [str(each) for each in error["loc"]]
-    message = error["msg"].removeprefix("Value error, ")
+    message = message_of(error)
     if error["type"] == "extra_forbidden":
         known = [kebab(name) for name in _table_of(path).model_fields]
         message = f"there is no such key{nearest(path[-1], known)}"

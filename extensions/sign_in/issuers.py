@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import ErrorDetails
 
+from penstock.api.toml_file import message_of, read_toml
 from penstock.api.values import Duration
 from penstock.extensions.sign_in.discovery import checked_address
 from penstock.extensions.sign_in.key_sets import ALGORITHMS
@@ -81,16 +81,8 @@ class _File(_Table):
 
 def read_issuers(file: Path) -> Mapping[str, Issuer]:
     """Return the issuers of a file by their URLs; raises `UnusableSignIn`."""
-    source = f"--sign-in {file}"
-    try:
-        given = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-        return MappingProxyType(_File.model_validate(given).issuers)
-    except OSError as error:
-        raise UnusableSignIn(f"{source}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UnusableSignIn(f"{source}: {error}") from error
-    except ValidationError as error:
-        raise UnusableSignIn(f"{source}: {'; '.join(map(_mistake, error.errors()))}") from error
+    read = read_toml("--sign-in", file, _File.model_validate, UnusableSignIn, _mistake)
+    return MappingProxyType(read.issuers)
 
 
 def check_grants(file: Path, issuers: Mapping[str, Issuer], check: Callable[[Grant], None]) -> None:
@@ -106,7 +98,7 @@ def check_grants(file: Path, issuers: Mapping[str, Issuer], check: Callable[[Gra
 
 def _mistake(error: ErrorDetails) -> str:
     path = [str(each) for each in error["loc"] if each != "[key]"]
-    message = error["msg"].removeprefix("Value error, ")
+    message = message_of(error)
     if error["type"] == "extra_forbidden":
         known: Collection[str] = Issuer.model_fields if len(path) == 3 else Grant.model_fields
         message = f"there is no such key{nearest(path[-1], known if len(path) > 1 else _File.model_fields)}"
