@@ -158,15 +158,7 @@ class LineApi(Api):
 
     def edge(self, dialect: Dialect) -> Edge:
         """Return the runs of lines for the routes of a dialect."""
-        return LineEdge(
-            dialect,
-            scheduler=self.scheduler,
-            peers=self.peers,
-            sockets=self.sockets,
-            keep_alive=self.keep_alive,
-            recorded_if=self.recorded_if,
-            yielding=self.yielding,
-        )
+        return LineEdge(**vars(super().edge(dialect)), yielding=self.yielding)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -255,15 +255,17 @@ class Store:
         A function that makes a ``use`` of much is called in a thread.  Returns None if no part notes it, or if too many
         bytes wait to be written.
         """
-        known = self.statements_of(use) if self.keeps and isinstance(use, Use) else ()
-        if not self.keeps or (isinstance(use, Use) and not known):
+        if not self.keeps:
+            return None
+        statements: Statements = (lambda: self.statements_of(use())) if callable(use) else self.statements_of(use)
+        if statements == ():
             return None
         try:
             self.writer.check()
         except StoreFailed as error:
             self._unnoted.warn(_log, "use", f"The use of an answer that is not stored is lost: {error}")
             return None
-        return self.writer.queue(known if isinstance(use, Use) else lambda: self.statements_of(use()))
+        return self.writer.queue(statements)
 
     def statements_of(self, use: Use, response_id: str | None = None) -> Sequence[Statement]:
         """Return the statements by which the parts note what an answer has used (see `StorePart.used`)."""
