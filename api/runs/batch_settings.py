@@ -19,7 +19,8 @@ class BatchSettings(BaseSettings):
         default=None,
         ge=0,
         title="N",
-        description="places of the engine that lines of batches leave free; by default an eighth, and at least one",
+        description="places of the engine that lines of batches leave free; by default three quarters, and an eighth "
+        "once nothing else has run for a minute",
         examples=[16],
     )
     batch_beside: int | None = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ LOOK = 0.02
 
 AHEAD = 4
 """For so many places, one line waits with its prompt made: a place that gets free is taken at once."""
+
+BUSY_SECONDS = 60.0
+"""Seconds after which an engine counts as idle that nothing but lines has used."""
 
 
 @dataclass(eq=False)
@@ -36,12 +40,19 @@ class Rule:
     """A rule for the places that lines may take: a ``reserve`` stays free, and at most ``beside`` run beside others."""
 
     reserve: int | None = None
-    """By default an eighth, and at least one if there are several."""
+    """By default three quarters, but an eighth of an engine that is idle: the first token of a request has to wait for
+    the step that runs, and more lines make it longer.
+    """
     beside: int | None = None
 
-    def most(self, places: int, others: int) -> int:
-        """Return the number of lines that may run at once while ``others`` run or wait."""
-        reserve = max(1, places // 8) if self.reserve is None else self.reserve
+    def most(self, places: int, others: int, *, is_idle: bool) -> int:
+        """Return the number of lines that may run at once while ``others`` run or wait.
+
+        ``is_idle`` tells if nothing but lines has run lately.
+        """
+        reserve = self.reserve
+        if reserve is None:
+            reserve = max(1, places // 8 if is_idle else 3 * places // 4)
         free = places - min(reserve, places - 1) - others
         return max(0, free if self.beside is None or not others else min(free, self.beside))
 
@@ -64,6 +75,7 @@ class LinePlaces:
     running: dict[Turn, None] = field(default_factory=dict)
     _next: asyncio.Handle | None = None
     _is_settling: bool = False
+    _busy_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.slots.when_changed = self.settle_soon
@@ -75,7 +87,13 @@ class LinePlaces:
 
     @property
     def _most_anywhere(self) -> int:
-        return self.rule.most(self.slots.limit, self.others())
+        others = self._seen_others()
+        return self.rule.most(self.slots.limit, others, is_idle=time.monotonic() >= self._busy_until)
+
+    def _seen_others(self) -> int:
+        if others := self.others():
+            self._busy_until = time.monotonic() + BUSY_SECONDS
+        return others
 
     @property
     def room(self) -> int:
@@ -110,6 +128,7 @@ class LinePlaces:
 
     def settle_soon(self) -> None:
         """Settle when what happens now has happened."""
+        self._seen_others()
         if (self.waiting or self.running) and not self._is_settling:
             self._settle_in(0)
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,7 +157,7 @@ async def test_others_never_wait_for_lines_and_lines_go_on_exactly(
                     data.draw(st.sampled_from(tasks)).cancel()
             await now.settle()
             assert not now.slots.waiting or now.others_running == places  # no line holds a place that others wait for
-            assert now.lines_running <= rule.most(places, now.others_running)
+            assert now.lines_running <= rule.most(places, now.others_running, is_idle=True)
             assert now.slots.in_use == now.engine.running <= places
         await now.finish()
         whole, usage = text_of(await begun_alone(now))
@@ -165,7 +166,8 @@ async def test_others_never_wait_for_lines_and_lines_go_on_exactly(
                 answered, used = text_of(task.result())
                 assert (answered, used) == (whole, usage)
         assert now.slots.in_use == now.slots.waiting == now.engine.running == 0
-        assert now.yielding.room() == rule.most(places, 0) + max(1, rule.most(places, 0) // 4)
+        most = rule.most(places, 0, is_idle="line" not in events)  # others before the first line are not seen
+        assert now.yielding.room() == most + max(1, most // 4)
 
 
 async def begun_alone(now: Shift) -> LineAnswer:
@@ -349,16 +351,21 @@ async def test_cancelled_response_of_a_line_stays_cancelled() -> None:
         assert json.loads(line.result().body)["status"] == "cancelled"
 
 
-@given(places=st.integers(1, 100), reserve=st.none() | st.integers(0, 120), beside=st.none() | st.integers(0, 9))
-def test_rule_leaves_places_to_others(places: int, reserve: int | None, beside: int | None) -> None:
-    rule = Rule(reserve, beside)
-    alone = rule.most(places, 0)
+@given(
+    places=st.integers(1, 100),
+    reserve=st.none() | st.integers(0, 120),
+    beside=st.none() | st.integers(0, 9),
+    is_idle=st.booleans(),
+)
+def test_rule_leaves_places_to_others(places: int, reserve: int | None, beside: int | None, *, is_idle: bool) -> None:
+    rule = partial(Rule(reserve, beside).most, is_idle=is_idle)
+    alone = rule(places, 0)
     assert 1 <= alone <= places
     for others in range(1, places + 2):
-        most = rule.most(places, others)
+        most = rule(places, others)
         assert 0 <= most <= max(0, places - others)
         assert beside is None or most <= beside
-        assert most <= rule.most(places, others - 1)
+        assert most <= rule(places, others - 1)
 
 
 async def test_each_model_has_places_for_lines_of_its_own(tmp_path: Path) -> None:

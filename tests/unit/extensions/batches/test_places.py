@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from penstock.api.start.share import FrontendState, SharedSlots
-from penstock.extensions.batches.places import LinePlaces, Rule, Turn
+from penstock.extensions.batches.places import BUSY_SECONDS, LinePlaces, Rule, Turn
 from penstock.services.slots import LINES, Slots
 
 
@@ -30,6 +31,20 @@ async def test_line_that_is_cancelled_when_its_turn_comes_gives_its_place_back()
     assert (places.slots.in_use, places.running, list(places.waiting)) == (0, {}, [])
 
 
+async def test_lines_take_a_quarter_of_an_engine_that_others_have_used_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, now = Slots(32), 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    places = line_places(slots, Rule(), [])
+    found = [places.most]
+    async with slots.slot("key"):
+        found.append(places.most)
+    now += BUSY_SECONDS / 2
+    found.append(places.most)
+    now += BUSY_SECONDS / 2
+    found.append(places.most)
+    assert found == [28, 7, 8, 28]
+
+
 async def test_lines_that_cannot_pause_are_passed_over() -> None:
     slots, paused = Slots(4), list[Turn]()
     places = line_places(slots, Rule(reserve=0), paused)
@@ -49,7 +64,7 @@ async def test_frontends_share_the_places_of_lines() -> None:
     states = [FrontendState() for _ in range(2)]
     one, other = (SharedSlots(8, states, index, lambda _: 1.0) for index in range(2))
     paused = list[Turn](), list[Turn]()
-    here, there = (line_places(slots, Rule(), each) for slots, each in zip((one, other), paused, strict=True))
+    here, there = (line_places(slots, Rule(reserve=1), each) for slots, each in zip((one, other), paused, strict=True))
     for number in range(5):
         await here.enter(Turn(str(number), can_pause=True))
     assert (here.most, there.most) == (7, 2)
