@@ -1,0 +1,1 @@
+"""Programs that the model writes, and that call tools."""
