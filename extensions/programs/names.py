@@ -92,7 +92,7 @@ def _object(tool: Tool) -> str | None:
 
 def _function(tool: Tool, whole: str, name: str, inlining: Inlining) -> Function:
     text = text_argument(tool)
-    shape = _arguments(_node(tool, text, inlining).shape)
+    shape = whole_object(_node(tool, text, inlining).shape)
     # Python wants parameters without a default first
     ordered = sorted(shape.properties, key=lambda each: each[0] not in shape.required) if shape else ()
     names = python_names([key for key, _ in ordered])
@@ -112,24 +112,26 @@ def _function(tool: Tool, whole: str, name: str, inlining: Inlining) -> Function
 def _node(tool: Tool, text: str | None, inlining: Inlining) -> Node:
     if text is not None:
         own = own_function(tool) if isinstance(tool, HostedTool) else None
-        return Node(Object(((text, Node(STRING, Notes(description=own and own.description))),), frozenset({text})))
+        return Node(
+            Object(((text, Node(STRING, Notes(description=own.description if own else None))),), frozenset({text}))
+        )
     assert not isinstance(tool, CustomTool)  # it takes text
     function = function_of(tool) if isinstance(tool, HostedTool) else tool
     parameters = function.parameters if function else None
     return Node(Object()) if parameters is None else read(parameters, inlining)
 
 
-def _arguments(shape: Shape) -> Object | None:
-    """Return all that a call may give as one object; None if the schema says nothing of it."""
+def whole_object(shape: Shape) -> Object | None:
+    """Return all properties that a shape names as one object; None if it may be another type, or says nothing of it."""
     match shape:
         case Object():
             unknown = sorted(shape.required.difference(name for name, _ in shape.properties))
             return replace(shape, properties=(*shape.properties, *((name, Node(ANY)) for name in unknown)))
         case Intersection(parts):
-            found = [known for each in parts if (known := _arguments(each)) is not None]
+            found = [known for each in parts if (known := whole_object(each)) is not None]
             return _joined(found, frozenset[str]().union(*(part.required for part in found))) if found else None
         case Union(variants):
-            found = [known for each in variants if (known := _arguments(each.shape)) is not None]
+            found = [known for each in variants if (known := whole_object(each.shape)) is not None]
             if len(found) < len(variants):
                 return None
             return _joined(found, frozenset.intersection(*(part.required for part in found)))

@@ -35,7 +35,7 @@ _json = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _KEYWORDS: Mapping[str, shapes.Word] = {
     "string": shapes.STRING,
     "number": shapes.NUMBER,
-    "integer": shapes.NUMBER,
+    "integer": shapes.INTEGER,
     "boolean": shapes.BOOLEAN,
     "null": shapes.NULL,
     "object": shapes.OBJECT,

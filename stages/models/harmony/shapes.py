@@ -7,7 +7,7 @@ Shapes and nodes are values: they are compared by content.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 
@@ -16,6 +16,8 @@ class Word:
     """A type that is printed as it is: a keyword or a literal."""
 
     text: str
+    is_whole: bool = field(default=False, compare=False)
+    """True for integers, which TypeScript does not tell from other numbers."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ ANY = Word("any")
 NULL = Word("null")
 STRING = Word("string")
 NUMBER = Word("number")
+INTEGER = Word("number", is_whole=True)
 BOOLEAN = Word("boolean")
 OBJECT = Word("object")
 ANY_ARRAY = Word("Array<any>")
