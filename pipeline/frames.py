@@ -532,6 +532,8 @@ class FunctionCallOpened(_Frame, frozen=True):
     """Selects the type of its item on the wire."""
     is_async: bool = False
     """True if the model goes on without the output."""
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
 
 class CustomToolCallOpened(_Frame, frozen=True):
@@ -541,6 +543,8 @@ class CustomToolCallOpened(_Frame, frozen=True):
     """The name of the tool."""
     namespace: str | None = None
     """The namespace of the tool, if it is in one."""
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
 
 class McpListToolsOpened(_Frame, frozen=True):
@@ -559,6 +563,8 @@ class McpCallOpened(_Frame, frozen=True):
     """The name of the tool."""
     approval_request_id: str | None = None
     """Set if the client has approved the call."""
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
     @property
     def tool(self) -> tuple[str, str]:
@@ -573,12 +579,16 @@ class McpApprovalOpened(_Frame, frozen=True):
     """The label of the server in the request."""
     name: str
     """The name of the tool."""
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
 
 class CodeCallOpened(_Frame, frozen=True):
     """The model begins to write code for the sandbox."""
 
     tool: ClassVar[tuple[str, str]] = ("python", "python")
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
 
 class WebCallOpened(_Frame, frozen=True):
@@ -586,6 +596,8 @@ class WebCallOpened(_Frame, frozen=True):
 
     name: str
     """``search``, ``open`` or ``find``."""
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
     @property
     def tool(self) -> tuple[str, str]:
@@ -597,16 +609,32 @@ class FileSearchOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a search in files."""
 
     tool: ClassVar[tuple[str, str]] = ("file_search", "search")
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
 
 class ShellCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call to the shell of the sandbox."""
 
     tool: ClassVar[tuple[str, str]] = ("container", "exec")
+    caller: str = ""
+    """The ``call_id`` of the program that calls; empty if the model does."""
 
 
 class ShellOutputOpened(_Frame, frozen=True):
     """The shell of the sandbox runs the latest `ShellCallOpened`; its output is an item of its own."""
+
+
+class ProgramOpened(_Frame, frozen=True):
+    """The model begins to write a program that calls tools."""
+
+    tool: ClassVar[tuple[str, str]] = ("program", "program")
+
+
+class ProgramOutputOpened(_Frame, frozen=True):
+    """The program with this ``call_id`` has ended: its result is an item of its own, after its calls."""
+
+    call_id: str
 
 
 class ToolSearchOpened(_Frame, frozen=True):
@@ -800,7 +828,7 @@ TokenFrame: TypeAlias = GenerationStarted | TokenChunk | GenerationFinished
 ClientCallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
 """Calls that the client must run or approve before the model can continue."""
 
-HostedCallOpened: TypeAlias = CodeCallOpened | WebCallOpened | FileSearchOpened | ShellCallOpened
+HostedCallOpened: TypeAlias = CodeCallOpened | WebCallOpened | FileSearchOpened | ShellCallOpened | ProgramOpened
 """Calls of the built-in tools."""
 
 ServerCallOpened: TypeAlias = McpCallOpened | HostedCallOpened | ToolSearchOpened
@@ -810,7 +838,7 @@ ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | Client
 
 ParsedFrame: TypeAlias = GenerationStarted | ItemOpened | ItemDelta | AnnotationAdded | ItemClosed | TurnFinished
 
-ServedOutputOpened: TypeAlias = ShellOutputOpened | ToolSearchOutputOpened
+ServedOutputOpened: TypeAlias = ShellOutputOpened | ToolSearchOutputOpened | ProgramOutputOpened
 """Outputs of calls of this server that are items of their own."""
 
 ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ServedOutputOpened
@@ -853,12 +881,13 @@ GRAMMAR: Mapping[str, str] = {
     """,
     "Text": """
         MessageOpened . (ItemDelta | AnnotationAdded)*
-        | (ReasoningOpened | RefusalOpened | ClientCallOpened | ShellCallOpened | ToolSearchOpened) . ItemDelta*
+        | (ReasoningOpened | RefusalOpened) . ItemDelta* | Asked
     """,
-    "OpenCall": "(ClientCallOpened | ShellCallOpened | ToolSearchOpened) . ItemDelta* | Call",
+    "Asked": "(ClientCallOpened | ShellCallOpened | ToolSearchOpened | ProgramOpened) . ItemDelta*",
+    "OpenCall": "Asked | Call",
     "Call": "(McpCallOpened | CodeCallOpened | WebCallOpened | FileSearchOpened) . ItemDelta*",
     "ConversedFrame": """
-        (ResponseStarted . ((Run | ShellCallOpened . ItemDelta*) . ItemClosed[complete])*)?
+        (ResponseStarted . ((Run | Asked) . ItemClosed[complete])*)?
         . (GenerationStarted . ((Run | Text | Summary) . ItemClosed[complete] | OpenCall . ItemClosed[cut])*
            . (TurnFinished | (Work . CallStarted? | Run | Text | Summary) . ItemClosed[cut] . TurnFinished[cut]))+
     """,

@@ -16,9 +16,9 @@ import msgspec
 from penstock.pipeline.errors import UnsupportedParameter
 from penstock.pipeline.frames import CallData, HostedCallOpened, McpCallOpened, RequestFacts
 from penstock.pipeline.plugins import KINDS, TOOL, WrongPlugin, installed, value_named
-from penstock.pipeline.protocol.items import ServedCall, ShellCall
+from penstock.pipeline.protocol.items import Program, ServedCall, ShellCall
 from penstock.pipeline.protocol.params.tools import ToolParam
-from penstock.pipeline.protocol.tools import FunctionTool, HostedTool
+from penstock.pipeline.protocol.tools import FunctionTool, HostedTool, Toolset
 from penstock.pipeline.secret import plain_json
 
 
@@ -29,7 +29,7 @@ def _whole(data: CallData, include: Collection[str]) -> CallData | None:
 class ReadsCall(Protocol):
     """Makes the item of a call that a client has given as a message of the model."""
 
-    def __call__(self, name: str, text: str, suffix: str) -> ServedCall | ShellCall:
+    def __call__(self, name: str, text: str, suffix: str) -> ServedCall | ShellCall | Program:
         """Return the item, without an output yet; its id ends in ``suffix``."""
         ...
 
@@ -123,6 +123,8 @@ class HostedKind:
     """Returns the data that the item of a call shows by the ``include`` of the request."""
     cites: bool = False
     """True if the model may cite what its calls have found."""
+    describe: Callable[[Toolset], str] | None = None
+    """Returns its words for the model from the tools of the request, if it calls these."""
     by_mcp: ByMcp | None = None
     """Set if an MCP server of the operator, labelled with the namespace, can run it."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from penstock.pipeline.frames import CallData, ResolvedRequest
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import ListedTool
-from penstock.pipeline.protocol.tools import HostedTool, McpServer, StrictLevel
+from penstock.pipeline.protocol.tools import HostedTool, McpServer, StrictLevel, ToolKey
 from penstock.services.containers import TTL, Containers, MemoryLimit, OwnerLimits, no_owner_limits
 from penstock.services.slots import Limit, Slots, unlimited
 from penstock.services.usage import Tallies
@@ -96,6 +96,46 @@ class Acting(Protocol):
 
         ``name`` is the function's name.  ``text`` is the model's arguments or code, valid or not.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class NestedCall:
+    """A call that a program makes of a tool, given by its key.
+
+    ``arguments`` is JSON, or the text of a tool that takes text.  In a past call it is empty if its item does not show
+    it.
+    """
+
+    tool: ToolKey
+    arguments: str
+
+
+@dataclass(frozen=True)
+class PastCall:
+    """A call of a program that is done: its result, or the ``error`` that the program gets as an exception."""
+
+    call: NestedCall
+    result: str = ""
+    error: str | None = None
+
+
+@runtime_checkable
+class Advancing(Protocol):
+    """A session that runs programs, which call tools."""
+
+    async def advance(
+        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
+    ) -> tuple[NestedCall, ...] | ToolResult:
+        """Let a program go on until all of its tasks wait for calls; return these, or the result if it has ended.
+
+        ``past`` are all of its calls so far, in their order.  A program that no longer runs here begins anew, and gets
+        them again.  An error is one of the result, and is not raised.  Cancelling the task ends the program.
+        """
+        ...
+
+    def keep(self, call_id: str) -> None:
+        """Keep a program that waits for the client beyond the end of the session."""
         ...
 
 

@@ -129,11 +129,17 @@ class ItemLifecycle:
     """The fields that it gets if it is cut before it has them."""
     hides_result: bool = False
     """True if it does not show the text that the model reads as the result of the call."""
+    shows_result: bool = False
+    """True if it is nothing but that text."""
 
     @property
     def runs(self) -> bool:
         """True if this server runs the call of the item."""
-        return self.hides_result or any(milestone.due in ("started", "finished") for milestone in self.milestones)
+        return (
+            self.hides_result
+            or self.shows_result
+            or any(milestone.due in ("started", "finished") for milestone in self.milestones)
+        )
 
 
 LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
@@ -156,6 +162,8 @@ LIFECYCLES: dict[type[OutputItem], ItemLifecycle] = {
     items.ToolSearchCall: ItemLifecycle(added="closed"),
     items.ComputerCall: ItemLifecycle(added="closed"),
     items.ToolSearchOutput: ItemLifecycle(hides_result=True),
+    items.Program: ItemLifecycle(added="closed"),
+    items.ProgramOutput: ItemLifecycle(added="closed", shows_result=True),
     items.McpListTools: ItemLifecycle(
         milestones=(
             _always("started", events.McpListToolsInProgress),

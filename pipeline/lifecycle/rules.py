@@ -117,6 +117,8 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
     items.ToolSearchCall: _NO_PROGRESS,
     items.ComputerCall: _NO_PROGRESS,
     items.ToolSearchOutput: ItemRules({"tools": ()}),
+    items.Program: _NO_PROGRESS,
+    items.ProgramOutput: _NO_PROGRESS,
     items.McpListTools: ItemRules(
         {"tools": (), "error": UNSET},
         steps=(

@@ -7,6 +7,7 @@ the protocol leaves out, instead of sending null, are `msgspec.UNSET`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import sha256
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -163,6 +164,18 @@ class BaseItem(msgspec.Struct, frozen=True, tag_field="type"):
         return f"{cls.id_prefix}_{suffix}"
 
 
+class Caller(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The caller of a tool: the model (``direct``), or the program whose ``call_id`` is the ``caller_id``."""
+
+    type: Literal["direct", "program"]
+    caller_id: str | UnsetType = UNSET
+
+
+def caller_named(call_id: str) -> Caller | UnsetType:
+    """Return the program with this ``call_id`` as a caller; UNSET, for the model, if it is empty."""
+    return Caller("program", call_id) if call_id else UNSET
+
+
 class Message(BaseItem, frozen=True, tag="message"):
     """A message of one side of the conversation; only messages of the assistant may have a ``phase``."""
 
@@ -206,6 +219,7 @@ class FunctionCall(BaseItem, frozen=True, tag="function_call"):
     status: ItemStatus
     namespace: str | UnsetType = UNSET
     is_async: bool | UnsetType = msgspec.field(default=UNSET, name="async")
+    caller: Caller | UnsetType = UNSET
 
     @property
     def text(self) -> str:
@@ -231,19 +245,21 @@ class FunctionCallOutput(_CallOutput, frozen=True, tag="function_call_output"):
     """The result of a function call."""
 
     id_prefix: ClassVar[str] = "fco"
-    unused: ClassVar[frozenset[str]] = BaseItem.unused | {"name", "namespace"}  # its call has them
+    unused: ClassVar[frozenset[str]] = frozenset({"name", "namespace"})  # its call has them
+    caller: Caller | UnsetType = UNSET
 
 
 class CustomToolCall(BaseItem, frozen=True, tag="custom_tool_call"):
     """A call of a custom tool for the client to run; ``input`` is any text."""
 
     id_prefix: ClassVar[str] = "ctc"
-    unused: ClassVar[frozenset[str]] = BaseItem.unused | {"async"}
+    unused: ClassVar[frozenset[str]] = frozenset({"async"})
     call_id: str
     name: str
     input: str
     status: ItemStatus
     namespace: str | UnsetType = UNSET
+    caller: Caller | UnsetType = UNSET
 
     @property
     def text(self) -> str:
@@ -258,6 +274,8 @@ class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_outpu
     """The result of a custom tool call."""
 
     id_prefix: ClassVar[str] = "ctco"
+    unused: ClassVar[frozenset[str]] = frozenset()
+    caller: Caller | UnsetType = UNSET
 
 
 # Calls that the client runs, with item types of their own
@@ -300,10 +318,12 @@ class ShellCall(BaseItem, frozen=True, tag="shell_call"):
     """
 
     id_prefix: ClassVar[str] = "sh"
+    unused: ClassVar[frozenset[str]] = frozenset()
     call_id: str
     action: dict[str, Any]
     status: ItemStatus
     environment: dict[str, Any] | None = None
+    caller: Caller | UnsetType = UNSET
 
     @property
     def runs_here(self) -> bool:
@@ -491,6 +511,7 @@ class McpCall(_McpCall, frozen=True, tag="mcp_call"):
     output: str | None = None
     error: dict[str, Any] | None = None
     approval_request_id: str | None = None
+    caller: Caller | UnsetType = UNSET
 
 
 class McpApprovalRequest(_McpCall, frozen=True, tag="mcp_approval_request"):
@@ -498,6 +519,7 @@ class McpApprovalRequest(_McpCall, frozen=True, tag="mcp_approval_request"):
 
     id_prefix: ClassVar[str] = "mcpr"
     status: ClassVar[CallStatus] = "completed"  # the item has no status on the wire
+    caller: Caller | UnsetType = UNSET
 
 
 class McpApprovalResponse(BaseItem, frozen=True, tag="mcp_approval_response"):
@@ -518,6 +540,7 @@ class CodeInterpreterCall(BaseItem, frozen=True, tag="code_interpreter_call"):
     container_id: str
     status: CallStatus
     outputs: tuple[dict[str, Any], ...] | None = None
+    caller: Caller | UnsetType = UNSET
 
     @property
     def text(self) -> str:
@@ -538,6 +561,7 @@ class WebSearchCall(BaseItem, frozen=True, tag="web_search_call"):
     status: CallStatus
     action: dict[str, Any] | UnsetType = UNSET
     results: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    caller: Caller | UnsetType = UNSET
 
     @property
     def tool(self) -> tuple[str | None, str]:
@@ -557,6 +581,7 @@ class FileSearchCall(BaseItem, frozen=True, tag="file_search_call"):
     queries: tuple[str, ...]
     status: CallStatus
     results: tuple[dict[str, Any], ...] | None = None
+    caller: Caller | UnsetType = UNSET
 
     @property
     def text(self) -> str:
@@ -584,6 +609,45 @@ class AdditionalTools(BaseItem, frozen=True, tag="additional_tools"):
     tools: tuple[dict[str, Any], ...]
 
 
+# Programs that call tools
+
+
+class Program(BaseItem, frozen=True, tag="program"):
+    """A program of the model that calls tools, whose calls have it as their ``caller``.
+
+    ``fingerprint`` is that of the code (see `fingerprint_of`): a client sends both back, to have the program go on.
+    """
+
+    id_prefix: ClassVar[str] = "prog"
+    tool: ClassVar[tuple[str | None, str]] = ("program", "program")
+    status: ClassVar[ItemStatus] = "completed"  # the item has no status on the wire
+    call_id: str
+    code: str
+    fingerprint: str
+
+    @property
+    def text(self) -> str:
+        return self.code
+
+
+class ProgramOutput(BaseItem, frozen=True, tag="program_output"):
+    """The result of a program: what it has written.  It is incomplete if the program did not come to its end."""
+
+    id_prefix: ClassVar[str] = "progo"
+    call_id: str
+    result: str
+    status: Literal["completed", "incomplete"]
+
+    @property
+    def text(self) -> str:
+        return self.result
+
+
+def fingerprint_of(code: str) -> str:
+    """Return the fingerprint of a program: the first 32 digits of its SHA-256."""
+    return sha256(code.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 # Calls of tools that only other servers have
 
 
@@ -593,24 +657,6 @@ class ImageGenerationCall(BaseItem, frozen=True, tag="image_generation_call"):
     id_prefix: ClassVar[str] = "ig"
     status: Literal["in_progress", "completed", "generating", "failed"]
     result: str | None = None
-
-
-class Program(BaseItem, frozen=True, tag="program"):
-    """A program of the model that calls tools; ``fingerprint`` is an opaque text."""
-
-    id_prefix: ClassVar[str] = "prog"
-    call_id: str
-    code: str
-    fingerprint: str
-
-
-class ProgramOutput(BaseItem, frozen=True, tag="program_output"):
-    """The result of a program."""
-
-    id_prefix: ClassVar[str] = "progo"
-    call_id: str
-    result: str
-    status: Literal["completed", "incomplete"]
 
 
 class ConfigurationUpdate(BaseItem, frozen=True, tag="configuration_update"):
@@ -632,8 +678,8 @@ FormCallOutput: TypeAlias = (
     LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput | ToolSearchOutput | ComputerCallOutput
 )
 
-Call: TypeAlias = FunctionCall | CustomToolCall | FormCall
-CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput
+Call: TypeAlias = FunctionCall | CustomToolCall | FormCall | Program
+CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput | ProgramOutput
 
 HostedCall: TypeAlias = CodeInterpreterCall | WebSearchCall | FileSearchCall
 """Calls of built-in tools; a `ShellCall` for the sandbox is another."""
@@ -650,11 +696,13 @@ ServerItem: TypeAlias = McpListTools | McpApprovalRequest | ServedCall
 ContextItem: TypeAlias = AdditionalTools | ConfigurationUpdate | Compaction
 """Items that change the context of what follows."""
 
-UnreadItem: TypeAlias = ImageGenerationCall | Program | ProgramOutput
+UnreadItem: TypeAlias = ImageGenerationCall
 """Items of tools that only other servers have: the store keeps them for the client, and no model reads them."""
 
 Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | ContextItem | UnreadItem
-OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ToolSearchOutput | ServerItem | Compaction
+OutputItem: TypeAlias = (
+    Message | Reasoning | Call | ShellCallOutput | ToolSearchOutput | ProgramOutput | ServerItem | Compaction
+)
 
 
 OneKind = TypeVar("OneKind", bound=Item)
@@ -666,6 +714,12 @@ def of_type(items: Iterable[Item], kind: type[OneKind]) -> list[OneKind]:
     Most items of a long conversation are of other types, and isinstance takes ten times as long to reject them.
     """
     return [item for item in items if type(item) is kind]
+
+
+def caller_of(item: Item) -> str:
+    """Return the ``call_id`` of the program that made a call, or whose call an output is of; empty if it is none's."""
+    caller = getattr(item, "caller", UNSET)
+    return (caller.caller_id or "") if isinstance(caller, Caller) and caller.type == "program" else ""
 
 
 def parts_of(item: Item) -> tuple[MessagePart, ...]:

@@ -17,6 +17,7 @@ CALLS_OF: Mapping[type[items.CallOutput], tuple[type[items.Call], ...]] = {
     items.ApplyPatchCallOutput: (items.ApplyPatchCall,),
     items.ToolSearchOutput: (items.ToolSearchCall,),
     items.ComputerCallOutput: (items.ComputerCall,),
+    items.ProgramOutput: (items.Program,),
 }
 """The kinds of calls that an output of each kind may belong to."""
 
@@ -99,6 +100,7 @@ def may_lack_output(call: items.Call) -> bool:
             items.FunctionCall(is_async=True)
             | items.ShellCall(runs_here=True)
             | items.ToolSearchCall(execution="server")
+            | items.Program()
         ):
             return True
         case _:

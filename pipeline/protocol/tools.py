@@ -24,6 +24,10 @@ StrictLevel: TypeAlias = Literal["function", "parameter"]
 """The strictness of all calls: their markup and the names in it, or the schemas of functions as well."""
 
 
+Callers: TypeAlias = Literal["programs", "both"]
+"""The callers of a tool that programs may call: programs alone, or the model as well."""
+
+
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     """A function of the client, called with JSON.
 
@@ -76,13 +80,14 @@ class HostedTool(msgspec.Struct, frozen=True, tag_field="type", tag="hosted", om
     """One function of a built-in tool, which this server runs: ``python.python``, ``browser.search``, ...
 
     ``description`` and ``parameters`` are those of the operator's MCP server that runs the tool.  Without parameters,
-    the function is that of the tool's kind.
+    the function is that of the tool's kind.  ``spoken`` is the model's name for the tool if it is not its own.
     """
 
     namespace: str
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    spoken: str = ""
 
 
 Tool: TypeAlias = FunctionTool | CustomTool | McpTool | HostedTool
@@ -139,6 +144,8 @@ class McpServer(msgspec.Struct, frozen=True):
     connector: str | None = None
     is_deferred: bool | UnsetType = UNSET
     """True if its tools are not in the prompt until a search loads them."""
+    callers: Callers | UnsetType = UNSET
+    """Set if programs may call its tools."""
 
     @property
     def configured_as(self) -> str:
@@ -188,6 +195,8 @@ class Toolset(msgspec.Struct, frozen=True):
     """
     strict_level: StrictLevel | UnsetType = UNSET
     """The operator's level, to which calls are held although the request does not ask for it."""
+    in_programs: tuple[Tool, ...] | UnsetType = UNSET
+    """The tools that programs may call; those that the model may call as well are among ``tools``, too."""
 
     def enabled(self, namespace: str) -> McpServer:
         """Return the settings of a built-in tool: those of the MCP server as which the request enables it, if any."""

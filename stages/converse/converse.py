@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from penstock.pipeline.tasks import apart
 from penstock.services.tools import Toolbox
 from penstock.services.tracing import TracedTurn, turn_span
 from penstock.stages.converse.mcp_tools import with_declarations
+from penstock.stages.converse.sessions import Advanced, Step
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.converse.turn import turn_without_model
 
@@ -68,8 +69,9 @@ class Converse:
             loop = await apart(declared.is_long, ToolLoop, declared, *settings)
             try:
                 await loop.claim()
-                for step in loop.begin():
-                    yield loop.note(await step if isinstance(step, asyncio.Task) else step)
+                async with aclosing(_frames(loop, loop.begin())) as beginning:
+                    async for passed in beginning:
+                        yield passed
                 while loop.next_turn():
                     with turn_span(loop.request) as turn:
                         measured = self._measured(loop, turn) if loop.may_compact else nullcontext()
@@ -87,8 +89,9 @@ class Converse:
                                     yield passed
                                 await self._stop_if_cut(loop)
                         turn.end(loop.finished)
-                    for step in loop.end_turn():
-                        yield loop.note(await step if isinstance(step, asyncio.Task) else step)
+                    async with aclosing(_frames(loop, loop.end_turn())) as ending:
+                        async for passed in ending:
+                            yield passed
             finally:
                 await loop.close()
 
@@ -165,7 +168,7 @@ class Converse:
         the response has not begun.
         """
         while True:
-            async with self._rest_of(begun) if begun else self._opened(turn.asking(loop.asked)) as parsed:
+            async with self._begun(loop, turn, begun) as parsed:
                 begun = None
                 try:
                     first_frame = await anext(parsed, None)
@@ -181,8 +184,23 @@ class Converse:
                     return
             await asyncio.sleep(self.limits.retry_seconds)
 
+    def _begun(
+        self, loop: ToolLoop, turn: TracedTurn, begun: Halfway[Prompt] | None
+    ) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
+        if loop.is_unspoken:
+            return aclosing(source_of(turn_without_model(loop.request.facts, "")))
+        return self._rest_of(begun) if begun else self._opened(turn.asking(loop.asked))
+
     def _rest_of(self, begun: Halfway[Prompt]) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
         return self.inner.following("render").open(begun.going_on(begun.frame))
+
+
+async def _frames(loop: ToolLoop, steps: Iterator[Step]) -> AsyncGenerator[ConversedFrame, None]:
+    """Yield the frames of steps when they come; the step of a program is waited for, and is none."""
+    for step in steps:
+        done = await step if isinstance(step, asyncio.Task) else step
+        if not isinstance(done, Advanced):
+            yield loop.note(done)
 
 
 async def _made(asked: Halfway[ResolvedRequest]) -> AsyncGenerator[ParsedFrame, None]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from penstock.pipeline import frames, metrics
 from penstock.pipeline.audit import decided
@@ -21,10 +21,13 @@ from penstock.services.own_hosts import OwnSession
 from penstock.services.tool_search import SEARCH_NAMESPACE, ToolSearch
 from penstock.services.tools import (
     Acting,
+    Advancing,
     Citable,
     ContainerFiles,
     FileSource,
     HasFiles,
+    NestedCall,
+    PastCall,
     Session,
     Source,
     Toolbox,
@@ -41,6 +44,21 @@ GRACE_SECONDS = 15.0
 
 FrameOrTask: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """What has come of a program: the calls for which it waits, or its end."""
+
+    calls: tuple[NestedCall, ...]
+    finished: frames.CallFinished
+
+
+Step: TypeAlias = FrameOrTask | asyncio.Task[Advanced]
+"""What comes next in a response: its next frame, or the work of a program, which is none."""
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -89,7 +107,7 @@ class Sessions:
         self.tools: Toolset = request.facts.tools
         """The tools of the next turn, which a search looks through."""
         self._open: dict[str, Session] = {}
-        self._tasks: set[asyncio.Task[frames.CallFinished]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def source(self) -> Callable[[int], Source | FileSource | None] | None:
@@ -113,32 +131,64 @@ class Sessions:
         left = [session.files for session in sessions if isinstance(session, HasFiles) and session.files]
         return list({each.container_id: each for each in left}.values())
 
-    def start(self, work: Coroutine[Any, Any, frames.CallFinished]) -> asyncio.Task[frames.CallFinished]:
+    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start ``work`` in a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def call(self, call: ToolCall, refusal: str | None = None) -> RunningCall:
-        """Start a call, unless there is a ``refusal`` for the model to read instead of a result."""
+    def call(self, call: ToolCall, refusal: str | None = None, longest: int | None = None) -> RunningCall:
+        """Start a call, unless there is a ``refusal`` to read instead of a result.
+
+        The result may have other than the usual characters, if ``longest`` is given.
+        """
         session: object = self._session(call.namespace)
         action = session.action(call.name, call.text) if isinstance(session, Acting) else None
         if refusal is None:
-            return RunningCall(call, action, self.start(self._run(call)))
+            return RunningCall(call, action, self.start(self._run(call, longest or self._longest)))
         metrics.TOOL_CALLS.labels(self._measured_name(call.namespace), "denied").inc()
         decided("tools", "refused", self._request.facts.response_id, tool=call.namespace)
         return RunningCall(call, action, _refused(call, refusal))
 
-    async def _run(self, call: ToolCall) -> frames.CallFinished:
+    def advance(self, program: ToolCall, call_id: str, past: Sequence[PastCall]) -> asyncio.Task[Advanced]:
+        """Let a program go on in a task, after its ``past`` calls."""
+        return self.start(self._advanced(program, call_id, past))
+
+    def keep(self, program: ToolCall, call_id: str) -> None:
+        """Keep a program that waits for the client beyond this response."""
+        session: object = self._session(program.namespace)
+        if isinstance(session, Advancing):
+            session.keep(call_id)
+
+    async def _advanced(self, program: ToolCall, call_id: str, past: Sequence[PastCall]) -> Advanced:
+        session: object = self._session(program.namespace)
+        if not isinstance(session, Advancing):
+            return Advanced((), frames.CallFinished(error := "This server runs no programs.", error))
+        asked: tuple[NestedCall, ...] = ()
+
+        async def going() -> ToolResult:
+            nonlocal asked
+            step = await session.advance(call_id, program.text, past, self._seconds)
+            if isinstance(step, ToolResult):
+                return step
+            asked = step
+            return ToolResult()
+
+        finished = await self._run(program, self._longest, going)
+        return Advanced(asked, finished)
+
+    async def _run(
+        self, call: ToolCall, longest: int, going: Callable[[], Awaitable[ToolResult]] | None = None
+    ) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
         with tool_span(self._request, self._traced_name(call), is_mcp=self._is_mcp(call.namespace)) as traced:
-            done = await self._done(call)
+            done = await self._done(call, going)
             if done.error:
                 fail(traced, "tool_error")
         is_read = not done.error or done.error == done.result
         failure = "" if is_read else f"Error: {done.error}"
-        result = "\n".join(filter(None, (bounded(done.result, self._longest), bounded(failure, self._longest))))
+        result = "\n".join(filter(None, (bounded(done.result, longest), bounded(failure, longest))))
         return frames.CallFinished(result, done.error, self._shown(call.namespace, done.data), images=done.images)
 
     async def close(self) -> None:
@@ -152,14 +202,14 @@ class Sessions:
             if isinstance(error, Exception):
                 logger.error("A session of tools could not be closed", exc_info=error)
 
-    async def _done(self, call: ToolCall) -> ToolResult:
+    async def _done(self, call: ToolCall, going: Callable[[], Awaitable[ToolResult]] | None) -> ToolResult:
         session = self._session(call.namespace)
         if session is None:
             return ToolResult(error=f"There is no tool {call.namespace}.{call.name} here.")
         tool, status, started = self._measured_name(call.namespace), "failed", time.monotonic()
         try:
             async with asyncio.timeout(self._seconds + GRACE_SECONDS):
-                result = await session.run(call.name, call.text, self._seconds)
+                result = await (going() if going else session.run(call.name, call.text, self._seconds))
             status = "failed" if result.error else "completed"
         except TimeoutError:
             status = "timeout"

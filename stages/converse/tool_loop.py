@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -23,14 +22,16 @@ from penstock.pipeline.protocol.items import (
     McpApprovalResponse,
     McpCall,
     ServedCall,
+    caller_of,
     images_of,
     of_type,
 )
 from penstock.pipeline.protocol.superseded import would_supersede
-from penstock.pipeline.protocol.tools import McpTool, Toolset
+from penstock.pipeline.protocol.tools import HostedTool, McpTool, Toolset
 from penstock.services.tools import Toolbox
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
-from penstock.stages.converse.sessions import FrameOrTask, Sessions
+from penstock.stages.converse.programs import Programs, ended, open_programs, past_calls
+from penstock.stages.converse.sessions import FrameOrTask, RunningCall, Sessions, Step
 from penstock.stages.converse.transcript import Transcript
 from penstock.stages.converse.turn import ModelTurn, PreparingTurn, SummaryTurn, ToolCall
 
@@ -88,6 +89,12 @@ class ToolLoop:
             limits.result_characters,
             cited=_cited(items),
         )
+        self._programs = Programs(
+            self._sessions,
+            tools=lambda: self.request.facts.tools.in_programs or (),
+            refusal=self._counted,
+            is_parallel=request.facts.tools.parallel,
+        )
         self._known = known_tools(items)
         makes_calls = request.facts.purpose.generates and not self._compacts_only
         self._approved = _approved(items, request.facts.input) if makes_calls else []
@@ -131,13 +138,18 @@ class ToolLoop:
             if used_by != facts.response_id:
                 self._used[approval.id] = used_by
 
-    def begin(self) -> Iterator[FrameOrTask]:
-        """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
+    def begin(self) -> Iterator[Step]:
+        """Begin the response before its first turn.
+
+        List the tools of MCP servers that the conversation has not listed yet, make the approved calls, and let
+        programs go on that have waited for the client.
+        """
         if self._compacts_only or not self.request.facts.purpose.generates:
             return
         request, known = self.request, self._known
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
-        if not unlisted and not self._approved:
+        programs = open_programs(request)
+        if not unlisted and not self._approved and not programs:
             self._offer(with_mcp_tools(request.facts.tools, known))
             return
         yield frames.ResponseStarted(request.facts)
@@ -154,16 +166,23 @@ class ToolLoop:
         self._offer(with_mcp_tools(request.facts.tools, known))
         for approval in self._approved:
             yield from self._approved_call(approval)
+        for program in programs:
+            call = ToolCall(*frames.ProgramOpened.tool, program.code)
+            self.request = self._transcript.continued(self.request)
+            yield from self._programs.run(call, program.call_id, past_calls(self.request, program.call_id))
         self._seconds_before = self._clock() - started
 
     def _offer(self, tools: Toolset) -> None:
         """Give the model, and the search for tools, other tools from now on."""
+        for name, kind in kinds().items():
+            if kind.describe and _has(tools, name):
+                tools = replace(tools, descriptions={**tools.descriptions, name: kind.describe(tools)})
         self.request = frames.with_facts(self.request, tools=tools)
         self._sessions.tools = tools
 
     def _approved_call(self, approval: McpApprovalRequest) -> Iterator[FrameOrTask]:
         self._calls += 1
-        yield frames.McpCallOpened(approval.server_label, approval.name, approval.id)
+        yield frames.McpCallOpened(approval.server_label, approval.name, approval.id, caller_of(approval))
         if approval.arguments:
             yield frames.ItemDelta(approval.arguments)
         refusal = self._refusal(approval)
@@ -179,12 +198,18 @@ class ToolLoop:
         """Return why an approved call is not made; empty if it is: approval alone does not permit a call."""
         if used_by := self._used.get(approval.id):
             return f"The approval was used already, by the response {used_by}."
-        key, tools = (approval.server_label, approval.name), self.request.facts.tools.tools
+        key, offered = (approval.server_label, approval.name), self.request.facts.tools
+        tools = (offered.in_programs or ()) if caller_of(approval) else offered.tools
         if any(isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in tools):
             return ""
         return "The servers of this request offer no such tool."
 
     # Compaction
+
+    @property
+    def is_unspoken(self) -> bool:
+        """True if the model has nothing to say in this turn, because a program waits for the client."""
+        return self._programs.waits_for_client
 
     @property
     def asked(self) -> frames.ResolvedRequest:
@@ -291,7 +316,7 @@ class ToolLoop:
         had_stopped, self._has_stopped = self._has_stopped, self._is_cut or self._is_stopped
         return self._has_stopped and not had_stopped
 
-    def end_turn(self) -> Iterator[FrameOrTask]:
+    def end_turn(self) -> Iterator[Step]:
         """Run the calls of the turn, and yield its held frames and its `TurnFinished`."""
         turn, finished, started = self._turn, self._turn.finished, self._clock()
         if isinstance(turn, SummaryTurn):
@@ -305,7 +330,7 @@ class ToolLoop:
             self._tokens_left -= finished.output_tokens
         reason = self._end_of(turn, finished.reason)
         yield from self._run(turn) if reason == "stop" else _cut(turn)
-        if reason == "stop" and turn.may_go_on and self._is_steered():
+        if reason == "stop" and turn.may_go_on and not self._programs.waits_for_client and self._is_steered():
             reason = "steered"
         duration = self._seconds_before + finished.duration + (self._clock() - started if turn.calls else 0.0)
         self._seconds_before = 0.0
@@ -330,20 +355,13 @@ class ToolLoop:
             return "length"
         return "max_turns" if self._turns >= self._limits.turns else None
 
-    def _run(self, turn: ModelTurn) -> Iterator[FrameOrTask]:
+    def _run(self, turn: ModelTurn) -> Iterator[Step]:
         """Yield the held frames of a turn, running its calls.
 
         All of them start now if the request allows parallel calls, else one by one.
         """
-        most = self.request.facts.response.max_tool_calls
-        left = len(turn.calls) if most is None else max(0, most - self._calls)
-        allowed, surplus = turn.calls[:left], turn.calls[left:]
-        self._calls += len(allowed)
-        self._has_refused |= bool(surplus)
-        refusal = f"Error: all {most} calls of tools that this response may make were made. Answer without them."
-        one_by_one = map(self._sessions.call, allowed)
-        started = iter(list(one_by_one)) if self.request.facts.tools.parallel else one_by_one
-        calls = chain(started, (self._sessions.call(call, refusal) for call in surplus))
+        one_by_one = map(self._begun, turn.calls)
+        calls = iter(list(one_by_one)) if self.request.facts.tools.parallel else one_by_one
         is_call = bool(turn.calls)
         for frame in turn.held:
             if isinstance(frame, frames.ItemClosed) and is_call and frame.complete:
@@ -353,17 +371,55 @@ class ToolLoop:
             if not isinstance(frame, frames.ItemDelta):
                 is_call = isinstance(frame, frames.ServerCallOpened)
 
+    def _begun(self, call: ToolCall) -> RunningCall | _BegunProgram:
+        refusal = self._counted()
+        if call.is_program:
+            return _BegunProgram(call, self._programs, self._transcript, refusal)
+        return self._sessions.call(call, refusal)
+
+    def _counted(self) -> str | None:
+        """Count a call that is about to run; return why it may not."""
+        most = self.request.facts.response.max_tool_calls
+        if most is None or self._calls < most:
+            self._calls += 1
+            return None
+        self._has_refused = True
+        return f"Error: all {most} calls of tools that this response may make were made. Answer without them."
+
     def _go_on(self, turn: ModelTurn) -> None:
         """Schedule another turn if the model has something new to read.
 
         That is the results of its calls or, once per response, the error of a call that it cannot make.
         """
         if turn.calls or turn.has_async_call:
-            self._goes_on = turn.may_go_on
+            self._goes_on = turn.may_go_on and not self._programs.waits_for_client
             if self.request.facts.tools.choice == "required":  # met now; else every turn would have to call
                 self._offer(replace(self.request.facts.tools, choice="auto"))
         elif turn.ends_refused and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
+
+
+@dataclass(frozen=True)
+class _BegunProgram:
+    """A program whose turn comes after the calls before it."""
+
+    call: ToolCall
+    programs: Programs
+    transcript: Transcript
+    refusal: str | None
+
+    def frames(self, closed: frames.ItemClosed) -> Iterator[Step]:
+        """Yield its frames from the end of its text on."""
+        yield closed
+        call_id = self.transcript.latest_call_id
+        if self.refusal:
+            yield from ended(call_id, frames.CallFinished(self.refusal, self.refusal))
+        else:
+            yield from self.programs.run(self.call, call_id)
+
+
+def _has(tools: Toolset, namespace: str) -> bool:
+    return any(isinstance(tool, HostedTool) and tool.namespace == namespace for tool in tools.tools)
 
 
 def _cut(turn: ModelTurn) -> Iterator[FrameOrTask]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.hosted_kinds import kinds, takes_text
-from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item
+from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item, Program, ProgramOutput, of_type
 from penstock.stages.models.harmony.vocabulary import hosted_tools
 from penstock.stages.models.output_items import Draft, Drafts
 from penstock.stages.models.refusals import refusal_of
@@ -51,6 +51,11 @@ class Transcript:
             case _:
                 self._draft = self._drafts.begin(frame)
                 self.take_text = self._draft.written.write
+
+    @property
+    def latest_call_id(self) -> str:
+        """The ``call_id`` of the latest program."""
+        return of_type(self.items, Program)[-1].call_id
 
     def continued(self, conversation: frames.ResolvedRequest) -> frames.ResolvedRequest:
         """Return the conversation with the items added since the last call of this method."""
@@ -92,8 +97,12 @@ class Transcript:
         error = refusal or refusal_of(recipient)
         hosted = hosted_tools().get(recipient)
         if hosted and takes_text(hosted):
-            call = replace(kinds()[hosted.namespace].called(hosted.name, draft.text, draft.key), status="completed")
-            self.items.append(call)
+            call = kinds()[hosted.namespace].called(hosted.name, draft.text, draft.key)
+            if isinstance(call, Program):
+                output_id = ProgramOutput.new_id(draft.key)
+                self.items += (call, ProgramOutput(output_id, call.call_id, error, "incomplete"))
+                return
+            self.items.append(replace(call, status="completed"))
             self._results[call.id] = error
             return
         namespace, _, name = recipient.rpartition(".")

@@ -22,6 +22,7 @@ from penstock.pipeline.frames import (
     ItemDelta,
     ItemOpened,
     ParsedFrame,
+    ProgramOpened,
     ReasoningOpened,
     ServedOutputOpened,
     ServerCallOpened,
@@ -48,6 +49,11 @@ class ToolCall:
     name: str
     text: str
     output: ServedOutputOpened | None = None
+
+    @property
+    def is_program(self) -> bool:
+        """True if it is a program, whose calls and result are items of their own."""
+        return (self.namespace, self.name) == ProgramOpened.tool
 
 
 @dataclass(slots=True)
@@ -121,7 +127,7 @@ class ModelTurn:
                     self.ends_refused = complete and bool(problem_of(opening.form, "".join(self._texts)))
                     self.waits_for_client |= not self.ends_refused
                 elif opening is not None and complete:
-                    self.calls.append(ToolCall(*opening.tool, "".join(self._texts), _output_of(opening)))
+                    self.calls.append(ToolCall(*opening.tool, "".join(self._texts), output_of(opening)))
             case TurnFinished():
                 self.finished = frame
             case GenerationStarted() | AnnotationAdded():
@@ -144,7 +150,8 @@ class ModelTurn:
                 self.waits_for_client |= isinstance(frame, ClientCallOpened)
 
 
-def _output_of(opening: ServerCallOpened) -> ServedOutputOpened | None:
+def output_of(opening: ServerCallOpened) -> ServedOutputOpened | None:
+    """Return the frame that opens the item of a call's output; None if that is no item of its own, or a program's."""
     match opening:
         case ShellCallOpened():
             return ShellOutputOpened()

@@ -118,7 +118,7 @@ class Draft:
         """
         match self.opening:
             case frames.McpApprovalOpened(label, name) if not complete:
-                self.opening = frames.McpCallOpened(label, name)
+                self.opening = frames.McpCallOpened(label, name, caller=self.opening.caller)
             case frames.FunctionCallOpened(name, form=form) if form != "function":
                 if problem := client_actions.problem_of(form, self.text):
                     self.opening = frames.ReasoningOpened(name, problem)
@@ -201,6 +201,7 @@ def _function_call(opening: frames.FunctionCallOpened, draft: Draft, status: Ite
             status=status,
             namespace=namespace,
             is_async=is_async,
+            caller=items.caller_named(opening.caller),
         )
     build = _CLIENT_CALLS[opening.form]
     call: items.FormCall = build("", draft.call_id, _action(opening.form, draft), status)
@@ -247,7 +248,27 @@ def _custom_call(opening: frames.CustomToolCallOpened, draft: Draft, status: Ite
     namespace = UNSET if opening.namespace is None else opening.namespace
     item_id = items.CustomToolCall.new_id(draft.key)
     return items.CustomToolCall(
-        item_id, call_id=draft.call_id, name=opening.name, input=draft.text, status=status, namespace=namespace
+        item_id,
+        call_id=draft.call_id,
+        name=opening.name,
+        input=draft.text,
+        status=status,
+        namespace=namespace,
+        caller=items.caller_named(opening.caller),
+    )
+
+
+def _program(opening: frames.ProgramOpened, draft: Draft, status: ItemStatus) -> items.Program:
+    item_id, code = items.Program.new_id(draft.key), draft.text
+    return items.Program(item_id, call_id=draft.call_id, code=code, fingerprint=items.fingerprint_of(code))
+
+
+def _program_output(opening: frames.ProgramOutputOpened, draft: Draft, status: ItemStatus) -> items.ProgramOutput:
+    finished, item_id = draft.finished, items.ProgramOutput.new_id(draft.key)
+    if finished is None:
+        return items.ProgramOutput(item_id, opening.call_id, "", "incomplete")
+    return items.ProgramOutput(
+        item_id, opening.call_id, finished.result, "completed" if finished.error is None else "incomplete"
     )
 
 
@@ -273,22 +294,34 @@ def _mcp_call(opening: frames.McpCallOpened, draft: Draft, status: CallStatus) -
         output=finished.result if finished and finished.ran and finished.error is None else None,
         error=frames.mcp_error(finished) if finished and finished.error is not None else None,
         approval_request_id=opening.approval_request_id,
+        caller=items.caller_named(opening.caller),
     )
 
 
 def _mcp_approval(opening: frames.McpApprovalOpened, draft: Draft, status: ItemStatus) -> items.McpApprovalRequest:
     item_id = items.McpApprovalRequest.new_id(draft.key)
-    return items.McpApprovalRequest(item_id, opening.server_label, opening.name, draft.text)
+    return items.McpApprovalRequest(
+        item_id,
+        server_label=opening.server_label,
+        name=opening.name,
+        arguments=draft.text,
+        caller=items.caller_named(opening.caller),
+    )
 
 
 def _code_call(opening: frames.CodeCallOpened, draft: Draft, status: CallStatus) -> items.CodeInterpreterCall:
-    item_id = items.CodeInterpreterCall.new_id(draft.key)
+    item_id, caller = items.CodeInterpreterCall.new_id(draft.key), items.caller_named(opening.caller)
     if not draft.is_shown:
-        return items.CodeInterpreterCall(item_id, draft.text, "", status)
+        return items.CodeInterpreterCall(item_id, code=draft.text, container_id="", status=status, caller=caller)
     data = draft.finished.data if draft.finished else None
     outputs = data.outputs if isinstance(data, frames.CodeOutputs) else ()
     return items.CodeInterpreterCall(
-        item_id, code=draft.text, container_id=draft.container_id, status=status, outputs=outputs or None
+        item_id,
+        code=draft.text,
+        container_id=draft.container_id,
+        status=status,
+        outputs=outputs or None,
+        caller=caller,
     )
 
 
@@ -298,23 +331,30 @@ def _web_call(opening: frames.WebCallOpened, draft: Draft, status: CallStatus) -
     running_action = draft.started.action if draft.started else None
     action = data.action if isinstance(data, frames.BrowserAction) else running_action or dict(NO_ACTION)
     results = data.results if isinstance(data, frames.BrowserAction) else UNSET
-    return items.WebSearchCall(item_id, status, action, results)
+    return items.WebSearchCall(
+        item_id, status=status, action=action, results=results, caller=items.caller_named(opening.caller)
+    )
 
 
 def _file_search(opening: frames.FileSearchOpened, draft: Draft, status: CallStatus) -> items.FileSearchCall:
-    item_id = items.FileSearchCall.new_id(draft.key)
+    item_id, caller = items.FileSearchCall.new_id(draft.key), items.caller_named(opening.caller)
     data = draft.finished.data if draft.finished and draft.is_shown else None
     if isinstance(data, frames.FileSearchResults):
-        return items.FileSearchCall(item_id, data.queries, status, data.results)
+        return items.FileSearchCall(item_id, queries=data.queries, status=status, results=data.results, caller=caller)
     asked = (draft.started.action or {}).get("queries", ()) if draft.started else ()
-    return items.FileSearchCall(item_id, tuple(asked), status)
+    return items.FileSearchCall(item_id, queries=tuple(asked), status=status, caller=caller)
 
 
 def _shell_call(opening: frames.ShellCallOpened, draft: Draft, status: ItemStatus) -> items.ShellCall:
     environment = {"type": "container_reference"} | ({"container_id": draft.container_id} if draft.is_shown else {})
     item_id = items.ShellCall.new_id(draft.key)
     return items.ShellCall(
-        item_id, call_id=draft.call_id, action=shell_action(draft.text), status=status, environment=environment
+        item_id,
+        call_id=draft.call_id,
+        action=shell_action(draft.text),
+        status=status,
+        environment=environment,
+        caller=items.caller_named(opening.caller),
     )
 
 
@@ -348,6 +388,8 @@ BUILDERS: dict[type[frames.Opened], Callable[[Any, Draft, Any], OutputItem]] = {
     frames.ShellOutputOpened: _shell_output,
     frames.ToolSearchOpened: _tool_search,
     frames.ToolSearchOutputOpened: _tool_search_output,
+    frames.ProgramOpened: _program,
+    frames.ProgramOutputOpened: _program_output,
     frames.CompactionOpened: _compaction,
 }
 """The builder of the item for each opening frame: it takes the frame, the draft and the status."""

@@ -17,6 +17,7 @@ _NAMES: dict[type[wire.Call], str] = {
     wire.ApplyPatchCall: "patch call",
     wire.ToolSearchCall: "tool search call",
     wire.ComputerCall: "computer call",
+    wire.Program: "program",
 }
 """The names of calls in error messages."""
 

@@ -29,7 +29,7 @@ _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
 
 _ClientCall = wire.FunctionCall | wire.CustomToolCall
 _BuiltInCall = wire.CodeInterpreterCall | wire.WebSearchCall | wire.FileSearchCall | wire.ShellCall
-_OpenCall = _ClientCall | _BuiltInCall | wire.McpCall
+_OpenCall = _ClientCall | _BuiltInCall | wire.McpCall | wire.Program
 
 
 @dataclass
@@ -163,6 +163,8 @@ class MessageReader:
             case wire.CustomToolCall(call_id=call_id):
                 item_id = wire.CustomToolCallOutput.new_id(suffix)
                 return wire.CustomToolCallOutput(item_id, call_id, text, "completed")
+            case wire.Program(call_id=call_id):
+                return wire.ProgramOutput(wire.ProgramOutput.new_id(suffix), call_id, text, "completed")
             case wire.McpCall() as call:
                 self.items[at] = replace(call, status="completed", output=text)
                 return None

@@ -16,17 +16,14 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame
-from penstock.pipeline.hosted_kinds import kinds, own_function
 from penstock.pipeline.lifecycle.rules import InvariantBroken
-from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool
 from penstock.pipeline.yield_point import YieldPoint
 from penstock.services.usage import Tallies, Tally, TurnTokens
+from penstock.stages.models.opened_calls import CallOpened
 from penstock.stages.parse.text import StopStrings, TokenVocabulary
 
 MANY_TOKENS = 32
 """Tokens of a chunk from which on other tasks get turns while it is read: a few of them may be an item."""
-
-CallOpened: TypeAlias = frames.ClientCallOpened | frames.ServerCallOpened
 
 Opening: TypeAlias = frames.ReasoningOpened | frames.MessageOpened | CallOpened
 
@@ -205,20 +202,3 @@ class TurnParser(ABC):
 def grammar_broken() -> EngineFailed:
     """Return the error for a turn that ends at a point where its grammar does not allow that."""
     return EngineFailed("The engine could not hold the model to the grammar of this request to its end.")
-
-
-def call_of(tool: Tool) -> CallOpened:
-    """Return the frame that opens a call of ``tool``."""
-    match tool:
-        case FunctionTool(runs_here=True):
-            return frames.ToolSearchOpened()
-        case FunctionTool():
-            return frames.FunctionCallOpened(tool.name, tool.namespace, tool.form, tool.is_async is True)
-        case CustomTool():
-            return frames.CustomToolCallOpened(tool.name, tool.namespace)
-        case McpTool(needs_approval=True):
-            return frames.McpApprovalOpened(tool.namespace, tool.name)
-        case HostedTool() if own_function(tool):
-            return kinds()[tool.namespace].opened(tool.name)
-        case McpTool() | HostedTool():
-            return frames.McpCallOpened(tool.namespace, tool.name)

@@ -13,15 +13,13 @@ from typing import Any, TypeVar
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.tools import Tool, ToolKey, keys_of, tool_key
 
-_FORGOTTEN = "The result of this call is no longer known."
 PENDING = "The function is running. Its output comes later."
 """The text that the model reads at once as the output of an asynchronous call."""
 
 OneTool = TypeVar("OneTool", bound=Tool)
-
-_NOT_APPROVED = "The user did not approve of this call"
 
 json_text = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -62,7 +60,26 @@ def split(request: ResolvedRequest) -> tuple[tuple[str, ...], tuple[items.Item, 
     if verbosity and not (given and given[-1][-1].endswith(verbosity)):  # raw messages of an earlier response have it
         given.append((verbosity,))
     instructions = given[0] if len(given) == 1 else ("\n\n".join(map("\n".join, given)),)
-    return instructions if any(instructions) else (), request.items[len(leading) :]
+    return instructions if any(instructions) else (), without_nested(request.items[len(leading) :])
+
+
+def without_nested(history: tuple[items.Item, ...]) -> tuple[items.Item, ...]:
+    """Return the items without those that only programs read: their calls with the outputs, and what has no output."""
+    ended = {item.call_id for item in items.of_type(history, items.ProgramOutput)}
+    programs = {item.call_id for item in items.of_type(history, items.Program)}
+    if not programs and not any(map(items.caller_of, history)):
+        return history
+    callers = callers_of(history)
+    nested = {at for at, item in enumerate(history) if items.caller_of(item)}
+    nested |= {at for at, caller in callers.items() if caller in nested}
+    asked = {history[at].id for at in nested}
+    return tuple(
+        item
+        for at, item in enumerate(history)
+        if at not in nested
+        and not (isinstance(item, items.Program) and item.call_id not in ended)
+        and not (isinstance(item, items.McpApprovalResponse) and item.approval_request_id in asked)
+    )
 
 
 def _texts(message: items.Message) -> tuple[str, ...]:
@@ -119,15 +136,6 @@ def _is_leading(item: items.Item) -> bool:
     return isinstance(item, items.AdditionalTools | items.ConfigurationUpdate)
 
 
-def refusals_in(history: Iterable[items.Item]) -> dict[str, str]:
-    """Map the ids of approval requests that the client refused to the texts that the model reads as results."""
-    return {
-        item.approval_request_id: f"{_NOT_APPROVED}: {item.reason}" if item.reason else f"{_NOT_APPROVED}."
-        for item in history
-        if isinstance(item, items.McpApprovalResponse) and not item.approve
-    }
-
-
 def arguments_of(call: items.CallItem) -> str:
     """Return the arguments of ``call`` as the model wrote them, or an equivalent in the model's own form."""
     match call:
@@ -153,57 +161,3 @@ def _executed(action: Mapping[str, Any]) -> dict[str, Any]:
     commands = "\n".join(map(str, action.get("commands") or ()))
     limit = {"timeout": action["timeout_ms"]} if action.get("timeout_ms") else {}
     return {"cmd": ["bash", "-lc", commands], **limit}
-
-
-def result_of(call: items.ServedCall) -> str:
-    """Return the result of a call that the server made."""
-    match call:
-        case items.McpCall():
-            return call.output or "" if call.error is None else _error(call.error)
-        case items.CodeInterpreterCall():
-            logs = [str(output["logs"]) for output in call.outputs or () if output.get("logs")]
-            return _joined(logs) if call.outputs else _FORGOTTEN
-        case items.WebSearchCall():
-            return _joined(_sources(call.action or {})) or _FORGOTTEN
-        case items.FileSearchCall():
-            found = [f"{result.get('filename') or ''}\n{result.get('text') or ''}" for result in call.results or ()]
-            return _joined(found) or _FORGOTTEN
-        case _:
-            return _FORGOTTEN
-
-
-def output_of(output: items.CallOutput, call: items.CallItem | None) -> str:
-    """Return the output of a call that the client or the sandbox's shell ran."""
-    if isinstance(output, items.ShellCallOutput) and isinstance(call, items.ShellCall) and call.runs_here:
-        return _joined(part for ran in output.output for part in _ran(ran))
-    return output.text
-
-
-def _ran(ran: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the output of one command and, if it failed, a sentence about how it ended."""
-    yield from (str(ran[stream]) for stream in ("stdout", "stderr") if ran.get(stream))
-    outcome = ran.get("outcome")
-    match outcome:
-        case {"type": "timeout"}:
-            yield "The command took too long."
-        case {"exit_code": int(code)} if code:
-            yield f"The command ended with exit code {code}."
-        case _:
-            pass
-
-
-def _error(error: Mapping[str, Any]) -> str:
-    """Return the text of an error, in any of the API's forms."""
-    content = error.get("content") or error.get("message") or ""
-    if isinstance(content, list | tuple):
-        return _joined(str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text"))
-    return content if isinstance(content, str) else json_text(content)
-
-
-def _sources(action: Mapping[str, Any]) -> Iterable[str]:
-    sources = action.get("sources") or ()
-    return (str(source["url"]) for source in sources if isinstance(source, Mapping) and source.get("url"))
-
-
-def _joined(lines: Iterable[str]) -> str:
-    return "\n".join(line.removesuffix("\n") for line in lines)

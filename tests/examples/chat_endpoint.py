@@ -21,8 +21,8 @@ from penstock.pipeline.protocol.items import images_of
 from penstock.pipeline.protocol.tools import Toolset
 from penstock.stages.models.chat.functions import functions
 from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.models.opened_calls import call_of
 from penstock.stages.parse.chat.unwrap import Unwrapped
-from penstock.stages.parse.parser import call_of
 from penstock.stages.render.chat.messages import MessageContext, chat_conversation
 from penstock.stages.render.item_texts import split
 

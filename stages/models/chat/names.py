@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from penstock.pipeline.hosted_kinds import takes_text
-from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall, CustomToolCall
+from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall, CustomToolCall, Program
 from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Tool, ToolKey, Toolset, tool_key
 
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
@@ -54,7 +54,7 @@ def text_argument(tool: Tool | CallItem) -> str | None:
     match tool:
         case CustomTool() | CustomToolCall():
             return CUSTOM_ARGUMENT
-        case CodeInterpreterCall():
+        case CodeInterpreterCall() | Program():
             return CODE_ARGUMENT
         case HostedTool() if takes_text(tool):
             return CODE_ARGUMENT

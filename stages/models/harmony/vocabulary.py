@@ -21,7 +21,7 @@ from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.hosted_kinds import kinds, takes_text
-from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall
+from penstock.pipeline.protocol.items import CallItem, CodeInterpreterCall, Program
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool
 from penstock.stages.models.text_pieces import PIECE_CHARACTERS, pieces
 
@@ -194,10 +194,10 @@ def recipient_of(tool: Tool | CallItem) -> str:
     match tool:
         case FunctionTool() | CustomTool():  # first, as a request may have thousands of them
             return f"{tool.namespace or FUNCTIONS}.{tool.name}"
-        case CodeInterpreterCall():
+        case CodeInterpreterCall() | Program():
             return tool.tool[1]
         case HostedTool() if takes_text(tool):
-            return tool.namespace
+            return tool.spoken or tool.namespace
         case McpTool() | HostedTool():
             return f"{tool.namespace}.{tool.name}"
         case _:

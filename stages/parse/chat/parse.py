@@ -35,10 +35,11 @@ from penstock.stages.models.chat.model import (
 from penstock.stages.models.chat.names import ToolNames, text_argument
 from penstock.stages.models.chat.triggers import Triggers
 from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.models.opened_calls import call_of
 from penstock.stages.models.refusals import refusal_of
 from penstock.stages.parse.chat.logprobs import UnclaimedTokens
 from penstock.stages.parse.chat.unwrap import Unwrapped
-from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, call_of, grammar_broken
+from penstock.stages.parse.parser import Opening, ParseStage, TurnParser, grammar_broken
 from penstock.stages.parse.plain import PlainParser
 from penstock.stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
 

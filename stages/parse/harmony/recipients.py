@@ -10,8 +10,9 @@ from penstock.pipeline.frames import CustomToolCallOpened, ReasoningOpened
 from penstock.pipeline.hosted_kinds import kinds, takes_text
 from penstock.pipeline.protocol import tools
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, hosted_tools, recipient_of
+from penstock.stages.models.opened_calls import CallOpened, call_of
 from penstock.stages.models.refusals import refusal_of
-from penstock.stages.parse.parser import CallOpened, Opening, call_of
+from penstock.stages.parse.parser import Opening
 
 CONTENT_TYPES = ("json", "code", "text", "python")
 """The content types of headers.  Models sometimes append one to the recipient without a space."""

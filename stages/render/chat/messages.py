@@ -17,6 +17,7 @@ from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.params.json_body import MOST_LEVELS
 from penstock.pipeline.protocol.tools import ToolKey, tool_key
+from penstock.stages.models.call_results import output_of, refusals_in, result_of
 from penstock.stages.models.chat.call_ids import CallId, id_of_client
 from penstock.stages.models.chat.content import Content, content_of, text_part
 from penstock.stages.models.chat.functions import described
@@ -30,9 +31,6 @@ from penstock.stages.render.item_texts import (
     is_continuation,
     is_cut,
     json_text,
-    output_of,
-    refusals_in,
-    result_of,
     summary_of,
 )
 

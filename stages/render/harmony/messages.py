@@ -12,6 +12,7 @@ from penstock.pipeline.frames import Channel, ResolvedRequest
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import behind_calls, callers_of
 from penstock.pipeline.protocol.tools import HostedTool, ToolKey, Toolset, tool_key
+from penstock.stages.models.call_results import output_of, refusals_in, result_of
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.harmony.head import declared_tools, head
 from penstock.stages.render.harmony.message import HarmonyMessage
@@ -22,10 +23,7 @@ from penstock.stages.render.item_texts import (
     found_elsewhere,
     is_continuation,
     is_cut,
-    output_of,
     placed,
-    refusals_in,
-    result_of,
     split,
     summary_of,
 )
@@ -185,7 +183,7 @@ class _Items:
             case items.McpCall():
                 return call.server_label in self._built_in
             case _:
-                return isinstance(call, items.HostedCall)
+                return isinstance(call, items.HostedCall | items.Program)
 
 
 def _spoken(message: items.Message, channel: Channel) -> HarmonyMessage:

@@ -1,0 +1,163 @@
+"""The programs of a response: each goes on in rounds of calls, which are items between it and its output.
+
+The calls of this server run at once, and those of the client end the response.  The next response that has all of their
+outputs lets the program go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from penstock.pipeline import frames
+from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.pairs import callers_of
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, McpTool, Tool, tool_key
+from penstock.services.tools import NestedCall, PastCall
+from penstock.stages.converse.sessions import RunningCall, Sessions, Step
+from penstock.stages.converse.turn import ToolCall, output_of
+from penstock.stages.models import call_results
+from penstock.stages.models.opened_calls import call_by
+
+AT_ONCE = 16
+"""Calls of a round that this server runs at once."""
+
+RESULT_CHARACTERS = 1_000_000
+"""The most characters of a result that a program gets."""
+
+
+@dataclass
+class Programs:
+    """The programs of one response.
+
+    ``refusal`` counts a call that this server is about to run, and returns why it may not; ``tools`` returns those that
+    programs may call.
+    """
+
+    sessions: Sessions
+    tools: Callable[[], Sequence[Tool]]
+    refusal: Callable[[], str | None]
+    is_parallel: bool = True
+    waits_for_client: bool = field(default=False, init=False)
+    """True if a program waits for the client."""
+
+    def run(self, program: ToolCall, call_id: str, past: Sequence[PastCall] = ()) -> Iterator[Step]:
+        """Yield the frames of a program from its end as an item, or from where its ``past`` calls have left it."""
+        done = list(past)
+        while True:
+            going = self.sessions.advance(program, call_id, tuple(done))
+            yield going
+            advanced = going.result()
+            if not advanced.calls:
+                yield from ended(call_id, advanced.finished)
+                return
+            yield from self._round(call_id, advanced.calls, done)
+            if len(done) < len(past) + len(advanced.calls):
+                self.sessions.keep(program, call_id)
+                self.waits_for_client = True
+                return
+            past = tuple(done)
+
+    def _round(self, call_id: str, calls: Sequence[NestedCall], done: list[PastCall]) -> Iterator[Step]:
+        """Yield the frames of calls, and append those that are done, which the client has not to act for."""
+        known = {tool_key(tool): tool for tool in self.tools()}
+        at_once = AT_ONCE if self.is_parallel else 1
+        for start in range(0, len(calls), at_once):
+            begun = [self._begun(known[call.tool], call, call_id) for call in calls[start : start + at_once]]
+            for opened, call, running in begun:
+                yield opened
+                if call.arguments:
+                    yield frames.ItemDelta(call.arguments)
+                if running is None:
+                    yield frames.ItemClosed(complete=True)
+                    continue
+                yield from running.frames(frames.ItemClosed(complete=True))
+                done.append(_past(call, running))
+
+    def _begun(
+        self, tool: Tool, call: NestedCall, call_id: str
+    ) -> tuple[frames.Opened, NestedCall, RunningCall | None]:
+        """Begin a call; return it with the frame that opens it, and None if the client has to act."""
+        opened = call_by(tool, call_id)
+        if isinstance(tool, FunctionTool | CustomTool) or (isinstance(tool, McpTool) and tool.needs_approval):
+            return opened, call, None
+        assert isinstance(opened, frames.ServerCallOpened)
+        made = ToolCall(tool.namespace, tool.name, call.arguments, output_of(opened))
+        return opened, call, self.sessions.call(made, self.refusal(), RESULT_CHARACTERS)
+
+
+def ended(call_id: str, finished: frames.CallFinished) -> Iterator[Step]:
+    """Yield the frames of the output of a program."""
+    yield frames.ProgramOutputOpened(call_id)
+    yield frames.CallStarted()
+    yield finished
+    yield frames.ItemClosed(complete=True)
+
+
+def _past(call: NestedCall, running: RunningCall) -> PastCall:
+    outcome = running.outcome
+    finished = outcome.result() if isinstance(outcome, asyncio.Task) else outcome
+    assert isinstance(finished, frames.CallFinished)
+    return PastCall(call, finished.result, finished.error)
+
+
+# The programs of a conversation
+
+_WITHOUT_TEXT = (items.WebSearchCall, items.FileSearchCall, items.ShellCall)
+"""The items of calls that show an action in place of their arguments."""
+
+
+def open_programs(request: frames.ResolvedRequest) -> list[items.Program]:
+    """Return the programs without an output to whose calls the input of the request has outputs or approvals."""
+    whole = request.items
+    programs = {item.call_id: item for item in items.of_type(whole, items.Program)}
+    for output in items.of_type(whole, items.ProgramOutput):
+        programs.pop(output.call_id, None)
+    if not programs:
+        return []
+    given = {id(item) for item in request.facts.input}
+    callers = callers_of(whole)
+    asked = {item.id: items.caller_of(item) for item in items.of_type(whole, items.McpApprovalRequest)}
+    answered = set[str]()
+    for at, item in enumerate(whole):
+        if id(item) not in given:
+            continue
+        if at in callers:
+            answered.add(items.caller_of(whole[callers[at]]))
+        elif isinstance(item, items.McpApprovalResponse):
+            answered.add(asked.get(item.approval_request_id, ""))
+    return [program for call_id, program in programs.items() if call_id in answered]
+
+
+def past_calls(request: frames.ResolvedRequest, call_id: str) -> list[PastCall]:
+    """Return the calls of a program in a conversation that have an outcome, in their order."""
+    whole = request.items
+    outputs = {at: whole[output] for output, at in callers_of(whole).items()}
+    approved = {item.approval_request_id: item for item in items.of_type(whole, items.McpCall)}
+    refused = call_results.refusals_in(whole)
+    found = []
+    for at, item in enumerate(whole):
+        if items.caller_of(item) != call_id or not isinstance(item, items.CallItem):
+            continue
+        call = NestedCall(item.tool, "" if isinstance(item, _WITHOUT_TEXT) else item.text)
+        if isinstance(item, items.McpApprovalRequest):
+            if item.id in refused:
+                found.append(PastCall(call, error=refused[item.id]))
+            elif made := approved.get(item.id):
+                found.append(_outcome(call, made, None, request))
+        elif not (isinstance(item, items.McpCall) and item.approval_request_id):
+            found.append(_outcome(call, item, outputs.get(at), request))
+    return found
+
+
+def _outcome(call: NestedCall, item: items.CallItem, output: Item | None, request: frames.ResolvedRequest) -> PastCall:
+    known = request.results.get(output.id if output else item.id)
+    if isinstance(item, items.McpCall) and item.error is not None:
+        return PastCall(call, error=call_results.result_of(item))
+    if isinstance(output, items.CallOutput):
+        return PastCall(call, known or call_results.output_of(output, item))
+    if isinstance(item, items.ServedCall):
+        return PastCall(call, call_results.result_of(item) if known is None else known)
+    return PastCall(call, error="This call has no output.")
