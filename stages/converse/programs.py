@@ -100,7 +100,7 @@ def _past(call: NestedCall, running: RunningCall) -> PastCall:
     outcome = running.outcome
     finished = outcome.result() if isinstance(outcome, asyncio.Task) else outcome
     assert isinstance(finished, frames.CallFinished)
-    return PastCall(call, finished.result, finished.error)
+    return PastCall(call, finished.result, finished.error if finished.ran else finished.result)
 
 
 # The programs of a conversation
