@@ -13,7 +13,7 @@ To add a kind of item that this server runs, as `CodeInterpreterCall` is one, ch
 An item whose call the client runs needs no `CallFinished`: of step 3 only its opening frame is left.  The frame that
 opens an item of a built-in tool is also in the `HostedKind` of the tool, by which the parsers find it.
 
-``stages/render/item_texts.py`` can rebuild the result of its call from the item, for a server that has lost the text
+``stages/models/call_results.py`` can rebuild the result of its call from the item, for a server that has lost the text
 that the model read; without that it calls the result forgotten.
 
 The type checker and ``tests/flow/test_item_kind.py`` find what is forgotten; that test adds a kind from the outside.

@@ -226,7 +226,7 @@ class ToolLoop:
     @property
     def may_compact(self) -> bool:
         """True if this turn may be a compaction instead, which depends on the length of its prompt."""
-        return self._threshold is not None and self.request.facts.purpose.generates
+        return self._threshold is not None and self.request.facts.purpose.generates and not self.is_unspoken
 
     def has_superseded(self) -> bool:
         """Return True if a compaction in this turn would supersede any items."""

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from penstock.pipeline import frames
 from penstock.pipeline.frame_order import ConversedOrder
 from penstock.pipeline.protocol import items
+from penstock.pipeline.protocol.events import TerminalEvent
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpServer, McpTool, Toolset
-from penstock.services.tools import NestedCall, PastCall, ToolResult
+from penstock.services.tools import NestedCall, PastCall, Toolbox, ToolResult
 from penstock.stages.converse.converse import Converse
 from penstock.stages.converse.programs import open_programs, past_calls
 from penstock.stages.converse.sessions import Sessions
@@ -97,9 +98,8 @@ class ProgramTable(ScriptedConverse):
         self.converse = Converse(self.converse.inner, toolbox, self.limits, self.steering, self.converse.clock)
 
 
-def replace_hosts(converse: Converse, hosts: dict[str, Any]) -> Any:
-    toolbox = converse.toolbox
-    return type(toolbox)({**toolbox.hosts, **hosts}, toolbox.mcp)
+def replace_hosts(converse: Converse, hosts: dict[str, Any]) -> Toolbox:
+    return Toolbox({**converse.toolbox.hosts, **hosts}, converse.toolbox.mcp)
 
 
 def program(text: str = "run()") -> list[frames.ParsedFrame]:
@@ -198,8 +198,12 @@ def written(yielded: Sequence[frames.ConversedFrame], suffix: str = "1") -> list
     writer = ResponseWriter(None)
     started = yielded[0]
     assert isinstance(started, frames.GenerationStarted | frames.ResponseStarted)
-    events = [event for frame in yielded for event in writer.feed(frame)] + [*writer.finish()]
-    return [renamed(each, suffix) for each in events[-1].response.output]
+    for frame in yielded:
+        for _ in writer.feed(frame):
+            pass
+    *_, last = writer.finish()
+    assert isinstance(last, TerminalEvent)
+    return [renamed(each, suffix) for each in last.response.output]
 
 
 def renamed(each: Any, suffix: str) -> Any:
