@@ -35,6 +35,7 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
     namespace tool around it, or None.  ``form`` is not ``function`` for shells, patches, searches and computers, which
     the API lets a client run: the model sees them as functions.  If ``is_async`` is True, the model goes on after a
     call, without its output.  If ``runs_here`` is True, this server runs it: it is the search for deferred tools.
+    ``output_schema`` is a JSON schema of its results, for programs.
     """
 
     name: str
@@ -45,6 +46,7 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
     form: ClientForm = "function"
     is_async: bool | UnsetType = UNSET
     runs_here: bool | UnsetType = UNSET
+    output_schema: dict[str, Any] | UnsetType = UNSET
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -221,14 +223,18 @@ class Toolset(msgspec.Struct, frozen=True):
     @property
     def callable(self) -> tuple[Tool, ...]:
         """The tools that may be called."""
-        if self.choice == "none":
-            return ()
+        return () if self.choice == "none" else self._allowed(self.tools)
+
+    def limiting_programs(self) -> Toolset:
+        """Return the tools with those of programs that the choice allows, if it names any of them; else with all."""
+        named = self._allowed(self.in_programs or ())
+        return msgspec.structs.replace(self, in_programs=named) if named else self
+
+    def _allowed(self, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
         if self.allowed is None:
-            return self.tools
+            return tools
         allowed = frozenset(self.allowed)
-        return tuple(
-            tool for tool in self.tools if not allowed.isdisjoint((tool_key(tool), (tool.namespace, ANY_NAME)))
-        )
+        return tuple(tool for tool in tools if not allowed.isdisjoint((tool_key(tool), (tool.namespace, ANY_NAME))))
 
 
 def _runs_here(tool: Tool) -> bool:

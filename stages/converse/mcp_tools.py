@@ -18,6 +18,7 @@ from penstock.pipeline.protocol.tools import (
     HostedTool,
     McpServer,
     McpTool,
+    Tool,
     ToolFilter,
     Toolset,
     tool_key,
@@ -57,19 +58,24 @@ def known_tools(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
 
 
 def with_mcp_tools(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
-    """Return ``tools`` with those tools of its servers added that the request lets the model call."""
+    """Return ``tools`` with those tools of its servers added that the request lets the model, or programs, call."""
     shown, deferred, loaded = list[McpTool](), list[McpTool](), frozenset(tools.loaded or ())
+    in_programs = list[McpTool]()
     for server in tools.servers:
         for tool in _tools(server, listed.get(server.label, ())):
-            is_shown = not server.is_deferred or tool_key(tool) in loaded
-            (shown if is_shown else deferred).append(tool)
+            if server.callers:
+                in_programs.append(tool)
+            if server.callers != "programs":
+                is_shown = not server.is_deferred or tool_key(tool) in loaded
+                (shown if is_shown else deferred).append(tool)
     descriptions = {server.label: server.description for server in tools.servers if server.description}
     return replace(
         tools,
         tools=(*tools.tools, *shown),
         deferred=(*(tools.deferred or ()), *deferred) or UNSET,
         descriptions={**tools.descriptions, **descriptions},
-    )
+        in_programs=(*(tools.in_programs or ()), *in_programs) or tools.in_programs,
+    ).limiting_programs()
 
 
 async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host], seconds: float) -> ResolvedRequest:
@@ -88,7 +94,8 @@ async def with_declarations(request: ResolvedRequest, hosts: Mapping[str, Host],
 
 
 def _kinds(tools: Toolset) -> dict[str, None]:
-    return dict.fromkeys(tool.namespace for tool in tools.tools if isinstance(tool, HostedTool))
+    offered = (*tools.tools, *(tools.in_programs or ()))
+    return dict.fromkeys(tool.namespace for tool in offered if isinstance(tool, HostedTool))
 
 
 async def _declaration(request: ResolvedRequest, host: Host | None, kind: str, seconds: float) -> Declaration | None:
@@ -105,23 +112,29 @@ def _declared(tools: Toolset, kind: str, declaration: Declaration | None, allowe
     """Return ``tools`` with the functions of ``kind`` in the declaration, and only those that are ``allowed``."""
     if declaration is None and allowed is None:
         return tools
-    offered = tuple(tool for tool in tools.tools if tool.namespace == kind)
     functions = callable_tools(declaration.tools if declaration else kinds()[kind].tools)
     may_call = tuple(
         tool for tool in functions if allowed is None or allowed.names is None or tool.name in allowed.names
     )
-    at = tools.tools.index(offered[0])
-    others = [tool for tool in tools.tools if tool not in offered]
     chosen = tools.allowed
-    if chosen is not None and {tool_key(tool) for tool in offered}.issubset(chosen):  # all of the kind
-        chosen = (*chosen, (kind, ANY_NAME))
+    offered = (*tools.tools, *(tools.in_programs or ()))
+    if chosen is not None and {tool_key(tool) for tool in offered if tool.namespace == kind}.issubset(chosen):
+        chosen = (*chosen, (kind, ANY_NAME))  # all of the kind
     descriptions = {kind: declaration.description} if declaration and declaration.description else {}
     return replace(
         tools,
-        tools=(*others[:at], *may_call, *others[at:]),
+        tools=_with_functions(tools.tools, kind, may_call),
+        in_programs=UNSET if tools.in_programs is UNSET else _with_functions(tools.in_programs, kind, may_call),
         allowed=chosen,
         descriptions={**tools.descriptions, **descriptions},
     )
+
+
+def _with_functions(tools: Sequence[Tool], kind: str, functions: Iterable[HostedTool]) -> tuple[Tool, ...]:
+    """Return tools with these functions in the place of those of their kind, if there are any."""
+    places = [at for at, tool in enumerate(tools) if tool.namespace == kind]
+    others = [tool for tool in tools if tool.namespace != kind]
+    return (*others[: places[0]], *functions, *others[places[0] :]) if places else tuple(tools)
 
 
 def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]:

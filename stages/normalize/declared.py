@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.pipeline.protocol import tools as wire
 from penstock.pipeline.protocol.params import tools as params
-from penstock.pipeline.protocol.tools import Tool
+from penstock.pipeline.protocol.tools import Callers, Tool
 
 
 def deferred_names(tool: params.ToolParam) -> frozenset[str]:
@@ -21,6 +21,14 @@ def deferred_names(tool: params.ToolParam) -> frozenset[str]:
             return frozenset((tool.name,))
         case _:
             return frozenset()
+
+
+def callers_of(tool: params.ToolParam) -> Callers | UnsetType:
+    """Return who may call a tool; UNSET for the model alone."""
+    named = (tool.allowed_callers if isinstance(tool, params.CallableTool) else None) or ("direct",)
+    if "programmatic" not in named:
+        return UNSET
+    return "both" if "direct" in named else "programs"
 
 
 def search_of(tool: params.ToolSearchToolParam) -> wire.FunctionTool:
@@ -38,6 +46,10 @@ def described(search: wire.FunctionTool, standard: wire.FunctionTool) -> wire.Fu
     return replace(standard if search.parameters is None else search, description=description)
 
 
+_SHOWN = ("output_schema", "async", "defer_loading", "allowed_callers")
+"""The optional keys of a function that a response repeats."""
+
+
 def echo_of(tool: params.ToolParam) -> dict[str, Any]:
     """Return a tool as the response repeats it; a function has the keys that strict clients require, and known ones."""
     match tool:
@@ -45,7 +57,7 @@ def echo_of(tool: params.ToolParam) -> dict[str, Any]:
             return tool.sent | {"description": tool.description or ""}
         case params.FunctionToolParam():
             required = {key: getattr(tool, key) for key in ("type", "name", "description", "parameters", "strict")}
-            optional = {key: tool.sent.get(key) for key in ("output_schema", "async", "defer_loading")}
+            optional = {key: tool.sent.get(key) for key in _SHOWN}
             return required | {key: value for key, value in optional.items() if value not in (None, False)}
         case _:
             return tool.without_secrets
@@ -63,6 +75,7 @@ def tool_of(tool: params.FunctionToolParam | params.CustomToolParam, namespace: 
                 strict=tool.strict,
                 namespace=namespace,
                 is_async=is_async,
+                output_schema=(callers_of(tool) and tool.output_schema) or UNSET,
             )
         case params.CustomToolParam(format=params.GrammarFormat() as grammar):
             return wire.CustomTool(

@@ -12,6 +12,7 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import McpToolParam, ToolFilterParam
 from penstock.pipeline.protocol.tools import ANY_NAME, EVERY_TOOL, McpServer, ToolFilter
 from penstock.pipeline.secret import Secret
+from penstock.stages.normalize.declared import callers_of
 
 
 def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_unknown: str) -> McpServer:
@@ -41,6 +42,7 @@ def server_of(tool: McpToolParam, path: str, labels: frozenset[str] | None, of_u
         approves_rest=approves_rest,
         connector=tool.connector_id,
         is_deferred=True if tool.defer_loading else UNSET,
+        callers=callers_of(tool),
     )
 
 

@@ -28,6 +28,8 @@ class Choosable:
 
     tools: Mapping[str, Tool]
     deferred: Mapping[str, Tool]
+    in_programs: Mapping[str, Tool]
+    """The tools that programs may call, by the model's names for them."""
     servers: Mapping[str, McpServer]
     """MCP servers by label."""
     ignored: Container[str]
@@ -51,7 +53,7 @@ class Choosable:
     def _allowed(self, choices: Sequence[params.AllowedTool], path: str) -> tuple[ToolKey, ...]:
         """Return the keys of the chosen tools, each once; ``path`` has ``{}`` for the position of a choice."""
         groups = defaultdict[tuple[str, str | None], list[ToolKey]](list)
-        for tool in (*self.tools.values(), *self.deferred.values()):
+        for tool in {**self.tools, **self.deferred, **self.in_programs}.values():
             groups[kind_of(tool), tool.name].append(tool_key(tool))
             groups[kind_of(tool), None].append(tool_key(tool))
             groups["namespace", tool.namespace].append(tool_key(tool))
@@ -63,6 +65,13 @@ class Choosable:
                 error.param = path.format(choices.index(choice))
                 raise
         return tuple(allowed)
+
+    def is_only_in_programs(self, key: ToolKey) -> bool:
+        """Return True if only programs may call a tool that a choice names."""
+        server = self.servers.get(key[0] or "")
+        if server is not None:
+            return server.callers == "programs"
+        return any(tool_key(tool) == key and name not in self.tools for name, tool in self.in_programs.items())
 
     def _keys_of(self, choice: params.AllowedTool, groups: _Groups) -> Sequence[ToolKey]:
         match choice:
@@ -104,7 +113,7 @@ class Choosable:
 
     def _named(self, choice: params.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:
         name = f"{choice.namespace or FUNCTIONS}.{choice.name}"
-        tool = self.tools.get(name) or self.deferred.get(name)
+        tool = self.tools.get(name) or self.deferred.get(name) or self.in_programs.get(name)
         if tool is not None and kind_of(tool) == choice.type:
             return (tool_key(tool),)
         return groups.get((choice.type, choice.name), ()) if choice.namespace is None else ()

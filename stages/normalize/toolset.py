@@ -19,12 +19,12 @@ from penstock.pipeline.protocol.items import AdditionalTools, Item, ToolSearchOu
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.pipeline.protocol.tools import McpServer, StrictLevel, Tool, ToolKey, tool_key
+from penstock.pipeline.protocol.tools import Callers, McpServer, StrictLevel, Tool, ToolKey, tool_key
 from penstock.services.container_wishes import ContainerWish
 from penstock.services.tool_search import search_tool
 from penstock.services.tools import ADVICE
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
-from penstock.stages.normalize.declared import deferred_names, described, echo_of, search_of, tool_of
+from penstock.stages.normalize.declared import callers_of, deferred_names, described, echo_of, search_of, tool_of
 from penstock.stages.normalize.mcp_server import refuse_headers, refuse_own_server, server_of, settings_of
 from penstock.stages.normalize.tool_choice import Choosable, bad_choice, kind_of
 from penstock.stages.normalize.tool_types import (
@@ -47,6 +47,13 @@ _Bringing: TypeAlias = AdditionalTools | ToolSearchOutput
 """Items that bring tools."""
 
 _SEARCH = f"{FUNCTIONS}.tool_search"
+
+_PROGRAM: ToolKey = ("program", "program")
+_PROGRAM_TYPE = "programmatic_tool_calling"
+_ONCE = ("function", "custom", _PROGRAM[0])
+"""The kinds of tools of which a request has each but once."""
+_PYTHON = "python"
+"""The name by which gpt-oss calls Python, and so programs, unless another tool has it."""
 
 _tool_param: TypeAdapter[params.ToolParam] = TypeAdapter(params.ToolParam, config=ConfigDict(hide_input_in_errors=True))
 
@@ -95,6 +102,12 @@ class ToolsetBuilder:
     """The tools that are not in the prompt until a search loads them, by the model's names for them."""
     loaded: dict[ToolKey, None] = field(default_factory=dict)
     """The keys of the tools that items have brought."""
+    in_programs: dict[str, Tool] = field(default_factory=dict)
+    """The tools that programs may call, by the model's names for them."""
+    _only_programs_at: str = ""
+    """The path of the first tool that only programs may call."""
+    _deferred_in_programs_at: str = ""
+    """The path of the first deferred tool that programs may call."""
     _listed: dict[str, Tool] = field(default_factory=dict)
     """The tools that were deferred, loaded by now or not, in the order in which they came."""
     _deferred_at: str = ""
@@ -125,7 +138,7 @@ class ToolsetBuilder:
                 raise InvalidRequest(f"A request may name at most {MOST_SERVERS} MCP servers.", param=path)
         else:
             self._refuse_namesakes(tool, offered, path)
-        self._take(offered, deferred_names(tool), path)
+        self._take(offered, tool, deferred_names(tool), path)
         self.echo.append(echo_of(tool))
 
     def add_items(self, tools: Iterable[params.ToolParam], item: _Bringing, path: str) -> None:
@@ -144,7 +157,7 @@ class ToolsetBuilder:
                 refuse_own_server(tool, at)
             offered = self._offered(tool, at)
             deferred = frozenset[str]() if isinstance(item, ToolSearchOutput) else deferred_names(tool)
-            self._take(offered, deferred, at, is_loaded=True)
+            self._take(offered, tool, deferred, at, is_loaded=True)
 
     def add_stored(self, item: _Bringing, path: str) -> None:
         """Offer the tools of a stored item, which has them as the client sent them."""
@@ -157,21 +170,29 @@ class ToolsetBuilder:
         the same beginning.  Tools that were accepted once are never refused: a tool is left out if the operator has
         removed its server, or if its namespace has another owner in this request.  Deferred ones may lack a search.
         """
-        deferred_at = self._deferred_at
+        places = self._deferred_at, self._only_programs_at, self._deferred_in_programs_at
         own = self.tools | self.deferred, self.servers.copy(), self.descriptions.copy()
+        in_programs = self.in_programs.copy()
         bringing: list[_Bringing] = [*of_type(history, AdditionalTools), *of_type(history, ToolSearchOutput)]
         for item in bringing:
             for tool in item.tools:
                 with suppress(InvalidRequest, ValidationError):  # this server, or an earlier one, has accepted it once
                     self.add_stored(replace(item, tools=(tool,)), "previous_response_id")
-        self.tools |= {name: tool for name, tool in own[0].items() if name in self.tools}
+        self.tools |= {name: tool for name, tool in own[0].items() if name not in self.deferred}
         self.servers |= own[1]
         self.descriptions |= own[2]
-        self._deferred_at = deferred_at
+        for name in in_programs.keys() - own[0].keys():  # only programs may call these
+            self.tools.pop(name, None)
+            self.deferred.pop(name, None)
+        for name in own[0].keys() - in_programs.keys():
+            self.in_programs.pop(name, None)
+        self.in_programs |= in_programs
+        self._deferred_at, self._only_programs_at, self._deferred_in_programs_at = places
 
     def _take(
         self,
         offered: McpServer | Sequence[Tool] | None,
+        param: params.ToolParam,
         deferred: Collection[str],
         path: str,
         *,
@@ -184,18 +205,34 @@ class ToolsetBuilder:
         if isinstance(offered, McpServer):
             self.servers[offered.label] = offered
             self._deferred_at = self._deferred_at or (path if offered.is_deferred else "")
+            self._note_callers(offered.callers, path, is_deferred=offered.is_deferred is True)
             return
         for position, tool in enumerate(offered or ()):
-            name = recipient_of(tool)
+            name, at, callers = recipient_of(tool), path, callers_of(param)
+            if isinstance(param, params.NamespaceToolParam):
+                at, callers = f"{path}.tools[{position}]", callers_of(param.tools[position])
+            self._note_callers(callers, at, is_deferred=tool.name in deferred)
             if tool.name in deferred:
                 self.deferred[name] = self._listed[name] = tool
-                at = path if tool.namespace is None else f"{path}.tools[{position}]"
                 self._deferred_at = self._deferred_at or at
+                continue
+            self.deferred.pop(name, None)
+            self.in_programs.pop(name, None)
+            if callers:  # a program waits for what it calls
+                waits = isinstance(tool, wire.FunctionTool) and tool.is_async
+                self.in_programs[name] = replace(tool, is_async=UNSET) if waits else tool
+            if callers == "programs":
+                self.tools.pop(name, None)
                 continue
             if is_loaded and name not in self.tools:
                 self.loaded[tool_key(tool)] = None
             self.tools[name] = tool
-            self.deferred.pop(name, None)
+
+    def _note_callers(self, callers: Callers | UnsetType, at: str, *, is_deferred: bool) -> None:
+        if callers and is_deferred:
+            self._deferred_in_programs_at = self._deferred_in_programs_at or at
+        if callers == "programs":
+            self._only_programs_at = self._only_programs_at or at
 
     def _load(self, output: ToolSearchOutput) -> None:
         """Load the deferred tools that this server has found."""
@@ -230,7 +267,7 @@ class ToolsetBuilder:
                 self._claim(tool.server_label, "server", f"{path}.server_label")
                 return mcp_server
             case _ if tool.type in CLIENT_TOOLS and self._is_of_the_client(tool):
-                return (client_tool(tool),)
+                return (_of_the_client(tool, path),)
             case _ if MISSING in self.left_out or self._is_unasked(tool):
                 self.ignored[tool.type] = None
                 return None
@@ -293,9 +330,9 @@ class ToolsetBuilder:
         names = dict[str, Tool]()
         for position, offered_tool in enumerate(offered):
             name = recipient_of(offered_tool)
-            namesake = self.tools.get(name) or self.deferred.get(name) or names.get(name)
+            namesake = self.tools.get(name) or self.deferred.get(name) or self.in_programs.get(name) or names.get(name)
             names[name] = offered_tool
-            if namesake is not None and (namesake != offered_tool or kind_of(offered_tool) in ("function", "custom")):
+            if namesake is not None and (namesake != offered_tool or kind_of(offered_tool) in _ONCE):
                 at = f"{path}.tools[{position}]" if isinstance(tool, params.NamespaceToolParam) else path
                 key = "name" if hasattr(tool, "name") else "type"
                 raise InvalidRequest(f"There are two tools named {offered_tool.name!r}.", param=f"{at}.{key}")
@@ -305,9 +342,11 @@ class ToolsetBuilder:
         if self.ignored:
             logger.info("Left out tools: %s", shortened(", ".join(self.ignored)))
         self._settle_search()
+        has_programs = self._settle_programs()
         choosable = Choosable(
             tools=self.tools,
             deferred=self.deferred,
+            in_programs=self.in_programs,
             servers=self.servers,
             ignored=self.ignored,
             run_by_mcp=self._run_by_mcp,
@@ -318,11 +357,13 @@ class ToolsetBuilder:
         waiting = {tool_key(tool) for tool in self.deferred.values()}
         if mode == "required" and allowed and waiting.issuperset(allowed):
             raise bad_choice("This choice names only deferred tools, which no search has loaded yet.")
+        if mode == "required" and allowed and all(map(choosable.is_only_in_programs, allowed)):
+            raise bad_choice("Only programs may call what this names: choose programmatic_tool_calling.")
         is_put_off = request.ignore_eos or request.min_tokens  # a grammar says when the output ends
         is_held = (self.tools or self.servers) and not is_put_off
         if allowed == ():  # the choice names only tools that were left out
             mode, allowed = "none", None
-        return wire.Toolset(
+        made = wire.Toolset(
             tuple(self.tools.values()),
             choice=mode,
             allowed=allowed,
@@ -333,7 +374,10 @@ class ToolsetBuilder:
             deferred=tuple(self.deferred.values()) or UNSET,
             loaded=tuple(self.loaded) or UNSET,
             strict_level=self.strict_level if is_held else UNSET,
+            in_programs=tuple(self.in_programs.values()) if has_programs else UNSET,
         )
+        is_listed = not any(server.callers for server in self.servers.values())
+        return made.limiting_programs() if is_listed else made
 
     @property
     def _run_by_mcp(self) -> frozenset[str]:
@@ -361,3 +405,33 @@ class ToolsetBuilder:
         elif self._deferred_at:
             message = "A deferred tool needs a search that loads it: a tool of the type tool_search."
             raise InvalidRequest(message, param=f"{self._deferred_at}.defer_loading")
+
+    def _settle_programs(self) -> bool:
+        """Name the programs of the model, and return True if it may write any.
+
+        Raises `InvalidRequest` for what only they may call, if it may not.  If the operator has them left out, so is
+        what only they may call.
+        """
+        name = next((name for name, tool in self.tools.items() if tool_key(tool) == _PROGRAM), None)
+        if name is None:
+            if self._only_programs_at and _PROGRAM_TYPE not in self.ignored:
+                message = "Only programs may call this: that needs a tool of the type programmatic_tool_calling."
+                raise InvalidRequest(message, param=f"{self._only_programs_at}.allowed_callers")
+            servers = {label: server for label, server in self.servers.items() if server.callers != "programs"}
+            self.servers = {label: replace(server, callers=UNSET) for label, server in servers.items()}
+            return False
+        if self._deferred_in_programs_at:
+            message = "Programs cannot call a deferred tool, as its signature is not in the prompt."
+            raise UnsupportedParameter(message, param=f"{self._deferred_in_programs_at}.defer_loading")
+        others = (*self.tools.values(), *self.deferred.values())
+        if not any(_PYTHON in tool_key(tool) for tool in others):
+            self.tools[name] = replace(self.tools[name], spoken=_PYTHON)
+        return True
+
+
+def _of_the_client(tool: params.ToolParam, path: str) -> wire.FunctionTool:
+    """Return the function for a tool that the client runs; raises `UnsupportedParameter` for one of programs alone."""
+    if callers_of(tool) == "programs":
+        message = f"Programs call no tool of type {tool.type!r}: this should hold 'direct'."
+        raise UnsupportedParameter(message, param=f"{path}.allowed_callers")
+    return client_tool(tool)

@@ -50,20 +50,15 @@ MOST_IN_A_NAMESPACE = 500
 """The most tools in a namespace, which is validated in one piece and so must be short."""
 
 
-def _direct(callers: list[str]) -> list[str]:
-    """Refuse callers without the model: nothing else calls tools here."""
-    if "direct" not in callers:
-        raise PydanticCustomError(UNSUPPORTED, "Tools are called directly here: this should hold 'direct'")
-    return callers
+class CallableTool(Echoed):
+    """A tool that the model may call, programs, or both; the model alone if the request does not say it."""
+
+    allowed_callers: (
+        Annotated[list[Literal["direct", "programmatic"]], Field(fail_fast=True, min_length=1, max_length=2)] | None
+    ) = None
 
 
-class _ModelTool(Echoed):
-    """A tool that the model may call."""
-
-    allowed_callers: Annotated[list[Literal["direct", "programmatic"]], AfterValidator(_direct)] | None = None
-
-
-class _DeferrableTool(_ModelTool):
+class _DeferrableTool(CallableTool):
     """A tool that may be kept out of the prompt until a search loads it."""
 
     defer_loading: bool | None = None
@@ -140,7 +135,7 @@ class AutoContainer(OwnContainer):
     type: Literal["auto"]
 
 
-class CodeInterpreterToolParam(_ModelTool):
+class CodeInterpreterToolParam(CallableTool):
     """The code interpreter, in a container that the request names or the server chooses."""
 
     type: Literal["code_interpreter"]
@@ -173,7 +168,7 @@ class ContainerReference(Body):
     container_id: Name
 
 
-class ShellToolParam(_ModelTool):
+class ShellToolParam(CallableTool):
     type: Literal["shell"]
     environment: (
         Annotated[LocalEnvironment | ContainerEnvironment | ContainerReference, Field(discriminator="type")] | None
@@ -190,7 +185,7 @@ class ShellToolParam(_ModelTool):
         return (isinstance(self.environment, LocalEnvironment) and self.environment.skills) or ()
 
 
-class ApplyPatchToolParam(_ModelTool):
+class ApplyPatchToolParam(CallableTool):
     type: Literal["apply_patch"]
 
 
@@ -253,7 +248,7 @@ def _with_text(kinds: list[str]) -> list[str]:
     return kinds
 
 
-class WebSearchToolParam(Echoed):
+class WebSearchToolParam(CallableTool):
     """A web search, of any version."""
 
     type: str
@@ -289,7 +284,7 @@ class ToolSearchToolParam(Echoed):
         return parameters
 
 
-class FileSearchToolParam(Echoed):
+class FileSearchToolParam(CallableTool):
     """A search in vector stores."""
 
     type: Literal["file_search"]
@@ -297,6 +292,12 @@ class FileSearchToolParam(Echoed):
     max_num_results: MaxResults | None = None
     filters: Filters | None = None
     ranking_options: RankingOptions | None = None
+
+
+class ProgramToolParam(Echoed):
+    """Programs of the model, which call tools."""
+
+    type: Literal["programmatic_tool_calling"]
 
 
 # MCP servers
@@ -448,7 +449,7 @@ def is_web_search(tool_type: str) -> bool:
 
 _known_tag = one_of(
     *("function", "custom", "namespace", "mcp", "code_interpreter", "shell", "apply_patch", "local_shell"),
-    *("tool_search", "computer", "computer_use_preview", "file_search"),
+    *("tool_search", "computer", "computer_use_preview", "file_search", "programmatic_tool_calling"),
     tag="other",
 )
 
@@ -466,6 +467,7 @@ ToolParam: TypeAlias = Annotated[
     | Annotated[ComputerToolParam, Tag("computer")]
     | Annotated[ComputerToolParam, Tag("computer_use_preview")]
     | Annotated[FileSearchToolParam, Tag("file_search")]
+    | Annotated[ProgramToolParam, Tag("programmatic_tool_calling")]
     | Annotated[OtherToolParam, Tag("other")],
     Discriminator(_tool_tag),
 ]
