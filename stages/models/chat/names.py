@@ -30,7 +30,7 @@ class ToolNames:
         plain_first = sorted(tools.tools, key=lambda tool: tool.namespace is not None)
         self._tools: dict[str, Tool] = {}
         for tool in plain_first:
-            self._tools[_free(_spelled(*tool_key(tool)), self._tools)] = tool
+            self._tools[_free(_own_name(tool), self._tools)] = tool
         self._names: Mapping[ToolKey, str] = {tool_key(tool): name for name, tool in self._tools.items()}
         # reversed, so that the first of several names that differ in case wins
         lowered = {name.lower(): tool for name, tool in reversed(self._tools.items())}
@@ -60,6 +60,11 @@ def text_argument(tool: Tool | CallItem) -> str | None:
             return CODE_ARGUMENT
         case _:
             return None
+
+
+def _own_name(tool: Tool) -> str:
+    spoken = tool.spoken if isinstance(tool, HostedTool) else ""
+    return spoken or _spelled(*tool_key(tool))
 
 
 def _spelled(namespace: str | None, name: str) -> str:

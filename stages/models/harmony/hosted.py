@@ -19,9 +19,9 @@ def hosted_section(tools: Sequence[HostedTool], descriptions: Mapping[str, str])
     ``descriptions`` are those of their hosts, by namespace.
     """
     lines = ["# Tools"]
-    for namespace in sorted({tool.namespace for tool in tools}):
+    for name, namespace in sorted({(tool.spoken or tool.namespace, tool.namespace) for tool in tools}):
         members = [tool for tool in tools if tool.namespace == namespace]
-        lines += ["", *_namespace(namespace, description_of(namespace, descriptions), members)]
+        lines += ["", *_namespace(name, description_of(namespace, descriptions), members)]
     return "\n".join(lines)
 
 

@@ -47,7 +47,7 @@ def test_custom_tool_takes_one_text() -> None:
 def test_built_in_tools_have_harmony_descriptions() -> None:
     shown = offered(Toolset(kinds().tools))
     browser = ["browser__search", "browser__open", "browser__find"]
-    assert sorted(shown) == sorted(["python", *browser, "container__exec", "file_search__search"])
+    assert sorted(shown) == sorted(["python", "program", *browser, "container__exec", "file_search__search"])
     assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]
     assert all(tool["description"] for tool in shown.values())
 

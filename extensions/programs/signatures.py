@@ -1,0 +1,80 @@
+"""What the model reads of programs: their rules, and the functions as stubs with types made from their schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.extensions.programs.names import Function, Names, python_names
+from penstock.extensions.programs.python_types import (
+    INDENT,
+    default_of,
+    docstring,
+    laid_out,
+    python_type,
+    remark,
+)
+from penstock.pipeline.protocol.tools import HostedTool, Toolset
+from penstock.stages.models.harmony.hosted import description_of, function_of
+
+RULES: Final = """\
+Runs a Python program that can call the functions below. Use it for a task of several calls, or if you need only a \
+part of what the calls return.
+
+- The functions are there already, and are async: `await` each call, at the top level too; start no event loop.
+- Make calls that need no result of each other at once: `first, second = await asyncio.gather(...)`.
+- A call returns its result as parsed JSON, or as text if it is none. A call that fails raises `ToolError`, whose text \
+says why.
+- You see only what the program prints: print what you need to know, and nothing else.
+- Each program starts anew, without the variables and files of an earlier one. It reaches no network, and nothing \
+outside but these functions."""
+
+
+def described(tools: Toolset) -> str:
+    """Return the description of programs in a request: the rules, and the functions."""
+    objects: dict[str, list[Function]] = {}
+    for function in Names(tools.in_programs or ()).functions:
+        objects.setdefault(function.object, []).append(function)
+    parts = [RULES, *map(_stub, objects.pop("", ()))]
+    if objects:
+        (first, *_), *_ = objects.values()
+        parts.append(f"# Methods of objects that are there already, called as `await {first.path}(...)`:")
+    for name, members in objects.items():
+        about = docstring(_about(members[0], tools), INDENT)
+        methods = (_stub(function, INDENT) for function in members)
+        parts.append("\n".join([f"class {name}:", *([about] if about else ()), *methods]))
+    return "\n\n".join(parts)
+
+
+def _about(member: Function, tools: Toolset) -> str:
+    """Return the description of the object of a function."""
+    if isinstance(member.tool, HostedTool):
+        return description_of(member.tool.namespace, tools.descriptions)
+    return tools.descriptions.get(member.tool.namespace or "", "")
+
+
+def _stub(function: Function, indent: str = "") -> str:
+    head = laid_out(f"{indent}async def {function.name}(", [*_parameters(function, indent + INDENT)], "):", indent)
+    about = docstring(_description(function), indent + INDENT)
+    return f"{head}\n{about}" if about else f"{head} ..."
+
+
+def _description(function: Function) -> str:
+    tool = function.tool
+    known = function_of(tool) if isinstance(tool, HostedTool) else tool
+    return (known and known.description) or ""
+
+
+def _parameters(function: Function, indent: str) -> Iterator[tuple[str, str]]:
+    """Yield each parameter, and the remark on it."""
+    shape = function.shape
+    nodes = dict(shape.properties) if shape else {}
+    for name, key in function.parameters.items():
+        node = nodes[key]
+        default = "" if name in function.required else f" = {default_of(node.notes)}"
+        yield f"{name}: {python_type(node, indent)}{default}", remark(node.notes)
+    others = python_names([*function.parameters, "others"])[-1]
+    if shape is None:
+        yield f"**{others}: Any", ""
+    elif shape.index:
+        yield f"**{others}: {python_type(shape.index, indent)}", remark(shape.index.notes)
