@@ -117,12 +117,12 @@ def open_programs(request: frames.ResolvedRequest) -> list[items.Program]:
         programs.pop(output.call_id, None)
     if not programs:
         return []
-    given = {id(item) for item in request.facts.input}
+    given = {item.id for item in request.facts.input}
     callers = callers_of(whole)
     asked = {item.id: items.caller_of(item) for item in items.of_type(whole, items.McpApprovalRequest)}
     answered = set[str]()
     for at, item in enumerate(whole):
-        if id(item) not in given:
+        if item.id not in given:
             continue
         if at in callers:
             answered.add(items.caller_of(whole[callers[at]]))
