@@ -48,7 +48,7 @@ from penstock.stages.normalize.input_items import (
     references,
     said_now,
 )
-from penstock.stages.normalize.pairing import ANSWERS, check_pairs
+from penstock.stages.normalize.pairing import check_pairs, is_checked
 from penstock.stages.normalize.recall import draw_suffix
 from penstock.stages.normalize.same_item import is_same
 from penstock.stages.normalize.toolset import ToolsetBuilder
@@ -177,7 +177,7 @@ class Conversations:
         # images are read too, because any model may continue the conversation
         reader = InputReader("items", self.draw(), stored, ToolsetBuilder(usable=frozenset(kinds())), sees_images=True)
         items, files = await in_thread(_read_items, reader, input_items, present.values())
-        if any(isinstance(item, ANSWERS) for item in items):
+        if any(map(is_checked, items)):
             past = await self.store.conversations.items(conversation_id, owner) if conversation_id else None
             await in_thread(check_pairs, past.items if past else (), items, "items")
         for file in files:

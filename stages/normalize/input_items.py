@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -41,7 +41,7 @@ _CHECKED = frozenset(
     {wire.Message, *_CALL_OUTPUTS, wire.ConfigurationUpdate, wire.AdditionalTools, wire.ToolSearchOutput}
 )
 
-_UNREAD = frozenset(get_args(wire.UnreadItem))
+_UNREAD = frozenset({wire.UnreadItem})
 
 
 def references(input_items: Iterable[params.InputItem], name: str) -> list[str]:

@@ -97,7 +97,7 @@ COMPLETED: dict[str, Json] = {
     "apply_patch_call_output": {"id": "apco_1i0001", "status": "completed", "output": None},
     "image_generation_call": {"id": "ig_1i0000", "status": "completed"},
     "program": {"id": "prog_1i0000"},
-    "program_output": {"id": "progo_1i0000", "status": "completed"},
+    "program_output": {"id": "progo_1i0001", "status": "completed"},
 }
 """What the server adds to an item of each type that lacks it."""
 
@@ -114,10 +114,10 @@ DELETE = {"type": "delete_file", "path": "a"}
 LIST = {"command": ["ls"]}
 PASSED_OVER: list[Json] = [
     {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "aGk="},
-    {"type": "program", "id": "p_1", "call_id": "c", "code": "f()", "fingerprint": "x"},
-    {"type": "program_output", "id": "po_1", "call_id": "c", "result": "2", "status": "completed"},
 ]
 """Items of tools that only other servers have."""
+
+PROGRAM: Json = {"type": "program", "call_id": "c", "code": "1", "fingerprint": wire.fingerprint_of("1")}
 
 READ: list[tuple[Json, Json]] = [
     *[({"role": role, "content": "Hi"}, user(texts("Hi"), role=role)) for role in ("user", "system", "developer")],
@@ -167,6 +167,9 @@ READ: list[tuple[Json, Json]] = [
     (shell({"commands": []}, id="i", environment={**REFERENCE, "x": 1}), {"environment": REFERENCE}),
     (patch(operation={**DELETE, "diff": None}, status="completed"), {"operation": DELETE}),
     *[({key: sent[key] for key in sent if key not in ("id", "status")}, {}) for sent in PASSED_OVER],
+    (PROGRAM, {}),
+    (PROGRAM | {"id": "i"}, {}),
+    (call(arguments="{}", caller={"type": "direct"}), {}),
 ]
 """Items as they are sent, and in which values the kept ones differ, but for those of `COMPLETED`."""
 
@@ -218,6 +221,9 @@ OUTPUTS: list[tuple[Json, Json, Json]] = [
     (LOCAL, output("x"), {}),
     (PATCH, output(None, "apply_patch_call"), {}),
     (PATCH, output("No.", "apply_patch_call", id="i", status="failed"), {}),
+    (PROGRAM, {"type": "program_output", "call_id": "c", "result": "2"}, {}),
+    (PROGRAM, {"type": "program_output", "id": "i", "call_id": "c", "result": "", "status": "incomplete"}, {}),
+    (FUNCTION, output("rain") | {"caller": {"type": "direct"}}, {}),
 ]
 """Calls of the client, their outputs as they are sent, and in which values the kept ones differ."""
 
@@ -273,7 +279,7 @@ async def test_unknown_item_is_refused_by_type(store: Store) -> None:
 def test_every_sdk_item_type_is_covered() -> None:
     accepted = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call"}
     accepted |= {"computer_call", "computer_call_output", "file_search_call"}
-    accepted |= {"configuration_update", "tool_search_call", "tool_search_output"}
+    accepted |= {"program", "program_output", "configuration_update", "tool_search_call", "tool_search_output"}
     accepted |= {"custom_tool_call_output", "item_reference", "additional_tools", "compaction", "compaction_trigger"}
     accepted |= {item["type"] for name in ("server tools", "client shells") for item in CLIENTS[name]["input"][1:]}
     kinds = {kind for item in get_args(ResponseInputItemParam) for kind in sdk_types(item)}
