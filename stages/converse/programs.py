@@ -72,6 +72,8 @@ class Programs:
                     yield frames.ItemDelta(call.arguments)
                 if running is None:
                     yield frames.ItemClosed(complete=True)
+                    if not self.is_parallel:
+                        return
                     continue
                 yield from running.frames(frames.ItemClosed(complete=True))
                 done.append(_past(call, running))
@@ -157,7 +159,9 @@ def _outcome(call: NestedCall, item: items.CallItem, output: Item | None, reques
     if isinstance(item, items.McpCall) and item.error is not None:
         return PastCall(call, error=call_results.result_of(item))
     if isinstance(output, items.CallOutput):
-        return PastCall(call, known or call_results.output_of(output, item))
+        text = known or call_results.output_of(output, item)
+        has_failed = isinstance(output, items.FunctionCallOutput) and output.status == "incomplete"
+        return PastCall(call, text, text if has_failed else None)
     if isinstance(item, items.ServedCall):
         return PastCall(call, call_results.result_of(item) if known is None else known)
     return PastCall(call, error="This call has no output.")

@@ -74,8 +74,7 @@ class ScriptedProgram:
         done = len(past)
         for calls in self.rounds:
             if done < len(calls):
-                assert done == 0
-                return calls
+                return calls[done:]
             done -= len(calls)
         return ToolResult(", ".join(each.error or each.result for each in past))
 
@@ -225,6 +224,17 @@ async def test_calls_run_one_by_one_if_the_request_says_so() -> None:
     assert (len(at.tool.calls), at.tool.most) == (3, 1)
 
 
+async def test_calls_of_the_client_leave_one_by_one_if_the_request_says_so() -> None:
+    at = table((ASK, TEXT, ADD))
+    given = conversation(HELLO, LISTING, tools=replace(TOOLS, parallel=False))
+    made = written(await at.talk(given))
+    assert [each.type for each in made] == ["program", "function_call"]
+    output = items.FunctionCallOutput("fco_1", made[1].call_id, "7", "completed")
+    history = (*given.facts.input, *made)
+    made = written(await at.talk(frames.with_facts(replace(given, history=history), input=(output,))), "2")
+    assert [each.type for each in made] == ["custom_tool_call"]
+
+
 async def test_long_round_runs_a_few_calls_at_a_time() -> None:
     at = table((ADD,) * 40, tool=ScriptedTool(turns=5))
     await at.talk(conversation(HELLO, LISTING, tools=TOOLS))
@@ -273,6 +283,8 @@ def test_program_whose_calls_have_no_new_output_is_not_open() -> None:
     new = frames.with_facts(replace(given, history=history), input=(output, hello))
     assert (open_programs(old), open_programs(new)) == ([], [call])
     assert past_calls(new, "call_p") == [PastCall(ASK, "7")]
+    failed = frames.with_facts(new, input=(replace(output, status="incomplete"), hello))
+    assert past_calls(failed, "call_p") == [PastCall(ASK, "7", "7")]
     ended = items.ProgramOutput("progo_1", "call_p", "", "completed")
     assert open_programs(frames.with_facts(new, input=(output, ended))) == []
 
