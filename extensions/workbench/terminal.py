@@ -18,7 +18,7 @@ from rich.text import Text
 from penstock.extensions.workbench.timeline.attribution import AttributedToken, Channel
 from penstock.extensions.workbench.timeline.facts import facts_of, request_of
 from penstock.extensions.workbench.timeline.rows import Row, rows_of, words
-from penstock.extensions.workbench.timeline.timeline import SERVED, Timeline
+from penstock.extensions.workbench.timeline.timeline import Timeline, is_served
 from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
@@ -159,7 +159,7 @@ class Drawing:
 
     def _item_lines(self, row: Row, tokens: Sequence[AttributedToken]) -> list[TextLine]:
         style = STYLES[row.channel]
-        self._item += bool(row.turn) and not isinstance(row.opened, SERVED)
+        self._item += bool(row.turn) and not is_served(row.opened)
         is_rewritten = self._item in self._timeline.rewritten
         head, body, tail = _parts_of(tokens)
         body = [] if is_rewritten else body

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline.lifecycle.item_checker import ItemChecker
 from penstock.pipeline.lifecycle.order import OUTCOME, StreamOrder
-from penstock.pipeline.lifecycle.rules import rule
+from penstock.pipeline.lifecycle.rules import ITEM_RULES, rule
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage, tool_usage_of
 
@@ -117,7 +117,8 @@ class StreamChecker:
         item = self._open_item()
         done = item.close(event)
         self._output.append(done)
-        self._cuts.append(item.is_cut and not done.type.endswith("_call"))  # a model may leave any call open
+        may_be_incomplete = done.type.endswith("_call") or ITEM_RULES[type(done)].begins_done
+        self._cuts.append(item.is_cut and not may_be_incomplete)  # a model may leave any call open
         self._item = None
 
     def _open_item(self) -> ItemChecker:
@@ -125,7 +126,14 @@ class StreamChecker:
         return self._item
 
 
-_CALLS = items.FunctionCall | items.CustomToolCall | items.LocalShellCall | items.ShellCall | items.ApplyPatchCall
+_CALLS = (
+    items.FunctionCall
+    | items.CustomToolCall
+    | items.LocalShellCall
+    | items.ShellCall
+    | items.ApplyPatchCall
+    | items.Program
+)
 
 _TERMINAL_EVENTS: dict[ResponseStatus, type] = {
     "completed": events.ResponseCompleted,

@@ -48,8 +48,8 @@ class ItemChecker:
         self._part: _OpenPart | None = None
         self.is_cut = False
         """True if the item is done but incomplete."""
-        has_status = "status" in added.item.__struct_fields__
-        rule(not has_status or added.item.status == "in_progress", "an item is added in progress")
+        if "status" in added.item.__struct_fields__ and not ITEM_RULES[type(added.item)].begins_done:
+            rule(added.item.status == "in_progress", "an item is added in progress")
         self._call = _of_call(added.item)
 
     def feed(self, event: events.ResponseEvent) -> None:

@@ -85,6 +85,8 @@ class ItemRules:
     delta: type[events.Event] | None = None
     steps: tuple[Step, ...] = ()
     """The events between added and done, without deltas."""
+    begins_done: bool = False
+    """True if its status says from its beginning how it has ended."""
     runs: bool = False
     """True if it may fail, and if it stays in progress when it exceeds ``max_tool_calls``."""
 
@@ -118,7 +120,7 @@ ITEM_RULES: dict[type[OutputItem], ItemRules] = {
     items.ComputerCall: _NO_PROGRESS,
     items.ToolSearchOutput: ItemRules({"tools": ()}),
     items.Program: _NO_PROGRESS,
-    items.ProgramOutput: _NO_PROGRESS,
+    items.ProgramOutput: ItemRules(begins_done=True),
     items.McpListTools: ItemRules(
         {"tools": (), "error": UNSET},
         steps=(

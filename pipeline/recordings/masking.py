@@ -7,6 +7,7 @@ text unless it is known to be something else.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -14,10 +15,12 @@ import msgspec
 from msgspec import inspect
 from msgspec.structs import replace
 
+from penstock.pipeline.protocol.items import fingerprint_of
+
 _SHOWN = frozenset(
     {"id", "call_id", "item_id", "name", "namespace", "label", "server_label", "connector", "model", "date"}
     | {"container_id", "approval_request_id", "previous_response_id", "conversation", "service_tier", "include"}
-    | {"allowed", "names", "tool_choice"}
+    | {"allowed", "names", "tool_choice", "caller", "caller_id"}
 )
 """Struct fields that hold names, ids and the like, and stay as they are."""
 
@@ -38,7 +41,7 @@ _EMPTIED: dict[str, Any] = {
 
 _SHOWN_KEYS = frozenset(
     {"type", "name", "role", "status", "server_label", "id", "call_id", "namespace", "channel", "verbosity"}
-    | {"syntax", "mode", "require_approval", "search_context_size", "reasoning_effort"}
+    | {"syntax", "mode", "require_approval", "search_context_size", "reasoning_effort", "caller_id"}
 )
 """Keys of plain JSON objects whose string values stay as they are."""
 
@@ -49,7 +52,7 @@ _ON_THE_WIRE = _SHOWN_KEYS | frozenset(
     {"object", "model", "finish_reason", "stop_reason", "item_id", "call_id", "tool_call_id", "tool_use_id"}
     | {"response_id", "service_tier", "system_fingerprint", "effort", "tool_choice", "truncation", "code", "phase"}
 )
-"""The same keys in answers of any server."""
+"""The same keys in answers of any server; a ``code`` is that of an error, or a text."""
 
 _SPELLED_OUT = frozenset({"logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs", "metadata"})
 """Keys of answers whose values hold texts in a form of their own, and are left out."""
@@ -79,6 +82,8 @@ def mask_texts(struct: Any) -> Any:
             changes[name] = False  # masked text does not match the grammar
         elif name in _EMPTIED and not isinstance(getattr(struct, name), int | None):
             changes[name] = _EMPTIED[name]
+        elif name == "fingerprint":
+            changes[name] = fingerprint_of(mask(struct.code))  # a replay makes it of the masked code
         elif name not in _shown(kind):
             changes[name] = _masked(getattr(struct, name))
     return replace(struct, **changes)
@@ -92,15 +97,16 @@ def mask_json(value: Any) -> Any:
         case list():
             return [mask_json(each) for each in value]
         case dict():
-            return {key: _on_the_wire(key, each) for key, each in value.items() if key not in _SPELLED_OUT}
+            shown = _ON_THE_WIRE if "message" in value else _ON_THE_WIRE - {"code"}
+            return {key: _on_the_wire(key, each, shown) for key, each in value.items() if key not in _SPELLED_OUT}
         case _:
             return value
 
 
-def _on_the_wire(key: str, value: Any) -> Any:
+def _on_the_wire(key: str, value: Any, shown: Collection[str]) -> Any:
     if key in _EMPTIED_KEYS and isinstance(value, dict):
         return {}
-    return value if key in _ON_THE_WIRE and isinstance(value, str) else mask_json(value)
+    return value if key in shown and isinstance(value, str) else mask_json(value)
 
 
 def _masked(value: Any) -> Any:

@@ -17,7 +17,15 @@ from typing import Any, get_args
 import msgspec
 
 from penstock.pipeline.foreign_errors import named_error
-from penstock.pipeline.frames import GenerationStarted, ItemDelta, Prompt, ResponseStarted, TokenChunk, ToolFrame
+from penstock.pipeline.frames import (
+    GenerationStarted,
+    ItemDelta,
+    ProgramOpened,
+    Prompt,
+    ResponseStarted,
+    TokenChunk,
+    ToolFrame,
+)
 from penstock.pipeline.protocol.events import DELTAS, TerminalEvent
 from penstock.pipeline.recordings.format import FILES, Cause, End, Failure, Header, line
 from penstock.pipeline.recordings.redaction import Redaction, public, redacted_request, without_secrets
@@ -29,7 +37,7 @@ REQUEST, RESPONSE = "request.json", "response.json"
 BEGUN, OVER = object(), object()
 """Queued in place of a frame: the response has begun, or all its taps have finished."""
 
-_NOTED = frozenset({GenerationStarted, ResponseStarted, *get_args(ToolFrame), *get_args(TerminalEvent)})
+_NOTED = frozenset({GenerationStarted, ResponseStarted, ProgramOpened, *get_args(ToolFrame), *get_args(TerminalEvent)})
 """The frames that decide which files are kept, and what is written at the end."""
 
 _PLAIN = frozenset({TokenChunk, ItemDelta, *DELTAS})

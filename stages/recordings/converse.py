@@ -162,11 +162,17 @@ async def _paced(recording: Recording, speed: float | None) -> AsyncGenerator[An
 async def _answering(
     request: frames.ResolvedRequest, recorded: Recorded, source: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
-    """Yield the frames with the response, the input and the approval ids of this conversation."""
-    approvals = dict(zip(recorded.request.approvals, ComparableRequest.of(request).approvals, strict=False))
-    facts = request.facts
+    """Yield the frames with the response, the input, and the ids of approvals and programs of this conversation."""
+    facts, before, now = request.facts, recorded.request, ComparableRequest.of(request)
+    approvals, programs = (
+        dict(zip(recorded_ids, ids, strict=False))
+        for recorded_ids, ids in ((before.approvals, now.approvals), (before.programs, now.programs))
+    )
+    key, here = (response_id.removeprefix("resp_") for response_id in (before.response.id, facts.response_id))
     try:
         async for frame in source:
+            if caller := getattr(frame, "caller", ""):
+                frame = replace(frame, caller=programs.get(caller, caller.replace(key, here)))  # noqa: PLW2901
             match frame:
                 case frames.GenerationStarted():
                     # a request that only names the recording has no tools, and its calls are to be read all the same
@@ -177,6 +183,8 @@ async def _answering(
                     yield replace(frame, facts=facts)
                 case frames.TurnFinished() if not facts.wants_raw_messages:
                     yield replace(frame, raw_messages=None)
+                case frames.ProgramOutputOpened(call_id):
+                    yield frames.ProgramOutputOpened(programs.get(call_id, call_id.replace(key, here)))
                 case frames.McpCallOpened(approval_request_id=str(request_id)):
                     yield replace(frame, approval_request_id=approvals.get(request_id, request_id))
                 case _:

@@ -18,12 +18,12 @@ from msgspec import UNSET
 
 from penstock.pipeline.frames import GenerationStarted, ResolvedRequest, ResponseStarted
 from penstock.pipeline.logs import counted
-from penstock.pipeline.protocol.items import InputText, Item, McpApprovalRequest, Message, Reasoning
+from penstock.pipeline.protocol.items import InputText, Item, McpApprovalRequest, Message, Program, Reasoning
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.pipeline.protocol.response import ANSWERING, Response
 from penstock.pipeline.recordings.comparison import excerpt
 
-_CHANGING = frozenset({"id", "status", "phase", "annotations", "logprobs"})
+_CHANGING = frozenset({"id", "status", "phase", "annotations", "logprobs", "caller", "fingerprint"})
 """The fields of items that clients may change or omit when they send an item back."""
 
 _NAMES = frozenset({"call_id", "approval_request_id", "container_id"})
@@ -111,6 +111,12 @@ class ComparableRequest:
         """The ids of the MCP approval requests, in order."""
         items = (*(self.history or ()), *self.input)
         return [item.id for item in items if isinstance(item, McpApprovalRequest)]
+
+    @property
+    def programs(self) -> list[str]:
+        """The ``call_id`` of each program, in order."""
+        items = (*(self.history or ()), *self.input)
+        return [item.call_id for item in items if isinstance(item, Program)]
 
     def likeness(self, other: ComparableRequest) -> int:
         """Return the number of equal particulars."""

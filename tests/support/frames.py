@@ -34,6 +34,9 @@ SHELL_OUTPUT = {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit
 LOADED_TOOL = {"type": "function", "name": "ask", "parameters": {"type": "object"}, "strict": None}
 SHELL_TIMEOUT = {"stdout": "", "stderr": "b\n", "outcome": {"type": "timeout"}}
 
+PROGRAM = "call_10000"
+"""The ``call_id`` of a program that is the first item of the response `started`."""
+
 FORMS: dict[ClientForm, str] = {
     "local_shell": '{"command": ["ls", "-l"], "timeout_ms": 5}',
     "shell": '{"commands": ["ls", "cd a", "pwd"], "max_output_length": 9}',
@@ -152,6 +155,20 @@ def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
 
 def tool_search(*texts: str, complete: bool = True) -> Frames:
     return item(frames.ToolSearchOpened(), *texts, complete=complete)
+
+
+def program(*texts: str, complete: bool = True) -> Frames:
+    return item(frames.ProgramOpened(), *texts, complete=complete)
+
+
+def called_by(call_id: str, call: Frames) -> Frames:
+    """A call that the program with this ``call_id`` makes."""
+    opening, *rest = call
+    return (replace(opening, caller=call_id), *rest)
+
+
+def program_output(call_id: str, result: str = "6\n", error: str | None = None) -> Frames:
+    return server_item(frames.ProgramOutputOpened(call_id), outcome=frames.CallFinished(result, error))
 
 
 def loaded_tools(*tools: dict[str, Any], error: str | None = None) -> Frames:
@@ -304,6 +321,19 @@ def _shells(draw: st.DrawFn) -> Frames:
 
 
 @st.composite
+def _programs(draw: st.DrawFn) -> Frames:
+    return (*program(*draw(_texts)), *draw(_calls_of_program(PROGRAM)))
+
+
+@st.composite
+def _calls_of_program(draw: st.DrawFn, call_id: str) -> Frames:
+    """The calls of a program, and its output unless it waits for the client."""
+    calls = draw(st.lists(_called, max_size=3))
+    output = draw(st.just(()) | st.builds(program_output, st.just(call_id), _text, _errors))
+    return (*(frame for call in calls for frame in called_by(call_id, call)), *output)
+
+
+@st.composite
 def _form_calls(draw: st.DrawFn) -> Frames:
     form = draw(st.sampled_from(list(FORMS)))
     return form_call(form, *draw(st.just([FORMS[form]]) | _texts))
@@ -325,12 +355,8 @@ _refused_calls = st.builds(
     _texts,
 )
 
-_items: st.SearchStrategy[Frames] = st.one_of(
-    _plain_items(
-        st.just(frames.ReasoningOpened())
-        | st.just(frames.RefusalOpened())
-        | st.just(frames.McpApprovalOpened("wiki", "ask"))
-    ),
+_called: st.SearchStrategy[Frames] = st.one_of(
+    _plain_items(st.just(frames.McpApprovalOpened("wiki", "ask"))),
     _plain_items(st.builds(frames.FunctionCallOpened, _names, _namespaces)),
     _plain_items(st.builds(frames.CustomToolCallOpened, _names, _namespaces)),
     st.builds(lambda texts, error: mcp_call(*texts, error=error), _texts, _errors),
@@ -340,7 +366,14 @@ _items: st.SearchStrategy[Frames] = st.one_of(
     ),
     _refused_calls,
     _shells(),
+)
+"""The calls that a model makes, and a program as well."""
+
+_items: st.SearchStrategy[Frames] = st.one_of(
+    _plain_items(st.just(frames.ReasoningOpened()) | st.just(frames.RefusalOpened())),
+    _called,
     _form_calls(),
+    _programs(),
 )
 
 
@@ -376,10 +409,12 @@ def response_frames(draw: st.DrawFn) -> Frames:
     prompts = draw(st.lists(st.integers(1, 99), min_size=1, max_size=3))
     begun = [started("resp_1", size, raw, reasoning=reasoning, top_logprobs=alternatives or 0) for size in prompts]
     listed = draw(st.lists(_listings, max_size=2))
+    resumed = draw(st.just(()) | _calls_of_program("call_of_earlier"))
     ahead = (
         frames.ResponseStarted(begun[0].facts),
         *(frame for listing in listed for frame in listing),
+        *resumed,
     )
     earlier = [draw(_turns(first, alternatives, "stop")) for first in begun[:-1]]
     last = draw(_turns(begun[-1], alternatives, reason))
-    return (*(ahead if listed else ()), *(frame for turn in (*earlier, last) for frame in turn))
+    return (*(ahead if listed or resumed else ()), *(frame for turn in (*earlier, last) for frame in turn))

@@ -132,9 +132,10 @@ class Take {
       if (type === "GenerationStarted" && !this.rows.some((row) => row.kind === "turn" && row.turn === this.turn)) this.begin(frame);
     } else if (type.endsWith("Opened")) {
       const last = this.rows.at(-1);
-      const row = last?.kind === "item" && !last.name ? last : this.addRow("item");
+      const row = last?.kind === "item" && !last.name && !frame.caller ? last : this.addRow("item");
       Object.assign(row, { name: nameOf(frame), channel: channelOf(frame), openedAt: at });
       row.detail = [frame.namespace ?? frame.server_label, frame.name].filter(Boolean).join(".");
+      if (frame.caller) row.detail += " by the program";
       this.open = row;
     } else if (type === "ItemDelta" && this.open) {
       this.open.add(frame.text, at);

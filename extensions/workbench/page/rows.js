@@ -105,7 +105,8 @@ function drawMessage(message, known) {
 function drawItem(row, index) {
   const { opened, complete, repairs = [], result, error, data, started, finished } = row;
   const closed = row.frames.at(-1);
-  const [kind, name] = row.title.split(" · ", 2);
+  const [kind, ...names] = row.title.split(" · ");
+  const name = names.join(" · ");
   const head = h("button", { className: "item-head", type: "button", tabIndex: -1, "aria-pressed": "false" }, h("span", { className: "kind", textContent: kind }), name ? h("span", { className: "name", textContent: name }) : null);
   head.dataset.row = index;
   elements.row[index] = elements.frame[row.frames[0]] = head;

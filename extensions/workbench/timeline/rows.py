@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 
 from penstock.extensions.workbench.timeline.attribution import Channel, channel_of
-from penstock.extensions.workbench.timeline.timeline import SERVED, Timeline
+from penstock.extensions.workbench.timeline.timeline import Timeline, is_served
 from penstock.pipeline.frames import GenerationStarted, Opened, TokenChunk, TurnFinished
 from penstock.pipeline.protocol.events import TerminalEvent
 
@@ -51,7 +51,7 @@ class Row:
         kind = words(type(self.opened).__name__.removesuffix("Opened"))
         names = [str(fields[key]) for key in ("server_label", "namespace", "name") if fields.get(key)]
         name = ".".join(names) or str(fields.get("phase") or fields.get("recipient") or "").replace("_", " ")
-        return f"{kind} · {name}" if name else kind
+        return " · ".join(filter(None, (kind, name, "by the program" if fields.get("caller") else "")))
 
 
 def words(name: str) -> str:
@@ -91,7 +91,7 @@ def _add_events(rows: Sequence[Row], timeline: Timeline) -> None:
 
 
 def _add_tokens(rows: Sequence[Row], timeline: Timeline) -> None:
-    written = [row for row in rows if row.kind == "item" and row.turn and not isinstance(row.opened, SERVED)]
+    written = [row for row in rows if row.kind == "item" and row.turn and not is_served(row.opened)]
     turns = [row for row in rows if row.kind == "turn"] or [rows[0]]
     for index, (turn, _) in enumerate(turns_and_chunks(timeline)):
         item = timeline.attributed[index].item if timeline.attributed else None

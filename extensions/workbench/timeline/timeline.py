@@ -34,8 +34,7 @@ from penstock.pipeline.recordings.format import (
 )
 from penstock.pipeline.trace import Crossed, Crossing, traced
 
-SERVED = (frames.McpListToolsOpened, *get_args(frames.ServedOutputOpened))
-"""The frames that open an item which the server writes, not the model."""
+_SERVED = (frames.McpListToolsOpened, *get_args(frames.ServedOutputOpened))
 
 NEAR = 100
 """The number of frames to search for an equal one; a rewritten item may have none."""
@@ -130,16 +129,23 @@ def _kind(crossed: Crossed) -> str:
     return "" if kinds & {frames.ResolvedRequest, frames.Prompt} else "items"
 
 
+def is_served(frame: Any) -> bool:
+    """Return True if a frame opens an item that the server writes, not the model: also a call of a program."""
+    return isinstance(frame, _SERVED) or bool(getattr(frame, "caller", ""))
+
+
 def _texts(crossings: Sequence[Crossing]) -> list[str]:
     """Return the text of each item that the model wrote; calls before its first turn do not count."""
     texts: list[str] = []
-    has_begun = False
+    has_begun = is_written = False
     for crossing in crossings:
-        has_begun = has_begun or isinstance(crossing.frame, frames.GenerationStarted)
-        if has_begun and isinstance(crossing.frame, OPENINGS):
-            texts.append("")
-        elif texts and isinstance(crossing.frame, frames.ItemDelta):
-            texts[-1] += crossing.frame.text
+        frame = crossing.frame
+        has_begun = has_begun or isinstance(frame, frames.GenerationStarted)
+        if isinstance(frame, get_args(frames.Opened)):
+            is_written = has_begun and isinstance(frame, OPENINGS) and not is_served(frame)
+            texts += [""] * is_written
+        elif is_written and isinstance(frame, frames.ItemDelta):
+            texts[-1] += frame.text
     return texts
 
 
@@ -305,12 +311,12 @@ def aligned(parsed: Sequence[Any], conversed: Sequence[Any]) -> list[int | None]
     """Return, for each conversed frame, the index of the same frame in ``parsed``, or of the last match before it."""
     # turns and items have the same order in both and are matched first, so a change in one does not affect the next
     places: list[int | None] = []
-    last, is_served = -1, False
+    last, is_within = -1, False
     for frame in conversed:
-        is_served = is_served or isinstance(frame, SERVED)
-        if not is_served:
+        is_within = is_within or is_served(frame)
+        if not is_within:
             last = _next(parsed, last + 1, frame, last)
-        is_served = is_served and not isinstance(frame, frames.ItemClosed)
+        is_within = is_within and not isinstance(frame, frames.ItemClosed)
         places.append(last if last >= 0 else None)
     return places
 

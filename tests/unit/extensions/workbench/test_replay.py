@@ -269,7 +269,7 @@ def test_stage_that_raises_before_its_first_frame_is_drawn(penstock: RunCommand,
         (
             "lose",
             "ended too early: after ItemClosed[complete]: expected MessageOpened, ReasoningOpened, RefusalOpened,"
-            " ClientCallOpened, ShellCallOpened, ToolSearchOpened, McpCallOpened, CodeCallOpened,"
+            " ClientCallOpened, ShellCallOpened, ToolSearchOpened, ProgramOpened, McpCallOpened, CodeCallOpened,"
             " WebCallOpened, FileSearchOpened or TurnFinished, got the end",
         ),
         ("count", "gave a wrong type: ItemDelta.text: expected `str`, got `int`"),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.pipeline.frames import ChatTurn
-from penstock.pipeline.recordings.masking import mask, mask_texts
+from penstock.pipeline.protocol.items import FunctionCall, Program, caller_named, fingerprint_of
+from penstock.pipeline.recordings.masking import mask, mask_json, mask_texts
 from tests.support.stored_responses import response
 
 SCHEMA = {"type": "object", "properties": {"Alice": {"const": "Bob"}}}
@@ -44,3 +45,20 @@ def test_names_inside_tools_are_left_out(tool: dict[str, object]) -> None:
 def test_answer_schema_is_left_out_and_its_name_stays() -> None:
     form = {"type": "json_schema", "name": "person", "schema": SCHEMA}
     assert mask_texts(replace(response(), text={"format": form})).text == {"format": form | {"schema": {}}}
+
+
+def test_program_keeps_the_fingerprint_of_its_code() -> None:
+    """A replay of the masked code makes the same item."""
+    masked = mask_texts(Program("prog_1", "call_1", "print(42)", fingerprint_of("print(42)")))
+    assert masked == Program("prog_1", "call_1", "xxxxx(00)", fingerprint_of("xxxxx(00)"))
+
+
+def test_caller_stays() -> None:
+    call = FunctionCall("fc_1", "call_2", "f", "{}", "completed", caller=caller_named("call_1"))
+    assert mask_texts(call) == call
+
+
+def test_code_of_an_error_stays_and_that_of_a_call_does_not() -> None:
+    error = {"message": "Alice", "type": "invalid_request_error", "code": "not_found"}
+    assert mask_json(error) == error | {"message": "xxxxx"}
+    assert mask_json({"type": "program", "code": "alice()"}) == {"type": "program", "code": "xxxxx()"}
