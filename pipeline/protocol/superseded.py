@@ -17,6 +17,9 @@ from penstock.pipeline.protocol.items import (
     McpCall,
     McpListTools,
     Message,
+    Program,
+    caller_of,
+    of_type,
 )
 
 KEPT_CHARACTERS = 40_000
@@ -31,6 +34,7 @@ def unsuperseded(history: Sequence[Item], input_items: Sequence[Item]) -> tuple[
     """Return the items that the model reads: the latest compaction, what follows it, and little of what precedes it.
 
     Of the items before it, the messages of users, developers and systems stay, tools, and calls that are still open.
+    The calls of an open program stay with their outcomes, without which it could not go on.
     All messages stay that the client itself has sent again beside the compaction.
     """
     whole = (*history, *input_items)
@@ -68,15 +72,23 @@ def _stays(item: Item, open_calls: frozenset[str]) -> bool:
 
 
 def _open_calls(items: Sequence[Item]) -> frozenset[str]:
-    """Return the ids of the calls without an output, and of the approval requests without an answer."""
+    """Return the ids of the calls without an output, and of the approval requests without an answer.
+
+    With those of an open program are all the items of its calls.
+    """
     paired = [item for item in items if type(item) in _PAIRED]
     answered = frozenset(_answered(paired))
-    return frozenset(
-        item.id
+    found = [
+        item
         for item in paired
         if (isinstance(item, Call) and item.call_id not in answered)
         or (isinstance(item, McpApprovalRequest) and item.id not in answered)
-    )
+    ]
+    programs = {program.call_id for program in of_type(found, Program)}
+    nested = [item for item in items if caller_of(item) in programs] if programs else []
+    asked = {item.call_id if isinstance(item, Call) else item.id for item in nested}
+    answers = (item for item in paired if not asked.isdisjoint(_answered((item,)))) if asked else ()
+    return frozenset(item.id for item in (*found, *nested, *answers))
 
 
 def _answered(items: Iterable[Item]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import typing_extensions as typed
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import BaseModel
 
+from penstock.pipeline.protocol.items import fingerprint_of
 from tests.support.mcp_tools import PIXEL
 
 Json: TypeAlias = Any
@@ -42,6 +43,7 @@ BY_FIELD: Mapping[str, Json] = {
     "container": {"type": "auto"},
     "id": "msg_1",
     "url": "https://example.com",
+    "fingerprint": fingerprint_of("x"),
 }
 """Values of fields, where not any text or number will do."""
 

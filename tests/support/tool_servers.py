@@ -370,7 +370,7 @@ class UnusedHost:
 
 @asynccontextmanager
 async def serving_everything(
-    folder: Path, kinds: Sequence[str] = ("browser", "container", "python")
+    folder: Path, kinds: Sequence[str] = ("browser", "container", "program", "python")
 ) -> AsyncGenerator[ScriptedServer, None]:
     """Serve with all tools, and as with a model that sees images."""
     toolbox = Toolbox({kind: UnusedHost() for kind in kinds}, McpServers({}))

@@ -14,7 +14,7 @@ from tests.support.server import running_server
 from tests.support.socket_client import connected
 
 USER = {"role": "user", "content": "Hi"}
-UNSERVED: dict[str, Any] = {"type": "programmatic_tool_calling"}
+UNSERVED: dict[str, Any] = {"type": "of_tomorrow"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "Hi", "max_tokens": 5}, "max_tokens"),
     ({"input": "Hi", "tools": [WEATHER, UNSERVED]}, "tools[1].type"),

@@ -21,6 +21,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from openai.types.responses.responses_client_event_param import ResponseCreate
 
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import fingerprint_of
 from penstock.pipeline.protocol.params.validation import read_request
 from tests.support.paths import ROOT
 from tests.support.sdk_types import IMAGE, OPENAI, Verdicts, choices, fields_of, name_of
@@ -53,11 +54,13 @@ TAKEN: Mapping[str, str] = {
     "ToolChoiceMcpParam": "name server_label type",
     "ToolChoiceCustomParam": "name type",
     "ToolChoiceApplyPatchParam": "type",
+    "ToolChoiceSpecificProgrammaticToolCallingParam": "type",
     "ToolChoiceShellParam": "type",
     **dict.fromkeys(
         ("FunctionToolParam", "ToolFunction"),
-        "allowed_callers async defer_loading description name parameters strict type",
+        "allowed_callers async defer_loading description name output_schema parameters strict type",
     ),
+    "ProgrammaticToolCalling": "type",
     "CustomToolParam": "allowed_callers async defer_loading description format name type",
     "Text": "format type",
     "Grammar": "definition syntax type",
@@ -107,10 +110,14 @@ TAKEN: Mapping[str, str] = {
     "CompactionTrigger": "id type",
     "ResponseConfigurationUpdateItemParamParam": "id reasoning text type",
     "ItemReference": "id type",
-    "ResponseFunctionToolCallParam": "arguments async call_id id name namespace status type",
-    "FunctionCallOutput": "call_id id output status type",
-    "ResponseCustomToolCallParam": "call_id id input name namespace type",
-    "ResponseCustomToolCallOutputParam": "call_id id output type",
+    "ResponseFunctionToolCallParam": "arguments async call_id caller id name namespace status type",
+    "FunctionCallOutput": "call_id caller id output status type",
+    "ResponseCustomToolCallParam": "call_id caller id input name namespace type",
+    "ResponseCustomToolCallOutputParam": "call_id caller id output type",
+    **{f"{kind}CallerDirect": "type" for kind in ("", "FunctionCallOutput", "ShellCall")},
+    **{f"{kind}CallerProgram": "caller_id type" for kind in ("", "FunctionCallOutput", "ShellCall")},
+    "Program": "call_id code fingerprint id type",
+    "ProgramOutput": "call_id id result status type",
     "ComputerToolParam": "type",
     "ComputerUsePreviewToolParam": "display_height display_width environment type",
     "ComputerCallOutput": "acknowledged_safety_checks call_id id output status type",
@@ -121,7 +128,7 @@ TAKEN: Mapping[str, str] = {
     "LocalShellCall": "action call_id id status type",
     "LocalShellCallAction": "command env timeout_ms type user working_directory",
     "LocalShellCallOutput": "id output status type",
-    "ShellCall": "action call_id environment id status type",
+    "ShellCall": "action call_id caller environment id status type",
     "ShellCallAction": "commands max_output_length timeout_ms",
     "ShellCallOutput": "call_id id max_output_length output status type",
     "ResponseFunctionShellCallOutputContentParam": "outcome stderr stdout",
@@ -151,13 +158,13 @@ TAKEN: Mapping[str, str] = {
 }
 """The fields of objects that have an effect, are part of what the model or the client reads, or are refused."""
 
-CALLED = ("FunctionCallOutput", "ShellCall", "ShellCallOutput", "ApplyPatchCall", "ApplyPatchCallOutput")
+CALLED = ("ShellCallOutput", "ApplyPatchCall", "ApplyPatchCallOutput")
+"""The calls and outputs that no program makes here."""
 
 IDLE: Mapping[str, str] = {
     **dict.fromkeys(("FunctionCallOutput.name", "FunctionCallOutput.namespace"), "its call has it"),
     "ResponseCustomToolCallParam.async": "what was called is history",
     "BackgroundOptions.continuation_id": "no response waits for a cheaper hour",
-    **dict.fromkeys(("FunctionToolParam.output_schema", "ToolFunction.output_schema"), "no model is told of it"),
     **dict.fromkeys(
         (f"{image}.detail" for image in ("ResponseInputImageParam", "ResponseInputImageContentParam")),
         "vLLM sizes images by the model",
@@ -181,30 +188,16 @@ IDLE: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            f"{item}.caller"
-            for item in (
-                *(*CALLED, "ResponseFunctionToolCallParam", "ResponseCustomToolCallParam"),
-                "ResponseCustomToolCallOutputParam",
-            )
-        ),
-        "what was called is history",
-    ),
-    **dict.fromkeys(
-        (
-            f"{caller}{field}"
-            for kind in ("", *CALLED)
-            for caller, field in (
-                (f"{kind}CallerDirect", ".type"),
-                (f"{kind}CallerProgram", ".type"),
-                (f"{kind}CallerProgram", ".caller_id"),
-            )
+            f"{kind}{field}"
+            for kind in CALLED
+            for field in (".caller", "CallerDirect.type", "CallerProgram.type", "CallerProgram.caller_id")
         ),
         "what was called is history",
     ),
 }
 """The fields that are accepted and have no effect, with the reason: none of them restricts or changes an answer."""
 
-NOT_RUN = (*("FileSearchToolParam", "ProgrammaticToolCalling", "ImageGeneration"),)
+NOT_RUN = (*("FileSearchToolParam", "ImageGeneration"),)
 """The tools that this server does not run."""
 
 ALLOWLIST = "ContainerNetworkPolicyAllowlistParam"
@@ -214,12 +207,11 @@ NOT_HERE: Mapping[str, str | None] = {
     "Image": "image",
     "Moderation": "moderation",
     "ResponsePromptParam": "prompt",
-    "ToolChoiceSpecificProgrammaticToolCallingParam": "tool_choice",
     **dict.fromkeys(NOT_RUN, "tools[0].type"),
     **dict.fromkeys(("SkillReferenceParam", "InlineSkillParam"), "tools[0].environment.skills"),
     "ContainerReferenceParam": "tools[0].environment.container_id",
     ALLOWLIST: "tools[0].container.network_policy.type",
-    **dict.fromkeys(("ResponseFileSearchToolCallParam", "ImageGenerationCall", "Program", "ProgramOutput"), None),
+    **dict.fromkeys(("ResponseFileSearchToolCallParam", "ImageGenerationCall"), None),
     "ResponseToolSearchOutputItemParamParam": None,
     "ResponseComputerToolCallParam": None,
 }
@@ -294,7 +286,10 @@ REFUSED: Mapping[str, str | None] = {
 
 VERDICTS = Verdicts(TAKEN, IDLE, NOT_HERE, REFUSED)
 
+PROGRAM: Json = {"type": "program", "call_id": "call_1", "code": "x", "fingerprint": fingerprint_of("x")}
+
 CALLS: Mapping[str, Json] = {
+    "program_output": PROGRAM,
     "function_call_output": {"type": "function_call", "call_id": "call_1", "name": "x", "arguments": "{}"},
     "custom_tool_call_output": {"type": "custom_tool_call", "call_id": "call_1", "name": "x", "input": "x"},
     "computer_call_output": {"type": "computer_call", "call_id": "call_1"},
@@ -332,6 +327,7 @@ OUTPUTS: Mapping[str, Json] = {
     "local_shell_call": {"type": "local_shell_call_output", "id": "call_1", "output": "x"},
     "shell_call": {"type": "shell_call_output", "call_id": "call_1", "output": []},
     "apply_patch_call": {"type": "apply_patch_call_output", "call_id": "call_1"},
+    "program": {"type": "program_output", "call_id": "call_1", "result": "x", "status": "completed"},
 }
 """The outputs that stand behind a call, by the type of the call."""
 
@@ -340,6 +336,7 @@ CHOSEN = [
     {"type": "apply_patch"},
     {"type": "web_search"},
     {"type": "code_interpreter"},
+    {"type": "programmatic_tool_calling"},
     {"type": "mcp", "server_label": "x", "server_url": "https://mcp.invalid"},
 ]
 """Tools to choose from, beside a function or a custom tool named ``x``."""
@@ -361,6 +358,10 @@ def in_request(fields: Mapping[str, Json], ids: Mapping[str, str]) -> Json:
     kind = item.get("type", "")
     item = {**item, **{field: ids[kind] for field in ("encrypted_content", "id") if kind in ids and field in item}}
     beside = [*filter(None, [CALLS.get(kind), item, OUTPUTS.get(kind)])]
+    caller = item.get("caller", {})
+    if program := caller.get("caller_id"):
+        called = {"type": "program", "caller_id": program}
+        beside = [{**PROGRAM, "call_id": program}, *({"caller": called, **each} for each in beside)]
     user = {"role": "user", "content": "Hi"}
     return {"input": [user, item] if kind == "compaction_trigger" else [*beside, user]}
 
@@ -531,7 +532,7 @@ async def test_page_keeps_its_promise_of_every_tool(tmp_path: Path) -> None:
     wrong: list[str] = []
     lines, of_sdk = promises("Tools"), by_type(ToolParam)
     assert sorted(lines) == sorted(of_sdk)
-    async with serving_everything(tmp_path, ("browser", "container", "file_search", "python")) as served:
+    async with serving_everything(tmp_path, ("browser", "container", "file_search", "program", "python")) as served:
         _, plain = await served.post({"input": "Hi"}, "/v1/responses/input_tokens")
         for kind, promise in lines.items():
             body = {"input": "Hi", "tools": [of_sdk[kind]]}

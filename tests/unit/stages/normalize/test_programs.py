@@ -10,7 +10,8 @@ from msgspec import UNSET
 
 from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol import items as wire
-from penstock.pipeline.protocol.tools import Toolset, tool_key
+from penstock.pipeline.protocol.superseded import unsuperseded
+from penstock.pipeline.protocol.tools import FunctionTool, HostedTool, Toolset, tool_key
 from penstock.services.store.store import Store
 from tests.support.requests import additional_tools, normalize, store_answer
 
@@ -102,9 +103,9 @@ SCHEMA: Json = {"type": "object", "properties": {"mm": {"type": "number"}}}
 async def test_schema_of_results_is_for_programs(store: Store) -> None:
     sent = function("f", output_schema=SCHEMA, **{"async": True}, **BOTH)
     resolved = await normalize(store, input="Hi", tools=[PROGRAMS, sent], hosted=HOSTED)
-    (tool,) = resolved.facts.tools.in_programs or ()
-    assert tool.output_schema == SCHEMA  # type: ignore[union-attr]
-    assert tool.is_async is UNSET  # type: ignore[union-attr]
+    (tool,) = resolved.facts.tools.in_programs or [None]
+    assert isinstance(tool, FunctionTool)
+    assert (tool.output_schema, tool.is_async) == (SCHEMA, UNSET)
     assert resolved.facts.response.tools[1] == sent | {"description": None, "strict": None}
 
 
@@ -160,8 +161,8 @@ async def test_allowed_tools_limit_programs_too(store: Store) -> None:
     ids=str,
 )
 async def test_programs_are_called_python_if_nothing_else_is(store: Store, others: list[Json], spoken: str) -> None:
-    program = next(tool for tool in (await toolset(store, PROGRAMS, *others)).tools if tool.name == "program")
-    assert program.spoken == spoken  # type: ignore[union-attr]
+    offered = (await toolset(store, PROGRAMS, *others)).tools
+    assert [tool.spoken for tool in offered if isinstance(tool, HostedTool) and tool.name == "program"] == [spoken]
 
 
 async def test_items_bring_tools_for_programs(store: Store) -> None:
@@ -290,3 +291,14 @@ async def test_round_is_answered_in_one_request(store: Store) -> None:
     assert caught.value.param == "input"
     resolved = await normalize(store, "2", previous_response_id="resp_1", input=[output("b"), output("a", **by("p"))])
     assert [item.call_id for item in wire.of_type(resolved.facts.input, wire.FunctionCallOutput)] == ["b", "a"]
+
+
+async def test_compaction_leaves_an_open_program_whole(store: Store) -> None:
+    """It could not go on without the outcomes of its calls; of one that has ended nothing is left to do."""
+    rounds = [program(), SERVED | by("p"), NESTED, output(), approval(**by("p")), approved(), call("d", **by("p"))]
+    begun = [{"role": "user", "content": "Hi"}, *rounds, output("d")]
+    for ended in ([], [ENDED]):
+        items = (await normalize(store, input=[*begun, *ended])).facts.input
+        compacted = wire.Compaction("cmp_1", "sealed")
+        left = unsuperseded((*items, compacted), ())
+        assert left == ((items[0], compacted) if ended else (*items, compacted))
