@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.pipeline.hosted_kinds import kinds, own_function
-from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Tool, ToolKey, tool_key
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, Tool, ToolKey, tool_key
 from penstock.stages.models.chat.names import text_argument
 from penstock.stages.models.harmony.hosted import function_of
 from penstock.stages.models.harmony.schema import Inlining, read
@@ -50,6 +50,8 @@ class Function:
     """The parameter that is the whole input of a tool called with plain text; None for a tool called with JSON."""
     shape: Object | None
     """What is known of the arguments; None if a call may give any, by their names."""
+    returned: Node | None
+    """What is known of the result."""
 
     @property
     def path(self) -> str:
@@ -106,6 +108,7 @@ def _function(tool: Tool, whole: str, name: str, inlining: Inlining) -> Function
         required=required,
         text_argument=text,
         shape=shape,
+        returned=read(tool.output_schema, inlining) if isinstance(tool, FunctionTool) and tool.output_schema else None,
     )
 
 

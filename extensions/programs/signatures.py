@@ -54,7 +54,8 @@ def _about(member: Function, tools: Toolset) -> str:
 
 
 def _stub(function: Function, indent: str = "") -> str:
-    head = laid_out(f"{indent}async def {function.name}(", [*_parameters(function, indent + INDENT)], "):", indent)
+    parameters = [*_parameters(function, indent + INDENT)]
+    head = laid_out(f"{indent}async def {function.name}(", parameters, f"){_returned(function, indent)}:", indent)
     about = docstring(_description(function), indent + INDENT)
     return f"{head}\n{about}" if about else f"{head} ..."
 
@@ -63,6 +64,10 @@ def _description(function: Function) -> str:
     tool = function.tool
     known = function_of(tool) if isinstance(tool, HostedTool) else tool
     return (known and known.description) or ""
+
+
+def _returned(function: Function, indent: str) -> str:
+    return "" if function.returned is None else f" -> {python_type(function.returned, indent)}"
 
 
 def _parameters(function: Function, indent: str) -> Iterator[tuple[str, str]]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain, count
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import openai_harmony as reference
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 from llguidance.tiktoken import lltokenizer_from_encoding
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from penstock.pipeline.frames import RequestFacts, ResolvedRequest, Sampling
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.response import Effort, ReasoningOptions, Response
-from penstock.pipeline.protocol.tools import FunctionTool, Tool, Toolset
+from penstock.pipeline.protocol.tools import FunctionTool, HostedTool, Tool, Toolset
 from penstock.stages.models.harmony import vocabulary
 from penstock.stages.models.harmony.typescript import NamedTool, tools_section
 from penstock.stages.render.harmony.grammar import grammar
@@ -40,6 +41,11 @@ def wellformed_completions(draw: st.DrawFn) -> str:
 DATE = "2026-03-14"
 SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_tokens=100)
 _numbers = count()
+
+Nested = TypeVar("Nested", bound=items.Item)
+
+PROGRAM = HostedTool("program", "program", spoken="python")
+"""The tool for programs as gpt-oss calls it, if the request has no Python."""
 
 
 def conversation(
@@ -159,6 +165,28 @@ def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **act
 
 def shell_output(*output: dict[str, Any], call_id: str = "call_1") -> items.ShellCallOutput:
     return items.ShellCallOutput(f"sho_{next(_numbers)}", call_id, output, "completed")
+
+
+def program(code: str, call_id: str = "call_p") -> items.Program:
+    number = f"prog_{next(_numbers)}"
+    return items.Program(number, call_id=call_id, code=code, fingerprint=items.fingerprint_of(code))
+
+
+def program_output(text: str, call_id: str = "call_p") -> items.ProgramOutput:
+    return items.ProgramOutput(f"progo_{next(_numbers)}", call_id, text, "completed")
+
+
+def made_by_program(item: Nested, call_id: str = "call_p") -> Nested:
+    """The call, or the output of a call, of the program with this ``call_id``."""
+    return replace(item, caller=items.caller_named(call_id))
+
+
+def nested_calls(rounds: int, name: str = "get_weather") -> list[items.Item]:
+    """The calls of a program, and their outputs, in rounds."""
+    made: list[items.Item] = []
+    for number in range(rounds):
+        made += (made_by_program(call(name, "{}", f"call_{number}")), output("18", f"call_{number}"))
+    return made
 
 
 def function(

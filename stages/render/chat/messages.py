@@ -135,7 +135,7 @@ def _is_deep(value: Any, most: int) -> bool:
 _UNKNOWN = "unknown"
 """The name of a call that is gone, because the store no longer has its response.  The model still reads the output."""
 
-_SERVED = (items.ShellCallOutput, items.ToolSearchOutput)
+_SERVED = (items.ShellCallOutput, items.ToolSearchOutput, items.ProgramOutput)
 """The outputs that may be this server's."""
 
 

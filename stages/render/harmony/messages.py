@@ -11,7 +11,7 @@ from msgspec import UNSET
 from penstock.pipeline.frames import Channel, ResolvedRequest
 from penstock.pipeline.protocol import items
 from penstock.pipeline.protocol.pairs import behind_calls, callers_of
-from penstock.pipeline.protocol.tools import HostedTool, ToolKey, Toolset, tool_key
+from penstock.pipeline.protocol.tools import HostedTool, Tool, ToolKey, Toolset, tool_key
 from penstock.stages.models.call_results import output_of, refusals_in, result_of
 from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
 from penstock.stages.render.harmony.head import declared_tools, head
@@ -101,6 +101,8 @@ class _Items:
         self._descriptions = tools.descriptions
         self._built_in = built_in
         """The namespaces of the request's built-in tools; operators' servers may offer more functions in them."""
+        self._program = next(map(recipient_of, filter(_is_program, tools.tools)), items.Program.tool[1])
+        """The model's name for programs."""
         self._results = results
         self._callers = callers_of(history)
         self._run = frozenset(self._callers.values())
@@ -162,7 +164,7 @@ class _Items:
             "assistant",
             (arguments_of(call),),
             self._channel(call),
-            recipient=recipient_of(call),
+            recipient=self._recipient(call),
             content_type="code" if self._is_built_in(call) or isinstance(call, items.CustomToolCall) else "json",
             rebuilt=isinstance(call, items.FormCall | items.WebSearchCall),
         )
@@ -171,7 +173,10 @@ class _Items:
         """Return the message in which the model reads ``text``, the output of ``call``; None if the call is gone."""
         if call is None:
             return HarmonyMessage("tool", (text,), "commentary", name=_UNKNOWN, recipient="assistant")
-        return HarmonyMessage("tool", (text,), self._channel(call), name=recipient_of(call), recipient="assistant")
+        return HarmonyMessage("tool", (text,), self._channel(call), name=self._recipient(call), recipient="assistant")
+
+    def _recipient(self, call: items.CallItem) -> str:
+        return self._program if isinstance(call, items.Program) else recipient_of(call)
 
     def _channel(self, call: items.CallItem) -> Channel:
         return "analysis" if self._is_built_in(call) else "commentary"
@@ -184,6 +189,10 @@ class _Items:
                 return call.server_label in self._built_in
             case _:
                 return isinstance(call, items.HostedCall | items.Program)
+
+
+def _is_program(tool: Tool) -> bool:
+    return tool_key(tool) == items.Program.tool
 
 
 def _spoken(message: items.Message, channel: Channel) -> HarmonyMessage:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from penstock.extensions.programs.names import Names
 from penstock.extensions.programs.python_types import MOST_LEVELS, python_type
@@ -61,7 +62,8 @@ def toolsets(draw: st.DrawFn) -> Toolset:
     parameters = (
         st.none() | st.dictionaries(st.just("$ref"), st.just("#/x")) | SCHEMAS.filter(lambda it: isinstance(it, dict))
     )
-    named = st.builds(FunctionTool, KEYS, descriptions, parameters, namespace=spaces)
+    outputs = st.just(UNSET) | SCHEMAS.filter(lambda it: isinstance(it, dict))
+    named = st.builds(FunctionTool, KEYS, descriptions, parameters, namespace=spaces, output_schema=outputs)
     served = st.builds(McpTool, st.just("docs"), KEYS, descriptions, parameters)
     custom = st.builds(CustomTool, KEYS, descriptions, namespace=spaces)
     tools = draw(st.lists(named | served | custom | st.sampled_from(kinds().tools), max_size=4, unique_by=tool_key))
@@ -111,6 +113,7 @@ def test_each_function_is_a_stub_of_its_parameters_and_description(tools: Toolse
         assert [each.arg for each in stub.args] == list(function.parameters)
         assert {each.arg for each in stub.args[:optional]} == function.required
         assert (function.shape is None) <= (stub.kwarg is not None)
+        assert (function.returned is None) == (found[path].returns is None)
         if not isinstance(function.tool, HostedTool):
             assert words(ast.get_docstring(found[path])) == words(function.tool.description)
 
@@ -192,7 +195,8 @@ def test_notes_are_comments() -> None:
         speed={"enum": ["slow", "fast"], "default": "slow", "examples": ["fast"]},
         note={"type": ["string", "null"], "default": None},
     )
-    tool = FunctionTool("order", 'Orders "it".\n\nReturns \\d.', parameters)
+    result = record("id", id=STRING | {"description": "That of the order."})
+    tool = FunctionTool("order", 'Orders "it".\n\nReturns \\d.', parameters, output_schema=result)
     assert (
         described(Toolset(in_programs=(tool,))).removeprefix(RULES).strip()
         == dedent(r'''
@@ -203,7 +207,9 @@ def test_notes_are_comments() -> None:
             }],
             speed: Literal["slow", "fast"] = "slow",  # Such as "fast".
             note: str | None = None,
-        ):
+        ) -> {
+            "id": str,  # That of the order.
+        }:
             """Orders "it".
 
             Returns \\d."""

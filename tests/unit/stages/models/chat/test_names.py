@@ -20,6 +20,7 @@ from penstock.pipeline.protocol.tools import (
     tool_key,
 )
 from penstock.stages.models.chat.names import ToolNames, text_argument
+from tests.support.harmony import PROGRAM
 
 NAMEABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -57,10 +58,11 @@ def test_plain_functions_keep_their_names() -> None:
         HostedTool("browser", "search"),
         HostedTool("container", "exec"),
         HostedTool("python", "python"),
+        HostedTool("program", "program"),
     )
     assert names_of(*tools) == [
         *("get_weather", "note", "team__spawn", "docs__ask"),
-        *("browser__search", "container__exec", "python"),
+        *("browser__search", "container__exec", "python", "program"),
     ]
 
 
@@ -109,6 +111,7 @@ CALLS: dict[str, items.CallItem] = {
     "docs__ask": items.McpCall("1", "docs", "ask", "{}", "completed"),
     "docs__write_it": items.McpApprovalRequest("1", "docs", "write.it", "{}"),
     "python": items.CodeInterpreterCall("1", "", "here", "completed"),
+    "program": items.Program("1", "c", "", ""),
     "browser__search": items.WebSearchCall("1", "completed", {"type": "search", "query": "x"}),
     "browser__open": items.WebSearchCall("1", "completed", {"type": "open_page", "url": "x"}),
     "browser__find": items.WebSearchCall("1", "completed", {"type": "find_in_page", "url": "x", "pattern": "y"}),
@@ -121,6 +124,12 @@ CALLS: dict[str, items.CallItem] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_past_call_is_named_as_its_tool_would_be(name: str) -> None:
     assert ToolNames(Toolset()).of_call(CALLS[name]) == name
+
+
+def test_programs_are_called_by_the_name_that_the_request_gives_them() -> None:
+    names = ToolNames(Toolset((PROGRAM,)))
+    assert names.of_call(CALLS["program"]) == names.of(PROGRAM) == "python"
+    assert names_of(PROGRAM, FunctionTool("python")) == ["python_2", "python"]
 
 
 def test_past_call_takes_the_current_name_of_its_tool() -> None:
