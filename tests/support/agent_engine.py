@@ -1,15 +1,16 @@
 """An engine that does what the last message of the user says, for coding agents: ``--engine``.
 
-A line ``call NAME JSON`` of the message is a call of the function NAME, or of the server's tool ``browser.search``, and
-``say TEXT`` the answer, in which ``{model}`` is the model and ``{result}`` the last result.  The lines are carried out
-one by one, each in a turn of its own once the call before it has its result; without a line that is left, the answer is
-`DONE`.  The engine thinks before each.  ``refuse TEXT`` refuses the prompt as a full engine does, the first time.  A
-message that asks for a ``<summary>`` gets the lines that are left.  Cached tokens are those of an engine that keeps
-everything.
+A line ``call NAME JSON`` of the message is a call of the function NAME, or of the server's tool ``browser.search``,
+``run CODE`` a program, which is a JSON string, and ``say TEXT`` the answer, in which ``{model}`` is the model and
+``{result}`` the last result.  The lines are carried out one by one, each in a turn of its own once the call before it
+has its result; without a line that is left, the answer is `DONE`.  The engine thinks before each.  ``refuse TEXT``
+refuses the prompt as a full engine does, the first time.  A message that asks for a ``<summary>`` gets the lines that
+are left.  Cached tokens are those of an engine that keeps everything.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -29,7 +30,7 @@ BLOCK = 16
 """Tokens of a block of the prefix cache."""
 
 _MESSAGE = re.compile(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", re.DOTALL)
-_ORDER = re.compile(r"^(call|say|refuse) (.+?)\s*$", re.MULTILINE)
+_ORDER = re.compile(r"^(call|run|say|refuse) (.+?)\s*$", re.MULTILINE)
 _RESULT = re.compile(r"<\|start\|>\S+ to=assistant.*?<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 
 
@@ -51,6 +52,8 @@ def turn(prompt: str, model: str) -> str | EngineOverloaded:
     if kind == "say":
         words = words.replace("{model}", model).replace("{result}", results[-1] if results else "")
         return f"{thought}<|channel|>final<|message|>{words}<|return|>"
+    if kind == "run":
+        return f"{thought} to=python<|channel|>analysis code<|message|>{json.loads(words)}<|call|>"
     name, _, arguments = words.partition(" ")
     if name.startswith("browser."):
         return f"{thought} to={name}<|channel|>analysis code<|message|>{arguments}<|call|>"

@@ -190,6 +190,16 @@ def agents(
 
 
 @pytest.fixture(scope="session")
+def programming(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    """The URL of a server whose model writes the programs that the user dictates, as `agent_engine` says."""
+    folder = tmp_path_factory.mktemp("programming")
+    engine = f"{ROOT / 'tests/support/agent_engine.py'}:engine"
+    command = [penstock, "serve", f"--engine={engine}", f"--store={folder / 'store.sqlite3'}"]
+    with running(command, folder / "serve.log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def failing(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
     """The URL of a server whose engine fails as the prompt says, and one of whose keys has used up its tokens."""
     folder = tmp_path_factory.mktemp("failing")

@@ -16,7 +16,7 @@ _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 class _Object(msgspec.Struct, frozen=True, kw_only=True):
     """An object in a body: types are strict, and keys that the API does not have are ignored."""
 
-    unused: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller", "citations", "safeguards", "toolset_name"})
+    unused: ClassVar[frozenset[str]] = frozenset({"cache_control", "citations", "safeguards", "toolset_name"})
 
 
 class _Typed(_Object, frozen=True, kw_only=True, tag_field="type"):
@@ -99,10 +99,18 @@ class ToolResultBlock(_Typed, frozen=True, kw_only=True, tag="tool_result"):
     is_error: bool | None = None
 
 
+class Caller(_Object, frozen=True, kw_only=True):
+    """The caller of a tool: the model, whose type is ``direct``, or a program by the id of its block."""
+
+    type: _Text
+    tool_id: str | None = None
+
+
 class ToolUseBlock(_Typed, frozen=True, kw_only=True, tag="tool_use"):
     id: _Text
     name: _Text
     input: dict[str, Any]
+    caller: Caller | None = None
 
 
 class ThinkingBlock(_Typed, frozen=True, kw_only=True, tag="thinking"):
@@ -120,9 +128,12 @@ class ServerToolUseBlock(_Typed, frozen=True, kw_only=True, tag="server_tool_use
     id: _Text
     name: _Text
     input: dict[str, Any]
+    caller: Caller | None = None
 
 
 class WebSearchToolResultBlock(_Typed, frozen=True, kw_only=True, tag="web_search_tool_result"):
+    unused: ClassVar[frozenset[str]] = _Object.unused | {"caller"}  # its call has it
+
     tool_use_id: _Text
     content: Any
 

@@ -12,7 +12,12 @@ from pydantic import Field
 from penstock.extensions.dialects.messages.blocks import TextBlocks, Turn, Turns, UserTurn
 from penstock.extensions.dialects.messages.compaction import Summarizing
 from penstock.extensions.dialects.messages.errors import THREAD_UNSUPPORTED, not_permitted
-from penstock.extensions.dialects.messages.messages import Conversation, check_not_empty, instructions
+from penstock.extensions.dialects.messages.messages import (
+    OWN_CONTAINER,
+    Conversation,
+    check_not_empty,
+    instructions,
+)
 from penstock.extensions.dialects.messages.threads import ContinuedThread, Thread, unheld
 from penstock.extensions.dialects.messages.tools import MessageTool, MessageToolChoice, Offer
 from penstock.extensions.dialects.messages.writer import Display
@@ -129,6 +134,13 @@ class ContextManagement(Body):
     edits: Annotated[list[ClearThinking], FAIL_FAST] | None = None
 
 
+class OwnContainer(Body):
+    """A container by its id."""
+
+    id: str | None = None
+    skills: Extra = None
+
+
 class CountTokens(Body):
     """A request for the number of tokens of a prompt."""
 
@@ -188,9 +200,9 @@ class CountTokens(Body):
         yield "input", self._conversation.items
         if self.system and (text := instructions(self.system)):
             yield "instructions", text
-        if self._tools:
-            yield "tools", [tool.tool(f"tools[{position}]") for position, tool in self._tools]
         offer = self._conversation.offer
+        if self._tools:
+            yield "tools", [offer.param(tool, f"tools[{position}]") for position, tool in self._tools]
         searches = [tool for tool in offer.tools if tool.searches]
         runs = [tool for tool in offer.tools if tool.executes]
         if included := [SOURCES] * bool(searches or self._is_continued) + [OUTPUTS] * bool(runs or self._is_continued):
@@ -294,7 +306,8 @@ class CreateMessage(CountTokens):
     watermarking: bool | None = None
     """Mark the output, if the engine can."""
 
-    container: Extra = None
+    container: TextOr[str, OwnContainer] | None = None
+    """The container of an earlier answer: it changes nothing, as the messages have all that a program needs."""
     diagnostics: Unused = None
     fallback_credit_token: Unused = None
     fallbacks: Unused = None
@@ -305,6 +318,13 @@ class CreateMessage(CountTokens):
     thread: Thread | None = None
     """A thread to begin or to continue: the server holds its messages."""
     user_profile_id: Unused = None
+
+    def _extras(self) -> Iterator[tuple[str, str | None]]:
+        yield from super()._extras()
+        given = OwnContainer(id=self.container) if isinstance(self.container, str) else self.container or OwnContainer()
+        if given.id is not None and not OWN_CONTAINER.fullmatch(given.id):
+            yield "container", None
+        yield from ((f"container.{name}", None) for name in _sent_extras(given))
 
     @property
     def create_request(self) -> CreateResponse:

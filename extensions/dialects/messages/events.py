@@ -39,12 +39,20 @@ class Thinking(_Typed, frozen=True, tag="thinking"):
     signature: str
 
 
+class Caller(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The caller of a tool: the model, whose type is ``direct``, or a program by the id of its block."""
+
+    type: str
+    tool_id: str | UnsetType = UNSET
+
+
 class ToolUse(_Typed, frozen=True, tag="tool_use"):
     """A call of a tool for the client to run."""
 
     id: str
     name: str
     input: Any
+    caller: Caller | UnsetType = UNSET
 
 
 class ServerToolUse(_Typed, frozen=True, tag="server_tool_use"):
@@ -53,6 +61,7 @@ class ServerToolUse(_Typed, frozen=True, tag="server_tool_use"):
     id: str
     name: Literal["web_search", "code_execution"]
     input: Any
+    caller: Caller | UnsetType = UNSET
 
 
 class WebSearchResult(_Typed, frozen=True, tag="web_search_result"):
@@ -75,6 +84,7 @@ class WebSearchToolResult(_Typed, frozen=True, tag="web_search_tool_result"):
 
     tool_use_id: str
     content: tuple[WebSearchResult, ...] | WebSearchError
+    caller: Caller | UnsetType = UNSET
 
 
 class CodeExecutionResult(_Typed, frozen=True, tag="code_execution_result"):
@@ -132,6 +142,13 @@ class MessageUsage(msgspec.Struct, frozen=True):
     server_tool_use: Searches | None = None
 
 
+class Container(msgspec.Struct, frozen=True):
+    """The sandbox of a program: its ``id``, and the time in RFC 3339 until which it waits for the client."""
+
+    id: str
+    expires_at: str
+
+
 class CreatedMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """An answer of the model."""
 
@@ -142,6 +159,7 @@ class CreatedMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     stop_details: None = None
+    container: Container | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
 
 
@@ -214,6 +232,7 @@ class Ending(msgspec.Struct, frozen=True):
     stop_reason: StopReason
     stop_sequence: str | None = None
     stop_details: None = None
+    container: Container | UnsetType = UNSET
 
 
 class MessageDelta(_Typed, frozen=True, tag="message_delta"):

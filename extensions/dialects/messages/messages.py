@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.extensions.dialects.messages.blocks import (
@@ -41,7 +41,6 @@ from penstock.extensions.dialects.messages.blocks import (
     UrlSource,
     UserBlock,
     UserTurn,
-    WebSearchToolResultBlock,
 )
 from penstock.extensions.dialects.messages.compaction import in_place
 from penstock.extensions.dialects.messages.errors import not_permitted
@@ -83,6 +82,9 @@ def held_call_id(call_id: str) -> str:
 
 
 _OWN_RUN = re.compile(r"srvtoolu_(?P<key>[0-9a-f]{36})")
+_OWN_PROGRAM = re.compile(r"srvtoolu_(?P<key>[0-9a-f]{36})p")
+OWN_CONTAINER = re.compile(r"container_[0-9a-f]{36}")
+"""The form of the ids of `container_id`."""
 
 
 def server_tool_use_id(item: wire.WebSearchCall | wire.CodeInterpreterCall) -> str:
@@ -90,7 +92,48 @@ def server_tool_use_id(item: wire.WebSearchCall | wire.CodeInterpreterCall) -> s
     return f"srvtoolu_{item.id.removeprefix(f'{item.id_prefix}_')}"
 
 
-def _ran(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[params.InputItem]:
+def program_use_id(call_id: str) -> str:
+    """Return the id by which a client knows a program that calls tools; it tells that the program does."""
+    return f"srvtoolu_{call_id.removeprefix('call_')}p"
+
+
+def container_id(call_id: str) -> str:
+    """Return the id of the container of a program, which is its own."""
+    return f"container_{call_id.removeprefix('call_')}"
+
+
+def _program_call_id(use_id: str | None) -> str:
+    """Return the id of the call of a program by that of `program_use_id`; empty for another one."""
+    own = _OWN_PROGRAM.fullmatch(use_id or "")
+    return f"call_{own['key']}" if own else ""
+
+
+def _program(block: ServerToolUseBlock) -> wire.Program | None:
+    """Return the program of a block; None if it calls no tools, or another server ran it."""
+    match block.name, block.input:
+        case "code_execution", {"code": str(code)} if call_id := _program_call_id(block.id):
+            item_id = wire.Program.new_id(call_id.removeprefix("call_"))
+            return wire.Program(item_id, call_id=call_id, code=code, fingerprint=wire.fingerprint_of(code))
+        case _:
+            return None
+
+
+def _program_output(call_id: str, result: Any) -> wire.ProgramOutput:
+    """Return the output of a program by the content of its block."""
+    match result:
+        case {"type": "code_execution_result", "stdout": str(written), "return_code": 0}:
+            return wire.ProgramOutput("", call_id, written, "completed")
+        case {"stdout": str(written)}:
+            return wire.ProgramOutput("", call_id, written, "incomplete")
+        case {"error_code": str(code)}:
+            return wire.ProgramOutput("", call_id, code, "incomplete")
+        case _:
+            return wire.ProgramOutput("", call_id, "", "incomplete")
+
+
+def _ran(
+    block: ServerToolUseBlock, results: Mapping[str, Any], caller: wire.Caller | UnsetType
+) -> Iterator[params.InputItem]:
     """Yield the call of a block, with its result; none for a call of another server."""
     own, result = _OWN_RUN.fullmatch(block.id), results.get(block.id)
     match block.name, block.input:
@@ -98,7 +141,8 @@ def _ran(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[para
             urls = [page.get("url") for page in result if isinstance(page, dict)] if isinstance(result, list) else []
             sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
             action = {"type": "search", "query": query, "sources": sources}
-            yield wire.WebSearchCall(wire.WebSearchCall.new_id(own["key"]), "completed", action)
+            item_id = wire.WebSearchCall.new_id(own["key"])
+            yield wire.WebSearchCall(item_id, status="completed", action=action, caller=caller)
         case "code_execution", {"code": str(code)} if own:
             written = result.get("stdout") if isinstance(result, dict) else None
             outputs = ({"type": "logs", "logs": written},) if isinstance(written, str) else ()
@@ -114,13 +158,15 @@ def _ran(block: ServerToolUseBlock, results: Mapping[str, Any]) -> Iterator[para
             pass
 
 
-def _called(block: ToolUseBlock) -> wire.FunctionCall:
+def _called(block: ToolUseBlock, caller: wire.Caller | UnsetType) -> wire.FunctionCall:
     """Return the call of a block, in the spelling that the model gave it, as far as its id tells."""
     own = _OWN_ID.fullmatch(block.id)
     separators = (",", ":") if own and own["compact"] else (", ", ": ")
     arguments = json.dumps(block.input, ensure_ascii=False, separators=separators)
     item_id = wire.FunctionCall.new_id(own["key"]) if own else ""
-    return wire.FunctionCall(item_id, call_id=block.id, name=block.name, arguments=arguments, status="completed")
+    return wire.FunctionCall(
+        item_id, call_id=block.id, name=block.name, arguments=arguments, status="completed", caller=caller
+    )
 
 
 # Conversations
@@ -158,12 +204,18 @@ class Conversation:
         """The ids of the calls that only the server has; `normalize` refuses those that it does not know."""
         self._open_calls: dict[str, str] = {}
         """The places of the messages with calls that have no result yet, by the ids of the calls."""
+        self._programs: set[str] = set()
+        """The ids of the calls of the programs that call tools."""
+        self._callers: dict[str, wire.Caller | UnsetType] = {}
+        """The callers of the calls, by the ids of the calls."""
         start, messages = _since_summary(messages)
         cleared = frozenset(_thinking(messages)[:-thinking_turns] if thinking_turns else ())
         last_of_user = max((at for at, message in enumerate(messages) if isinstance(message, UserTurn)), default=0)
         for position, message in islice(enumerate(messages), start, None):
             _check_options(message, f"messages[{position}]")
             self._pair(message, f"messages[{position}]")
+            if isinstance(message, UserTurn):
+                self._check_answers(message, f"messages[{position}]")
             if isinstance(message, SystemTurn):
                 is_read = message.clear_at != "next_user_message" or position > last_of_user
                 items = self._of_system(message, f"messages[{position}]", is_read=is_read)
@@ -187,10 +239,13 @@ class Conversation:
         for position, block in enumerate(() if isinstance(message.content, str) else message.content):
             at = f"{place}.content[{position}]"
             match block:
+                case ServerToolUseBlock() if program := _program(block):
+                    self._programs.add(program.call_id)
                 case ToolUseBlock(id=call_id):
                     if call_id in self._open_calls:
                         raise _refusal("`tool_use` ids must be unique", f"{at}.id")
                     self._open_calls[call_id] = place
+                    self._callers[call_id] = self._caller(block)
                 case ToolResultBlock(tool_use_id=call_id) if call_id in self._open_calls:
                     del self._open_calls[call_id]
                 case ToolResultBlock(tool_use_id=call_id) if self._is_continued:
@@ -200,6 +255,22 @@ class Conversation:
                     raise _refusal(found, f"{at}.tool_use_id")
                 case _:
                     pass
+
+    def _check_answers(self, message: UserTurn, place: str) -> None:
+        """Raise `InvalidRequest` for a message that answers calls of programs, and has anything else."""
+        blocks = () if isinstance(message.content, str) else message.content
+        answered = [block.tool_use_id for block in blocks if isinstance(block, ToolResultBlock)]
+        if not any(isinstance(self._callers.get(call_id), wire.Caller) for call_id in answered):
+            return
+        for position, block in enumerate(blocks):
+            if not isinstance(block, ToolResultBlock):
+                problem = "a message that answers calls of code execution must contain only `tool_result` blocks"
+                raise _refusal(problem, f"{place}.content[{position}]")
+
+    def _caller(self, block: ToolUseBlock | ServerToolUseBlock) -> wire.Caller | UnsetType:
+        """Return the program that made a call; UNSET if the model did, or the program is not in the conversation."""
+        call_id = _program_call_id(block.caller.tool_id) if block.caller else ""
+        return wire.caller_named(call_id) if call_id in self._programs else UNSET
 
     def _of_system(self, message: SystemTurn, place: str, *, is_read: bool) -> Iterator[params.InputItem]:
         """Yield the text of a message if it ``is_read`` still, and its changes of tools, which last."""
@@ -248,17 +319,21 @@ class Conversation:
             case UserTurn(content=blocks):
                 yield from self._of_user([blocks] if isinstance(blocks, str) else blocks)
             case AssistantTurn(content=str(text)):
-                yield from _written([TextBlock(text=text)], is_open=is_last)
+                yield from self._written([TextBlock(text=text)], is_open=is_last)
             case AssistantTurn(content=blocks):
-                yield from _written([] if isinstance(blocks, str) else blocks, is_open=is_last)
+                yield from self._written([] if isinstance(blocks, str) else blocks, is_open=is_last)
 
     def _of_user(self, blocks: Sequence[Any]) -> Iterator[params.InputItem]:
         """Yield the results of a message before all else, because models expect them right after their calls."""
         for position, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
-                output = self._result(block, position)
-                call_id = held_call_id(block.tool_use_id) if block.tool_use_id in self._held else block.tool_use_id
-                yield wire.FunctionCallOutput("", call_id, output, "completed")
+                yield wire.FunctionCallOutput(
+                    "",
+                    call_id=held_call_id(block.tool_use_id) if block.tool_use_id in self._held else block.tool_use_id,
+                    output=self._result(block, position),
+                    status="incomplete" if block.is_error else "completed",
+                    caller=self._callers.get(block.tool_use_id, UNSET),
+                )
         self._blocks = ()
         if self._loaded:
             yield _tools(*self._loaded)
@@ -295,6 +370,38 @@ class Conversation:
                 yield wire.InputText(f"The tool {name} is available from now on.")
             case _:
                 yield from _parts(block)
+
+    def _written(self, blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[params.InputItem]:
+        """Yield the items that the model wrote; if ``is_open``, it continues the last of them, if that is text."""
+        results = {block.tool_use_id: block.content for block in blocks if isinstance(block, ServerToolResultBlock)}
+        kept = [block for block in blocks if not isinstance(block, TextBlock) or block.text]
+        for kind, run in groupby(kept, type):
+            if kind is TextBlock:
+                texts = [wire.OutputText(block.text) for block in run if isinstance(block, TextBlock)]
+                is_last = is_open and isinstance(kept[-1], TextBlock) and texts[-1].text is kept[-1].text
+                yield params.message("assistant", texts, "incomplete" if is_last else "completed")
+                continue
+            for block in run:
+                yield from self._of_assistant(block, results)
+
+    def _of_assistant(self, block: Any, results: Mapping[str, Any]) -> Iterator[params.InputItem]:
+        """Yield the items of a block that is no text: a result of its message is part of the call."""
+        match block:
+            case ThinkingBlock(thinking=text, signature=signature):
+                yield _thought(text, signature)
+            case RedactedThinkingBlock(data=data):
+                yield _thought("", data)
+            case ToolUseBlock():
+                yield _called(block, self._caller(block))
+            case ServerToolUseBlock() if program := _program(block):
+                yield program
+            case ServerToolUseBlock():
+                yield from _ran(block, results, self._caller(block))
+            case CodeExecutionToolResultBlock(tool_use_id=use_id, content=result):
+                if (call_id := _program_call_id(use_id)) in self._programs:
+                    yield _program_output(call_id, result)
+            case _:
+                pass
 
 
 def _since_summary(messages: Sequence[Turn]) -> tuple[int, Sequence[Turn]]:
@@ -367,30 +474,6 @@ def _document(source: Any, title: str | None) -> Iterator[wire.InputPart]:
             yield wire.InputFile(filename, file_id=file_id)
         case _:
             pass
-
-
-def _written(blocks: Sequence[AssistantBlock], *, is_open: bool) -> Iterator[params.InputItem]:
-    """Yield the items that the model wrote; if ``is_open``, it continues the last of them, if that is text."""
-    results = {block.tool_use_id: block.content for block in blocks if isinstance(block, ServerToolResultBlock)}
-    kept = [block for block in blocks if not isinstance(block, TextBlock) or block.text]
-    for kind, run in groupby(kept, type):
-        if kind is TextBlock:
-            texts = [wire.OutputText(block.text) for block in run if isinstance(block, TextBlock)]
-            is_last = is_open and isinstance(kept[-1], TextBlock) and texts[-1].text is kept[-1].text
-            yield params.message("assistant", texts, "incomplete" if is_last else "completed")
-            continue
-        for block in run:
-            match block:
-                case ThinkingBlock(thinking=text, signature=signature):
-                    yield _thought(text, signature)
-                case RedactedThinkingBlock(data=data):
-                    yield _thought("", data)
-                case ToolUseBlock():
-                    yield _called(block)
-                case ServerToolUseBlock():
-                    yield from _ran(block, results)
-                case TextBlock() | WebSearchToolResultBlock() | CodeExecutionToolResultBlock() | CompactionBlock():
-                    pass
 
 
 def _thought(text: str, signature: str | None) -> wire.Reasoning:

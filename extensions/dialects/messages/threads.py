@@ -30,6 +30,7 @@ from penstock.pipeline.protocol.params.tools import (
     CodeInterpreterToolParam,
     FunctionToolParam,
     OtherToolParam,
+    ProgramToolParam,
     ToolParam,
     WebSearchToolParam,
 )
@@ -38,7 +39,7 @@ from penstock.stages.normalize.recall import CONTINUABLE
 
 _tools: TypeAdapter[list[ToolParam]] = TypeAdapter(list[ToolParam], config=ConfigDict(hide_input_in_errors=True))
 
-_OF_MESSAGES = (FunctionToolParam, CodeInterpreterToolParam, WebSearchToolParam, OtherToolParam)
+_OF_MESSAGES = (FunctionToolParam, CodeInterpreterToolParam, ProgramToolParam, WebSearchToolParam, OtherToolParam)
 """The tools that a message can have; a response with others, whose secrets are not stored, is no turn of a thread."""
 
 

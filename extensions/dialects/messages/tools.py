@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
 from penstock.extensions.dialects.messages.client_tools import ClientTool, client_tool
 from penstock.extensions.dialects.messages.errors import not_permitted
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Unused, only
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Unused
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.tools import (
     AllowedTools,
@@ -21,6 +21,7 @@ from penstock.pipeline.protocol.params.tools import (
     FunctionToolParam,
     OtherChoice,
     OtherToolParam,
+    ProgramToolParam,
     ToolChoice,
     ToolParam,
     UserLocation,
@@ -28,6 +29,17 @@ from penstock.pipeline.protocol.params.tools import (
     WebSearchToolParam,
     is_web_search,
 )
+
+_Caller: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(direct|code_execution_\d{8})$")]
+
+PROGRAMS = "programmatic_tool_calling"
+"""The type of the tool whose programs call tools."""
+
+CALLER = "caller"
+"""The key of a response's tool for programs that holds the type by which calls of its programs name their caller."""
+
+CALLERS = ("code_execution_20250825", "code_execution_20260120")
+"""The types of callers that anthropic-python knows; a later version of the tool has the latest of them."""
 
 
 class MessageTool(Body):
@@ -46,7 +58,7 @@ class MessageTool(Body):
     cache_control: Unused = None
     eager_input_streaming: Unused = None
     input_examples: Annotated[list[dict[str, Any]], FAIL_FAST] | None = None
-    allowed_callers: Annotated[Any, only(["direct"])] = None
+    allowed_callers: Annotated[list[_Caller], Field(fail_fast=True, min_length=1)] | None = None
     display_width_px: Annotated[int, Field(ge=1)] | None = None
     display_height_px: Annotated[int, Field(ge=1)] | None = None
     display_number: Unused = None
@@ -80,20 +92,40 @@ class MessageTool(Body):
         return self.type is not None and self.type.startswith("code_execution_")
 
     @property
-    def chosen(self) -> dict[str, Any]:
-        """The tool as a choice among others."""
-        tool = self.tool("tools")
-        return {"type": "function", "name": tool.name} if isinstance(tool, FunctionToolParam) else {"type": tool.type}
+    def is_for_programs(self) -> bool:
+        """True if programs may call the tool."""
+        return any(caller != "direct" for caller in self.allowed_callers or ())
 
-    def tool(self, path: str) -> ToolParam:
-        """Return the tool as the Responses API has it; raises `InvalidRequest` if it lacks something."""
+    @property
+    def is_for_programs_alone(self) -> bool:
+        """True if programs may call the tool, and the model may not."""
+        return self.allowed_callers is not None and "direct" not in self.allowed_callers
+
+    @property
+    def _callers(self) -> list[str] | None:
+        """The callers as the Responses API has them; None for the model alone."""
+        if not self.is_for_programs:
+            return None
+        return ["programmatic"] if self.is_for_programs_alone else ["direct", "programmatic"]
+
+    def tool(self, path: str, *, calls_tools: bool = False) -> ToolParam:
+        """Return the tool as the Responses API has it, whose programs may call tools.
+
+        Raises `InvalidRequest` if it lacks something.
+        """
         if self.is_custom or self.run_by_client:
             return self.function(path)
         if self.defer_loading:
             raise not_permitted(f"{path}.defer_loading", self.type)
         if self.searches:
             filters = WebFilters(allowed_domains=self.allowed_domains, blocked_domains=self.blocked_domains)
-            return WebSearchToolParam.built(type=self.type, filters=filters, user_location=self.user_location)
+            fields = {"user_location": self.user_location, "allowed_callers": self._callers}
+            return WebSearchToolParam.built(type=self.type, filters=filters, **fields)
+        if self.executes and self.is_for_programs:
+            param = f"{path}.allowed_callers"
+            raise InvalidRequest(f"No program calls programs (at {param})", param=param, code="invalid_value")
+        if self.executes and calls_tools:
+            return ProgramToolParam.built(type=PROGRAMS, **{CALLER: self.type if self.type in CALLERS else CALLERS[-1]})
         if self.executes:
             return CodeInterpreterToolParam.model_validate({"type": "code_interpreter", "container": {"type": "auto"}})
         return OtherToolParam.model_validate({"type": self.type})
@@ -110,8 +142,12 @@ class MessageTool(Body):
         if schema["type"] != "object":
             param = f"{path}.input_schema.type"
             raise InvalidRequest(f"Input should be 'object' (at {param})", param=param, code="invalid_value")
+        if self.is_deferred and self.is_for_programs:
+            param = f"{path}.defer_loading"
+            message = f"A tool that programs may call cannot be deferred (at {param})"
+            raise InvalidRequest(message, param=param, code="mutually_exclusive_parameters")
         fields = {"name": self.name, "description": self._described, "parameters": schema, "strict": self.strict}
-        return FunctionToolParam.built(type="function", **fields)
+        return FunctionToolParam.built(type="function", **fields, allowed_callers=self._callers)
 
     def _described_as(self, tool: ClientTool) -> MessageTool:
         """Return the tool as one of the client's own, with the words for a tool of Anthropic's."""
@@ -156,16 +192,29 @@ class Offer:
 
     A deferred tool is not in the prompt until a result or a message refers to it.  A tool that a message withdraws
     stays in the prompt, whose beginning the engine has in its cache; the model is held to the others.
+
+    If programs may call a tool, those of the code execution call tools, and it is no code interpreter.
     """
 
     def __init__(self, tools: Sequence[MessageTool]) -> None:
         self._known = {tool.name or tool.type or "": tool for tool in tools}
         """The tools by the model's names for them."""
+        self._has_programs = any(tool.is_for_programs for tool in tools)
+        runs_programs = any(tool.executes for tool in tools)
+        for position, tool in enumerate(tools):
+            if tool.is_for_programs and not runs_programs:
+                param = f"tools[{position}].allowed_callers"
+                message = f"No tool runs programs: add one of the type code_execution_20260120 (at {param})"
+                raise InvalidRequest(message, param=param, code="invalid_value")
         self._waiting = {
             tool.name or "": tool.tool(f"tools[{position}]") for position, tool in enumerate(tools) if tool.is_deferred
         }
         self.withdrawn: set[str] = set()
         self.has_changed = False
+
+    def param(self, tool: MessageTool, path: str) -> ToolParam:
+        """Return a tool as the Responses API has it; raises `InvalidRequest` if it lacks something."""
+        return tool.tool(path, calls_tools=self._has_programs)
 
     def load(self, name: str) -> ToolParam | None:
         """Take a deferred tool; None if it is in the prompt, or unknown."""
@@ -173,13 +222,20 @@ class Offer:
         return self._waiting.pop(name, None)
 
     def withdraw(self, name: str, path: str) -> None:
-        """Withdraw a tool; raises `InvalidRequest` for one that was not defined."""
-        self.withdrawn.add(self.known(name, path))
+        """Withdraw a tool; raises `InvalidRequest` for one that was not defined, or that programs may call."""
+        if self._known[self.known(name, path)].is_for_programs:
+            message = f"Programs may call the tool {shortened(name)!r}: it cannot be withdrawn (at {path})"
+            raise InvalidRequest(message, param=path, code="invalid_value")
+        self.withdrawn.add(name)
         self.has_changed = True
 
     def define(self, tool: MessageTool, path: str) -> ToolParam:
-        """Offer a tool that a message defines."""
-        name, defined = tool.name or tool.type or "", tool.tool(path)
+        """Offer a tool that a message defines; raises `InvalidRequest` for one that programs may call."""
+        if tool.is_for_programs:
+            param = f"{path}.allowed_callers"
+            message = f"The tools of programs are those of the request: define this one there (at {param})"
+            raise InvalidRequest(message, param=param, code="invalid_value")
+        name, defined = tool.name or tool.type or "", self.param(tool, path)
         self._known[name] = tool
         self.has_changed = True
         self._waiting.pop(name, None)
@@ -205,11 +261,25 @@ class Offer:
                 message = f"The tool {shortened(choice.name)!r} was withdrawn"
                 raise InvalidRequest(message, param="tool_choice.name", code="invalid_value")
             known = self._known.get(choice.name)
-            if known is None or known.chosen["type"] == "function":
+            if known is not None and known.is_for_programs_alone:
+                message = f"Only programs may call the tool {shortened(choice.name)!r}"
+                raise InvalidRequest(message, param="tool_choice.name", code="invalid_value")
+            if known is None or (chosen := self._chosen(known))["type"] == "function":
                 return choice
-            return OtherChoice.model_validate(known.chosen)
+            return OtherChoice.model_validate(chosen)
         if not self.withdrawn or choice == "none":
             return choice
-        left = [tool.chosen for tool in self.tools if tool.name not in self.withdrawn]
+        left = [
+            self._chosen(tool)
+            for tool in self.tools
+            if tool.name not in self.withdrawn and not tool.is_for_programs_alone
+        ]
         allowed: dict[str, Any] = {"type": "allowed_tools", "mode": choice, "tools": left}
         return AllowedTools(**allowed)
+
+    def _chosen(self, tool: MessageTool) -> dict[str, Any]:
+        """Return a tool as a choice among others."""
+        param = self.param(tool, "tools")
+        return (
+            {"type": "function", "name": param.name} if isinstance(param, FunctionToolParam) else {"type": param.type}
+        )

@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from pydantic_core import from_json
 
@@ -17,10 +19,12 @@ from penstock.extensions.dialects.messages.arguments import ObjectReader
 from penstock.extensions.dialects.messages.errors import problem
 from penstock.extensions.dialects.messages.events import (
     BlockDelta,
+    Caller,
     CodeExecutionResult,
     CodeExecutionToolResult,
     Compaction,
     CompactionDelta,
+    Container,
     ContentBlock,
     ContentBlockDelta,
     ContentBlockStart,
@@ -48,7 +52,13 @@ from penstock.extensions.dialects.messages.events import (
     WebSearchResult,
     WebSearchToolResult,
 )
-from penstock.extensions.dialects.messages.messages import server_tool_use_id, tool_use_id
+from penstock.extensions.dialects.messages.messages import (
+    container_id,
+    program_use_id,
+    server_tool_use_id,
+    tool_use_id,
+)
+from penstock.extensions.dialects.messages.tools import CALLER, CALLERS, PROGRAMS
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
@@ -59,6 +69,9 @@ Display: TypeAlias = Literal["shown", "omitted", "none", "summary"]
 
 In a ``summary``, the text of the model is that of a compaction.
 """
+
+PROGRAM_TTL = 300.0
+"""Seconds after the end of a message until which a program waits for the client."""
 
 _FIRST_KEY = re.compile(r'\s*\{\s*(?:\}|"(?:[^"\\]|\\.)*"\s*:(?P<after>.))', re.DOTALL)
 """Arguments up to the character that tells whether they are written with spaces."""
@@ -111,6 +124,10 @@ class MessageWriter:
         self._has_called = False
         self._has_open_call = False
         """True if the model left a call open: its input is not whole, so that it cannot be made."""
+        self._caller_type = ""
+        """The type of programs as callers; empty if the request has none."""
+        self._program = ""
+        """The id of the call of the latest program."""
         self._searches = 0
         self._summary: list[str] = []
         self._has_refused = False
@@ -130,6 +147,7 @@ class MessageWriter:
             case events.OutputItemDone(item=item):
                 yield from self._end(item)
             case events.ResponseCreated(response=response):
+                self._caller_type = _caller_type(response)
                 yield MessageStart(_begun(response, self._so_far()))
             case events.ResponseCompleted(response=response) | events.ResponseIncomplete(response=response):
                 yield from self._finish(response)
@@ -183,7 +201,8 @@ class MessageWriter:
 
     def _open_call(self, *, compact: bool) -> Iterator[Event]:
         assert self._call is not None
-        yield self._open(ToolUse(tool_use_id(self._call, compact=compact), self._call.name, {}))
+        use_id, caller = tool_use_id(self._call, compact=compact), self._caller(self._call)
+        yield self._open(ToolUse(use_id, name=self._call.name, input={}, caller=caller))
         if self._held:
             yield ContentBlockDelta(self._index, InputJsonDelta(self._held))
 
@@ -199,7 +218,15 @@ class MessageWriter:
             case items.WebSearchCall():
                 yield from self._search(item)
             case items.CodeInterpreterCall():
-                yield from self._program(item)
+                yield from self._run(item)
+            case items.Program(call_id=call_id, code=code):
+                self._program = call_id
+                call = ServerToolUse(program_use_id(call_id), "code_execution", {}, self._caller(item))
+                yield from self._ran(call, {"code": code})
+            case items.ProgramOutput(call_id=call_id, result=written, status=status):
+                self._program = call_id
+                result = CodeExecutionResult(written, int(status != "completed"))
+                yield self._open(CodeExecutionToolResult(program_use_id(call_id), result))
             case items.Message(content=[items.Refusal()]):
                 self._has_refused = True
             case _:
@@ -213,13 +240,14 @@ class MessageWriter:
         if action.get("type") != "search":
             return
         self._searches += 1
-        call = ServerToolUse(server_tool_use_id(item), "web_search", {})
+        caller = self._caller(item)
+        call = ServerToolUse(server_tool_use_id(item), "web_search", {}, caller)
         yield from self._ran(call, {"query": action.get("query") or ""})
         urls = [str(source["url"]) for source in action.get("sources") or ()]
         found = tuple(WebSearchResult(url, url) for url in urls)
-        yield self._open(WebSearchToolResult(call.id, WebSearchError() if item.status == "failed" else found))
+        yield self._open(WebSearchToolResult(call.id, WebSearchError() if item.status == "failed" else found, caller))
 
-    def _program(self, item: items.CodeInterpreterCall) -> Iterator[Event]:
+    def _run(self, item: items.CodeInterpreterCall) -> Iterator[Event]:
         """Write a program and what it wrote."""
         call = ServerToolUse(server_tool_use_id(item), "code_execution", {})
         yield from self._ran(call, {"code": item.code})
@@ -231,6 +259,13 @@ class MessageWriter:
         yield self._open(call)
         yield ContentBlockDelta(self._index, InputJsonDelta(json.dumps(given, ensure_ascii=False)))
         yield self._close()
+
+    def _caller(self, item: items.FunctionCall | items.WebSearchCall | items.Program) -> Caller | UnsetType:
+        """Return the caller of a tool; UNSET if the request has no programs, so that the model is the only one."""
+        if call_id := items.caller_of(item):
+            self._program = call_id
+            return Caller(self._caller_type or CALLERS[-1], program_use_id(call_id))
+        return Caller("direct") if self._caller_type else UNSET
 
     def _finish(self, response: Response) -> Iterator[Event]:
         if response.status == "cancelled":
@@ -247,8 +282,16 @@ class MessageWriter:
         usage = _usage(response.usage)
         if self._searches:
             usage = replace(usage, server_tool_use=Searches(self._searches))
-        yield MessageDelta(self._ending(response, usage.output_tokens), usage)
+        ending = self._ending(response, usage.output_tokens)
+        yield MessageDelta(replace(ending, container=self._container(response)), usage)
         yield MessageStop()
+
+    def _container(self, response: Response) -> Container | UnsetType:
+        """Return the container of the latest program; UNSET if there is none."""
+        if not self._program:
+            return UNSET
+        expires = datetime.fromtimestamp((response.completed_at or response.created_at) + PROGRAM_TTL, UTC)
+        return Container(container_id(self._program), expires.isoformat().replace("+00:00", "Z"))
 
     def _ending(self, response: Response, output_tokens: int) -> Ending:
         if self._display == "summary":
@@ -269,6 +312,12 @@ class MessageWriter:
         if isinstance(stop := response.stop_reason, str):
             return Ending("stop_sequence", stop)
         return Ending("end_turn")
+
+
+def _caller_type(response: Response) -> str:
+    """Return the type of programs as callers in a response; empty if its request has none."""
+    found = [tool for tool in response.tools if tool.get("type") == PROGRAMS]
+    return str(found[0].get(CALLER) or CALLERS[-1]) if found else ""
 
 
 def _begun(response: Response, usage: Usage | None) -> CreatedMessage:
@@ -312,7 +361,7 @@ async def whole_message(source: AsyncIterator[Event]) -> CreatedMessage:
                 texts.clear()
             case MessageDelta(delta=ending, usage=usage) if message is not None:
                 reasons: dict[str, Any] = {"stop_reason": ending.stop_reason, "stop_sequence": ending.stop_sequence}
-                return replace(message, content=tuple(content), usage=usage, **reasons)
+                return replace(message, content=tuple(content), usage=usage, container=ending.container, **reasons)
             case MessageError(error=error):
                 raise failed(_CODES.get(error.type), error.message)
             case _:

@@ -45,7 +45,7 @@ CLIENT_TOOLS = (
 """The tools that the client runs."""
 
 TAKEN: Mapping[str, str] = {
-    CREATE: "compaction container context_management inference_geo max_tokens mcp_servers messages model output_config"
+    CREATE: "compaction context_management inference_geo max_tokens mcp_servers messages model output_config"
     " stop_sequences stream system thinking thread tool_choice tools",
     COUNT: "context_management mcp_servers messages model output_config system thinking tool_choice tools",
     "AllThinkingTurnsParam": "type",
@@ -60,6 +60,7 @@ TAKEN: Mapping[str, str] = {
     "CodeExecutionToolResultErrorParam": "type",
     "CompactionBlockParam": "content tool_changes type",
     "CompactionConfigParam": "instructions type",
+    "ContainerParams": "id skills",
     "ContentBlockSourceParam": "content type",
     "ContextManagementConfigParam": "edits",
     **dict.fromkeys(("DocumentBlockParam", "RequestDocumentBlockParam"), "citations context source title type"),
@@ -76,7 +77,9 @@ TAKEN: Mapping[str, str] = {
     "RequestToolAdditionBlockParam": "tool type",
     "RequestToolRemovalBlockParam": "tool type",
     "SearchResultBlockParam": "citations content source title type",
-    "ServerToolUseBlockParam": "id input name type",
+    "DirectCallerParam": "type",
+    **dict.fromkeys(("ServerToolCallerParam", "ServerToolCaller20260120Param"), "tool_id type"),
+    "ServerToolUseBlockParam": "caller id input name type",
     "SystemMessageOutputConfigParam": "effort",
     "SystemMessageParam": "clear_at content output_config role",
     "TextBlockParam": "text type",
@@ -103,7 +106,7 @@ TAKEN: Mapping[str, str] = {
     "ToolParam": "allowed_callers defer_loading description input_examples input_schema name strict type",
     "ToolReferenceBlockParam": "tool_name type",
     "ToolResultBlockParam": "content is_error tool_use_id type",
-    "ToolUseBlockParam": "id input name type",
+    "ToolUseBlockParam": "caller id input name type",
     "URLImageSourceParam": "type url",
     "URLPDFSourceParam": "type url",
     "UserLocationParam": "city country region timezone type",
@@ -165,23 +168,14 @@ IDLE: Mapping[str, str] = {
         for field in fields.split()
     },
     "TextBlockParam.citations": "what was cited is history",
-    **{f"{called}.caller": "what was called is history" for called in ("ServerToolUseBlockParam", "ToolUseBlockParam")},
-    "WebSearchToolResultBlockParam.caller": "what was called is history",
-    **{
-        f"{caller}.{field}": "what was called is history"
-        for caller, fields in (
-            ("DirectCallerParam", "type"),
-            ("ServerToolCallerParam", "tool_id type"),
-            ("ServerToolCaller20260120Param", "tool_id type"),
-        )
-        for field in fields.split()
-    },
+    f"{CREATE}.container": "the messages have all that a program needs",
+    "WebSearchToolResultBlockParam.caller": "its call has it",
     **{
         f"{block}.toolset_name": "the name of a call is whole"
         for block in ("ToolUseBlockParam", "ToolResultBlockParam")
     },
     **{f"{tool}.strict": "the server checks the calls of its own tools" for tool in (*CODE_EXECUTION, *WEB_SEARCH)},
-    "WebSearchTool20260318Param.response_inclusion": "it is about searches of programs, which do not search here",
+    "WebSearchTool20260318Param.response_inclusion": "a message shows all that a program does",
     "ToolParam.eager_input_streaming": "the input of a call is streamed as the model writes it",
     "ToolTextEditor20250728Param.max_characters": "the client cuts what it shows",
     **{
@@ -226,8 +220,8 @@ NOT_HERE: Mapping[str, str | None] = {
     **dict.fromkeys(NOT_READ, "messages[1].content[0].type"),
     "BrowserStateBlockParam": "messages[2].content[0].content[0].type",
     **dict.fromkeys(("ClearToolUses20250919EditParam", "Compact20260112EditParam"), "context_management.edits[0].type"),
-    "ContainerParams": "container",
     "RequestMCPServerURLDefinitionParam": "mcp_servers",
+    "SkillParams": "container.skills",
     "ThinkingBlockBindingParam": "thinking.enabled.block_binding",
     "TokenTaskBudgetParam": "output_config.task_budget",
     **dict.fromkeys(
@@ -241,19 +235,12 @@ NOT_HERE: Mapping[str, str | None] = {
 DEFINED = "ToolChangeToolDefinitionParam.definition"
 
 REFUSED: Mapping[str, str | None] = {
-    f"{CREATE}.container": "container",
+    "ContainerParams.id": "container",
     f"{CREATE}.inference_geo": "inference_geo",
     "ThinkingConfigAdaptiveParam.block_binding:ThinkingBlockBindingParam": "thinking.adaptive.block_binding",
     **{
         f"{tool}.allowed_callers=code_execution_{version}": "tools[0].allowed_callers"
-        for tool in (
-            *CLIENT_TOOLS,
-            *CODE_EXECUTION,
-            *COMPUTERS,
-            *WEB_SEARCH,
-            "ToolComputerUse20251124Param",
-            "ToolParam",
-        )
+        for tool in CODE_EXECUTION
         for version in ("20250825", "20260120", "20260521")
     },
     **{
@@ -305,6 +292,8 @@ VERDICTS = Verdicts(TAKEN, IDLE, NOT_HERE, REFUSED)
 
 OWN = f"srvtoolu_{'0' * 36}"
 """The id of a call that this server ran."""
+PROGRAM: Json = {"type": "server_tool_use", "id": f"{OWN}p", "name": "code_execution", "input": {"code": "x"}}
+"""A program that calls tools."""
 
 BY_FIELD: Mapping[str, Json] = {
     "model": "tiny",
@@ -312,6 +301,8 @@ BY_FIELD: Mapping[str, Json] = {
     "id": OWN,
     "tool_use_id": OWN,
     "input": {"query": "x", "code": "x"},
+    "container": f"container_{'0' * 36}",
+    "tool_id": PROGRAM["id"],
 }
 
 BESIDE: Mapping[str, Json] = {
@@ -350,6 +341,7 @@ def bodies(door: str, unknown: str = "") -> Iterator[Probe]:
 
 
 HI: Json = {"role": "user", "content": "Hi"}
+CODE = "code_execution_20260120"
 TOOL: Json = {"name": "x", "input_schema": SCHEMA}
 
 
@@ -364,6 +356,8 @@ def in_conversation(body: Json) -> Json:
     beside: Json = {}
     if block["type"] in (*OF_SYSTEM, "compaction") or "tool_choice" in body:
         beside["tools"] = [TOOL]
+    if any(callers[0] != "direct" for tool in body.get("tools", ()) if (callers := tool.get("allowed_callers"))):
+        body = {**body, "tools": [*body["tools"], {"type": CODE, "name": "code_execution"}]}
     before = [HI]
     if "context_management" in body:
         before *= 2
@@ -379,9 +373,12 @@ def around(message: Json, block: Json) -> list[Json]:
             return [by_assistant(call), {**message, "role": "user"}, HI]
         case "tool_use":
             result = {"type": "tool_result", "tool_use_id": block["id"]}
-            return [by_assistant(block), {"role": "user", "content": [result]}]
+            return [by_assistant(PROGRAM, block), {"role": "user", "content": [result]}]
         case "server_tool_use":
-            return [by_assistant(block, {"type": "web_search_tool_result", "tool_use_id": OWN, "content": []}), HI]
+            return [
+                by_assistant(PROGRAM, block, {"type": "web_search_tool_result", "tool_use_id": OWN, "content": []}),
+                HI,
+            ]
         case "web_search_tool_result" | "code_execution_tool_result" as kind:
             name = kind.removesuffix("_tool_result")
             call = {**call, "type": "server_tool_use", "name": name, "input": BY_FIELD["input"]}
@@ -415,7 +412,7 @@ def place_in(answer: Json) -> str | None:
 @pytest.mark.parametrize("door", DOORS)
 async def test_server_keeps_to_the_verdict_of_every_field(tmp_path: Path, door: str) -> None:
     wrong: list[str] = []
-    async with serving_everything(tmp_path) as served:
+    async with serving_everything(tmp_path, ("browser", "container", "program", "python")) as served:
         served.engine.script = script('<|channel|>final<|message|>{"a":"x"}<|return|>')
         for probe in bodies(door):
             status, answer = await served.post(probe.value, door)

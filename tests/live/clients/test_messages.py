@@ -117,6 +117,54 @@ async def test_anthropics_async_tool_runner_goes_on_in_a_thread(url: str, stream
     assert "tools" not in asked[1]
 
 
+PROGRAM = """\
+import asyncio
+found = await asyncio.gather(*(look(number=number) for number in range(3)))
+print(sum(found), await look(number=sum(found)))
+"""
+PROGRAMMING: Any = {
+    "model": "agent",
+    "max_tokens": 500,
+    "messages": [{"role": "user", "content": f"run {json.dumps(PROGRAM)}\nsay {{result}}"}],
+}
+CODE: Any = {"type": "code_execution_20260120", "name": "code_execution"}
+
+
+@anthropic.beta_tool(allowed_callers=["code_execution_20260120"])
+def look(number: int) -> str:
+    """Look a number up."""
+    return str(7 * number)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropics_tool_runner_runs_the_calls_of_programs(programming: str, streams: bool) -> None:
+    with anthropic.Anthropic(base_url=programming, api_key="none", max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(**PROGRAMMING, tools=[CODE, look], stream=streams)
+        answer = runner.until_done()
+    assert [block.text.strip() for block in answer.content if block.type == "text"] == ["21 147"]
+
+
+def test_anthropic_goes_on_with_a_program_in_its_container(programming: str) -> None:
+    """The loop of Anthropic's guide: the client sends all that it got, the results alone, and the container."""
+    body, rounds = {**PROGRAMMING, "tools": [CODE, look.to_dict()]}, list[anthropic.types.Message]()
+    with anthropic.Anthropic(base_url=programming, api_key="none", max_retries=0) as client:
+        while not rounds or rounds[-1].stop_reason == "tool_use":
+            message = client.messages.create(**body)
+            rounds.append(message)
+            calls = [block for block in message.content if block.type == "tool_use"]
+            assert all(call.caller and call.caller.type == "code_execution_20260120" for call in calls)
+            assert message.container
+            results = [
+                {"type": "tool_result", "tool_use_id": call.id, "content": look(**call.input)}  # type: ignore[arg-type]
+                for call in calls
+            ]
+            history = [message.to_param(), {"role": "user", "content": results}]
+            body = {**body, "messages": [*body["messages"], *history], "container": message.container.id}
+    assert [message.stop_reason for message in rounds] == ["tool_use", "tool_use", "end_turn"]
+    (result,) = [block for block in rounds[-1].content if block.type == "code_execution_tool_result"]
+    assert result.content.to_dict()["stdout"] == "21 147\n"
+
+
 def test_anthropic_counts_tokens(claude: anthropic.Anthropic) -> None:
     count = claude.messages.count_tokens(model="tiny-gpt-oss", messages=HI).input_tokens
     assert count == read_by(claude.messages.create(messages=HI, **MODEL).usage)

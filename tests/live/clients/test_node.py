@@ -24,8 +24,10 @@ def run(request: pytest.FixtureRequest, suite: str, **variables: str) -> None:
 
 
 @pytest.mark.parametrize("suite", sorted(path.name for path in FOLDER.glob("*.test.mjs")))
-def test_node_client_works(suite: str, url: str, documents: str, request: pytest.FixtureRequest) -> None:
-    run(request, suite, BASE_URL=url, DOCUMENTS_URL=documents)
+def test_node_client_works(
+    suite: str, url: str, programming: str, documents: str, request: pytest.FixtureRequest
+) -> None:
+    run(request, suite, BASE_URL=url, PROGRAMMING_URL=programming, DOCUMENTS_URL=documents)
 
 
 def test_node_client_waits_for_a_model_that_starts(starting: Starting, request: pytest.FixtureRequest) -> None:

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { createAnthropic } from "@ai-sdk/anthropic";
+import { createAnthropic, forwardAnthropicContainerIdFromLastStep } from "@ai-sdk/anthropic";
 import Anthropic from "@anthropic-ai/sdk";
 import { betaZodTool } from "@anthropic-ai/sdk/helpers/beta/zod";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
@@ -53,6 +53,29 @@ for (const stream of [false, true]) {
   });
 }
 
+const programming = process.env.PROGRAMMING_URL;
+const program = `import asyncio
+found = await asyncio.gather(*(look(number=number) for number in range(3)))
+print(sum(found), await look(number=sum(found)))`;
+const dictated = said(`run ${JSON.stringify(program)}\nsay {result}`);
+
+for (const stream of [false, true]) {
+  test(`anthropic: the calls of a program, by the helper, stream: ${stream}`, async () => {
+    const look = betaZodTool({
+      name: "look",
+      description: "Look a number up.",
+      inputSchema: z.object({ number: z.number().int() }),
+      run: ({ number }) => `${7 * number}`,
+      allowed_callers: ["code_execution_20260120"],
+    });
+    const tools = [{ type: "code_execution_20260120", name: "code_execution" }, look];
+    const own = new Anthropic({ baseURL: programming, apiKey: "none", maxRetries: 0 });
+    const runner = own.beta.messages.toolRunner({ model: "agent", max_tokens, messages: dictated, tools, stream });
+    const message = await runner.runUntilDone();
+    assert.equal(message.content.at(-1).text.trim(), "21 147");
+  });
+}
+
 test("anthropic: structured output", async () => {
   const output_config = { format: zodOutputFormat(person) };
   const message = await client.messages.parse({ model, max_tokens, messages: said("Say hello."), output_config });
@@ -88,6 +111,23 @@ test("AI SDK: a tool round trip", async () => {
   const answered = await generateText({ ...options, prompt, tools, stopWhen: isStepCount(3) });
   assert.equal(answered.text, weather);
   assert.equal(await streamText({ ...options, prompt, tools, stopWhen: isStepCount(3) }).text, weather);
+});
+
+test("AI SDK: the calls of a program", async () => {
+  const own = createAnthropic({ baseURL: `${programming}/v1`, apiKey: "none" });
+  const tools = {
+    code_execution: own.tools.codeExecution_20260120(),
+    look: tool({
+      description: "Look a number up.",
+      inputSchema: z.object({ number: z.number().int() }),
+      execute: async ({ number }) => 7 * number,
+      providerOptions: { anthropic: { allowedCallers: ["code_execution_20260120"] } },
+    }),
+  };
+  const asked = { model: own("agent"), maxRetries: 0, messages: dictated, tools };
+  const looped = { prepareStep: forwardAnthropicContainerIdFromLastStep, stopWhen: isStepCount(5) };
+  assert.equal((await generateText({ ...asked, ...looped })).text.trim(), "21 147");
+  assert.equal((await streamText({ ...asked, ...looped }).text).trim(), "21 147");
 });
 
 test("AI SDK: structured output", async () => {
