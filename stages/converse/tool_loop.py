@@ -28,6 +28,7 @@ from penstock.pipeline.protocol.items import (
 )
 from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import HostedTool, McpTool, Toolset
+from penstock.pipeline.tasks import in_thread
 from penstock.services.tools import Toolbox
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
 from penstock.stages.converse.programs import Programs, ended, open_programs, past_calls
@@ -138,6 +139,14 @@ class ToolLoop:
             if used_by != facts.response_id:
                 self._used[approval.id] = used_by
 
+    async def describe(self) -> None:
+        """Have the kinds whose words depend on the tools of the request describe themselves, once these are listed."""
+        for name, kind in kinds().items():
+            tools = self.request.facts.tools
+            if kind.describe and _has(tools, name):
+                words = await in_thread(kind.describe, tools)  # it takes seconds for thousands of tools
+                self._offer(replace(tools, descriptions={**tools.descriptions, name: words}))
+
     def begin(self) -> Iterator[Step]:
         """Begin the response before its first turn.
 
@@ -174,9 +183,6 @@ class ToolLoop:
 
     def _offer(self, tools: Toolset) -> None:
         """Give the model, and the search for tools, other tools from now on."""
-        for name, kind in kinds().items():
-            if kind.describe and _has(tools, name):
-                tools = replace(tools, descriptions={**tools.descriptions, name: kind.describe(tools)})
         self.request = frames.with_facts(self.request, tools=tools)
         self._sessions.tools = tools
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
-from penstock.pipeline.protocol.tools import HostedTool, McpServer, McpTool, ToolFilter, Toolset
+from penstock.pipeline.protocol.tools import FunctionTool, HostedTool, McpServer, McpTool, ToolFilter, Toolset
 from penstock.services.tools import Declaration
 from penstock.stages.converse.tool_loop import Limits
 from tests.support import scripted_tools
@@ -95,6 +95,22 @@ async def test_server_description_is_that_of_its_namespace() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     await table.talk(scripted_tools.conversation(tools=given))
     assert table.model.read[0].facts.tools.descriptions == {"crm": "Customers.", "docs": "The manual."}
+
+
+async def test_programs_are_described_with_the_tools_that_were_listed() -> None:
+    given = Toolset(
+        (HostedTool("program", "program"), FunctionTool("ping")),
+        servers=(McpServer("docs", approves_rest=False, callers="both"),),
+        in_programs=(FunctionTool("ping"),),
+    )
+    table = scripted_tools.ScriptedConverse(
+        [scripted_tools.turn(scripted_tools.mcp()), scripted_tools.turn(scripted_tools.answer())],
+    )
+    await table.talk(scripted_tools.conversation(tools=given))
+    told = [request.facts.tools.descriptions["program"] for request in table.model.read]
+    assert "async def ping()" in told[0]
+    assert "async def add()" in told[0]
+    assert told[1] == told[0]
 
 
 @pytest.mark.parametrize(
