@@ -18,7 +18,7 @@ _OF_PLACES = frozenset({"engine_places", "engine_wait"})
 _OF_SHADOWS = frozenset({"shadow", "shadow_share", "shadow_key"})
 _OF_TOOLS = frozenset(
     {"mcp_config", "tool", "allow_tool", "web_search", "web_search_key", "allow_address", "tool_timeout", "max_turns"}
-    | {"container_ttl", "container_memory"}
+    | {"container_ttl", "container_memory", "program_ttl"}
 )
 
 

@@ -77,6 +77,12 @@ class ToolSettings(BaseSettings):
     container_memory: Literal["1g", "4g", "16g", "64g"] = Field(
         default="4g", description="the largest memory_limit of a container"
     )
+    program_ttl: Duration = Field(
+        default="5m",
+        validate_default=True,
+        gt=0,
+        description="time that the process of a program waits for the client's calls; after it, the program runs again",
+    )
     max_turns: int = Field(default=100, gt=0, description="turns of the model in one response")
 
     @property

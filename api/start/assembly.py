@@ -184,6 +184,7 @@ async def toolbox(
             store=store if store and store.keeps else None,
             container_ttl=settings.container_ttl,
             container_memory=settings.container_memory,
+            program_ttl=settings.program_ttl,
             container_limits=container_limits,
             call_seconds=settings.tool_timeout,
             embeddings=settings.embeddings or "",

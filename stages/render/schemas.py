@@ -41,7 +41,7 @@ def parts_of(schema: Schema) -> list[Schema]:
         found.append(part)
         inner = list(_values(part) if takes_all else _parts_within(part))
         if isinstance(reference := part.get("$ref"), str):
-            target = _referenced(reference, schema)
+            target = referenced(reference, schema)
             if target is None and not takes_all:
                 known, waiting, found, takes_all = {id(schema)}, [schema], [], True
                 continue
@@ -174,7 +174,7 @@ def _nodes(schema: Schema) -> Iterator[Schema]:
 
 def _inner(node: Schema, root: Schema) -> Iterator[Any]:
     if isinstance(reference := node.get("$ref"), str):
-        yield _referenced(reference, root)
+        yield referenced(reference, root)
     for key in _LISTED:
         yield from node[key] if isinstance(node.get(key), list) else ()
     if isinstance(named := node.get("properties"), Mapping):
@@ -192,7 +192,7 @@ def _accepted(node: Schema, root: Schema, accepted: Mapping[int, frozenset[str]]
 
     kinds = _declared(node)
     if isinstance(reference := node.get("$ref"), str):
-        kinds &= kinds_of(_referenced(reference, root))
+        kinds &= kinds_of(referenced(reference, root))
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := node.get(key), list):
             kinds &= frozenset().union(*map(kinds_of, branches))
@@ -230,7 +230,7 @@ def _first_items(node: Schema) -> Iterable[Any]:
     return [*first[: int(least)], *([node.get("items")] if least > len(first) else [])]
 
 
-def _referenced(reference: str, root: Schema) -> Any:
+def referenced(reference: str, root: Schema) -> Any:
     """Return the target of a reference within the schema; None for any other reference."""
     if not reference.startswith("#"):
         return None

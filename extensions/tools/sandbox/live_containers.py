@@ -301,7 +301,7 @@ class OpenContainers:
                 return found
             self._making[wanted.id] = wanted.owner
         try:
-            folder = await _folder()
+            folder = await new_folder()
             now = self.clock()
             plan = self._plan().within(disk=self.limits_of(wanted.owner).disk)
             known = replace(wanted, created_at=now, ttl=min(wanted.ttl, self.ttl))
@@ -341,10 +341,7 @@ class OpenContainers:
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(seconds):
-                    with metrics.SANDBOXES_WAITING.track_inprogress():
-                        await held.enter_async_context(self.limit(container.known.owner))
-                        await held.enter_async_context(self.slots.slot(container.known.owner))
-                    held.enter_context(metrics.SANDBOXES.track_inprogress())
+                    await held.enter_async_context(place_at_work(container.known.owner, self.slots, self.limit))
                     process = await self._started(container, kind)
             except TimeoutError:
                 raise SandboxDied("no sandbox was free in time") from None
@@ -534,7 +531,18 @@ def write_all(file: int, data: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-async def _folder() -> Folder:
+@asynccontextmanager
+async def place_at_work(owner: str, slots: Slots, limit: Limit) -> AsyncGenerator[None, None]:
+    """Hold one of the places for sandboxes at work for the length of a block, after waiting for it."""
+    async with AsyncExitStack() as held:
+        with metrics.SANDBOXES_WAITING.track_inprogress():
+            await held.enter_async_context(limit(owner))
+            await held.enter_async_context(slots.slot(owner))
+        held.enter_context(metrics.SANDBOXES.track_inprogress())
+        yield
+
+
+async def new_folder() -> Folder:
     """Return a new folder; if the caller is cancelled, it is removed."""
     making = asyncio.create_task(asyncio.to_thread(Folder, drops_user=os.geteuid() == 0))
     try:

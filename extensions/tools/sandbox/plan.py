@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 from penstock.extensions.tools.sandbox.seccomp import MACHINES, Permissions, program
 from penstock.services.containers import HOME
 
-Kind: TypeAlias = Literal["python", "container"]
+Kind: TypeAlias = Literal["python", "container", "program"]
 Mode: TypeAlias = Literal["bubblewrap", "landlock"]
 MODES: Final[tuple[Mode, ...]] = ("bubblewrap", "landlock")
 
@@ -38,6 +38,12 @@ UNREADABLE: Final = "/etc/passwd"
 """A file that every host has and no sandbox can read.  Each sandbox checks that at its start."""
 
 _HERE: Final = Path(__file__).parent
+_PROGRAMS: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "python": ("repl",),
+    "container": ("head_tail", "shell"),
+    "program": ("repl", "program"),
+}
+"""The programs that each kind of sandbox gets, the one that it runs last."""
 _FILES: Final = ("/etc/ld.so.cache", "/etc/localtime")
 _LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
@@ -49,17 +55,17 @@ class SandboxLimits:
     """The resource limits of a sandbox."""
 
     memory: int = 512 << 20
-    """Bytes of address space of each process; a Python sandbox has one process."""
+    """Bytes of address space of each process."""
     processor_seconds: int = 300
     """Processor time of each process, in seconds."""
     processes: int = 64
-    """Processes and threads; a Python sandbox has one process."""
+    """Processes and threads; a sandbox for Python or a program has one process."""
     disk: int = 64 << 20
     """Bytes of files.  They are measured a few times a second, so they may exceed the limit for a moment."""
     output: int = 64_000
-    """Bytes kept of the output of a Python call, and of each stream of a command."""
+    """Bytes kept of the output of a Python call or a program, and of each stream of a command."""
     flood: int = 64 << 20
-    """Bytes of output in one call after which a command, or a Python sandbox, is ended."""
+    """Bytes of output in one call after which a command, or a sandbox for Python or a program, is ended."""
 
     def of_kernel(self, others: int) -> dict[str, int]:
         """Return the limits by the names of the kernel (``RLIMIT_``).
@@ -99,6 +105,11 @@ class Plan:
         return self.mode == "bubblewrap"
 
     @property
+    def seed(self) -> str:
+        """The seed of Python's hashes, which order its sets: one for all programs, as they may have to run again."""
+        return "0" if self.kind == "program" else ""
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The host's folders and files that the sandbox may read."""
         prefix = Path(self.interpreter).parent.parent
@@ -121,7 +132,8 @@ class Plan:
 
         bubblewrap writes the pid of the first process inside to ``status``, a descriptor.
         """
-        python = [self.interpreter, "-I", "-B", "-X", "utf8", "-c", source("confined")]
+        alone = "-sP" if self.seed else "-I"  # which ignores the seed
+        python = [self.interpreter, alone, "-B", "-X", "utf8", "-c", source("confined")]
         return [*self._bubblewrap(status, folder), "--", *python] if self.isolates else python
 
     def order(self, folder: Path) -> dict[str, Any]:
@@ -129,18 +141,17 @@ class Plan:
         machine = MACHINES[platform.machine()]
         runs_programs = self.kind == "container"
         permissions = Permissions(runs_programs, metadata=self.isolates or (runs_programs and self.drops_user))
-        programs = ("repl",) if self.kind == "python" else ("head_tail", "shell")
-        processes = ("/proc",) if self.isolates and self.kind == "container" else ()
+        processes = ("/proc",) if self.isolates and runs_programs else ()
         return {
             # without a pid namespace the shell's first process must outlive the server, to end the others
-            "dies_with_parent": self.isolates or self.kind == "python",
-            "scope": not self.isolates and self.kind == "container",
+            "dies_with_parent": self.isolates or not runs_programs,
+            "scope": not self.isolates and runs_programs,
             "limits": self.limits.of_kernel(0 if self.isolates or self.drops_user else tasks(os.getuid())),
             "read": [*self.reads, *_DEVICES, *processes],
             "write": ["/dev/null", *(OWN if self.isolates else (str(folder),))],
             "unreadable": UNREADABLE,
             "filter": program(machine, permissions).hex(),
-            "programs": {f"{__package__}.{name}": source(name) for name in programs},
+            "programs": {f"{__package__}.{name}": source(name) for name in _PROGRAMS[self.kind]},
             "packages": None if self.packages is None else str(self.packages),
             "home": self.home(folder),
             "descriptor": DESCRIPTOR if self.uses_link else None,
@@ -179,9 +190,10 @@ def tasks(user: int) -> int:
     return count
 
 
-def environment(home: str) -> Mapping[str, str]:
+def environment(home: str, seed: str) -> Mapping[str, str]:
     """Return all environment variables of a sandbox."""
     return {
+        **({"PYTHONHASHSEED": seed} if seed else {}),
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": home,
         "PWD": home,

@@ -99,7 +99,7 @@ async def probe(
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         return NoSandbox(kind, "sandboxes need Linux on x86-64 or arm64")
     drops_user = os.geteuid() == 0
-    counts = kind == "python" or drops_user
+    counts = kind != "container" or drops_user
     uncounted = [] if counts else ["landlock: processes can only be counted if the server starts as root"]
     plans = [
         Plan(

@@ -84,16 +84,20 @@ class Process:
 
     @property
     def written(self) -> str:
-        """Output since the latest question."""
+        """Output since the latest question after which the code did not go on."""
         return self.shown(self._output.text())
 
     def shown(self, text: str) -> str:
         """Return output with the path of the folder that the sandbox was given, where the kernel's own name stands."""
         return text.replace(str(self._folder.path), self.home) if self._plan.uses_link else text
 
-    async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a question and wait for the answer, as `answer` does."""
-        self._output.forget()
+    async def ask(self, question: dict[str, Any], seconds: float, *, goes_on: bool = False) -> dict[str, Any]:
+        """Send a question and wait for the answer, as `answer` does.
+
+        The output of the questions before is forgotten, unless the code ``goes_on``.
+        """
+        if not goes_on:
+            self._output.forget()
         self._channel.ask(question)
         return await self.answer(seconds)
 
@@ -115,7 +119,7 @@ class Process:
         self._signal(signal.SIGINT)
 
     def pause(self) -> None:
-        """Stop the threads that code has left, until `resume`; a shell leaves none."""
+        """Stop what runs between questions, such as threads that code has left, until `resume`; a shell leaves none."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -139,7 +143,7 @@ class Process:
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(OSError):  # the process has ended meanwhile
-            if self._plan.kind == "python" and self._watched:
+            if self._plan.kind != "container" and self._watched:
                 signal.pidfd_send_signal(self._watched[-1], number)
 
     @property
@@ -243,7 +247,7 @@ def _spawn(plan: Plan, folder: Folder) -> tuple[socket.socket, int, int, subproc
             stdin=control_end.fileno(),
             stdout=output_end,
             stderr=output_end,
-            env=environment(plan.home(folder.path)),
+            env=environment(plan.home(folder.path), plan.seed),
             cwd="/" if plan.isolates else folder.path,
             pass_fds=(status_end,) if plan.isolates else (),
             start_new_session=True,

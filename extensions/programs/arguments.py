@@ -1,0 +1,194 @@
+"""The arguments of calls by the JSON schemas of their tools.
+
+A schema is a client's and the arguments are a model's, so neither may take long: the steps of a check are counted, and
+patterns run in a machine of linear time.  What is not checked is accepted: the keywords that are not named here, and a
+keyword whose value makes no sense.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.services.json_size import JsonSize, exceeds
+from penstock.stages.render.schemas import referenced
+
+LARGEST: Final = JsonSize(containers=10_000, commas=20_000)
+"""The size of the arguments of a call."""
+
+MOST_STEPS: Final = 50_000
+"""Parts of a schema that are compared with parts of the arguments of one call."""
+
+LONGEST_PATTERN: Final = 1_000
+"""Characters of a pattern that is checked; making it ready counts as one step each."""
+
+_TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": lambda value: _is_number(value) and (isinstance(value, int) or value.is_integer()),
+    "number": lambda value: _is_number(value),  # noqa: PLW0108 - it is defined below
+    "string": lambda value: isinstance(value, str),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
+_BOUNDS: Final[Mapping[str, tuple[Callable[[Any, float], bool], str]]] = {
+    "minimum": (lambda value, bound: not _is_number(value) or value >= bound, "is less than"),
+    "exclusiveMinimum": (lambda value, bound: not _is_number(value) or value > bound, "is not more than"),
+    "maximum": (lambda value, bound: not _is_number(value) or value <= bound, "is more than"),
+    "exclusiveMaximum": (lambda value, bound: not _is_number(value) or value < bound, "is not less than"),
+    "minLength": (lambda value, bound: not isinstance(value, str) or len(value) >= bound, "is shorter than"),
+    "maxLength": (lambda value, bound: not isinstance(value, str) or len(value) <= bound, "is longer than"),
+    "minItems": (lambda value, bound: not isinstance(value, list) or len(value) >= bound, "has fewer items than"),
+    "maxItems": (lambda value, bound: not isinstance(value, list) or len(value) <= bound, "has more items than"),
+}
+
+
+class WrongArguments(ValueError):
+    """The arguments do not fit; the message says where and why."""
+
+
+def parsed(arguments: str) -> Any:
+    """Return the value of JSON that is no larger than ``LARGEST``; raises `WrongArguments`."""
+    try:
+        is_large = exceeds(arguments.encode(), LARGEST)
+        value = None if is_large else json.loads(arguments, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise WrongArguments(f"the arguments are no JSON: {error}") from None
+    if is_large:
+        raise WrongArguments("the arguments have too many values")
+    return value
+
+
+def check(arguments: str, schema: Mapping[str, Any]) -> None:
+    """Raise `WrongArguments` if the arguments are no JSON object, or one that the schema does not allow."""
+    value = parsed(arguments)
+    if not isinstance(value, dict):
+        raise WrongArguments("the arguments are no object")
+    try:
+        problem = next(_Check(schema, arguments.count(",") + 1).problems(value, schema, ""), None)
+    except RecursionError:
+        problem = "the arguments are nested too deeply to be checked"
+    if problem:
+        raise WrongArguments(problem)
+
+
+class _Check:
+    """One check of a value, which has so many steps and no more."""
+
+    def __init__(self, root: Mapping[str, Any], size: int) -> None:
+        self._root = root
+        self._size = size
+        self._left = MOST_STEPS
+        self._machines: dict[str, SchemaValidator | None] = {}
+
+    def problems(self, value: Any, schema: Any, place: str) -> Iterator[str]:
+        """Yield what is wrong with a value at a place."""
+        self._spend(1)
+        if schema is False:
+            yield f"{place or 'the object'} is not allowed"
+        if not isinstance(schema, Mapping):
+            return
+        yield from self._of_value(value, schema, place or "the object")
+        yield from self._of_others(value, schema, place)
+        if isinstance(value, dict):
+            yield from self._of_object(value, schema, place)
+        if isinstance(value, list):
+            yield from self._of_array(value, schema, place)
+
+    def _of_value(self, value: Any, schema: Mapping[str, Any], named: str) -> Iterator[str]:
+        """Yield what is wrong by the keywords that hold no schemas."""
+        types = schema.get("type", ())
+        types = (types,) if isinstance(types, str) else types if isinstance(types, list) else ()
+        if types and all(isinstance(kind, str) and kind in _TYPES and not _TYPES[kind](value) for kind in types):
+            yield f"{named} is no {' or '.join(types)}"
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(choices, list) and choices:
+            self._spend(len(choices) * (self._size if isinstance(value, list | dict) else 1))
+            if not any(_same(value, choice) for choice in choices):
+                yield f"{named} is none of {shortened(', '.join(map(_json, choices)))}"
+        for keyword, (fits, words) in _BOUNDS.items():
+            bound = schema.get(keyword)
+            if isinstance(bound, int | float) and not fits(value, bound):
+                yield f"{named} {words} {bound}"
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and isinstance(value, str) and not self._matches(pattern, value):
+            yield f"{named} does not match {shortened(pattern)}"
+
+    def _of_others(self, value: Any, schema: Mapping[str, Any], place: str) -> Iterator[str]:
+        """Yield what is wrong by the schemas that hold for the same value."""
+        if isinstance(reference := schema.get("$ref"), str):
+            yield from self.problems(value, referenced(reference, self._root), place)
+        for part in _list(schema, "allOf"):
+            yield from self.problems(value, part, place)
+        for keyword in ("anyOf", "oneOf"):
+            found = [next(self.problems(value, part, place), "") for part in _list(schema, keyword)]
+            if found and all(found):
+                yield found[0] if len(found) == 1 else f"{place or 'the object'} fits no alternative: {found[0]}"
+
+    def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
+        for name in _list(schema, "required"):
+            if isinstance(name, str) and name not in value:
+                yield f"{_joined(place, name)} is missing"
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        rest = True if "patternProperties" in schema else schema.get("additionalProperties", True)
+        for name, inner in value.items():
+            yield from self.problems(inner, properties.get(name, rest), _joined(place, name))
+
+    def _of_array(self, value: list[Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
+        first = _list(schema, "prefixItems")
+        for at, inner in enumerate(value):
+            part = first[at] if at < len(first) else schema.get("items", True)
+            yield from self.problems(inner, part, f"{place}[{at}]")
+
+    def _matches(self, pattern: str, value: str) -> bool:
+        if len(pattern) > LONGEST_PATTERN:
+            return True
+        if pattern not in self._machines:
+            self._spend(len(pattern))
+            self._machines[pattern] = _machine(pattern)
+        machine = self._machines[pattern]
+        return machine is None or machine.isinstance_python(value)
+
+    def _spend(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise WrongArguments("the arguments take too long to be checked")
+
+
+def _machine(pattern: str) -> SchemaValidator | None:
+    """Return what matches a pattern; None if the machine does not know its words, or if it is none."""
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except SchemaError:
+        return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return True if two values are the same in JSON, where 1 is 1.0 and not true."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _list(schema: Mapping[str, Any], keyword: str) -> list[Any]:
+    found = schema.get(keyword)
+    return found if isinstance(found, list) else []
+
+
+def _joined(place: str, name: str) -> str:
+    return f"{place}.{shortened(name)}" if place else shortened(name)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is none of its words")

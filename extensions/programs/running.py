@@ -1,0 +1,222 @@
+"""A program in its sandbox, which asks for calls in rounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.extensions.programs.arguments import WrongArguments, check, parsed
+from penstock.extensions.programs.names import Function, Names
+from penstock.extensions.tools.sandbox.folder import Folder
+from penstock.extensions.tools.sandbox.process import Process, SandboxDied
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.tools import tool_key
+from penstock.services.tools import NestedCall, PastCall, bounded
+
+MOST_AT_ONCE: Final = 64
+"""Calls of a round: others wait for the next one."""
+
+MOST_CALLS: Final = 1_000
+"""Calls of a program."""
+
+LONGEST_RESULT: Final = 1_000_000
+"""Characters of the result of a call; a longer one is an error."""
+
+LONGEST_ERROR: Final = 10_000
+"""Characters of an error that a program gets; the middle of a longer one is left out."""
+
+
+class ProgramFailed(Exception):
+    """The program cannot go on; the message says why."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a program depends on, but for the outcomes of its calls."""
+
+    code: str
+    names: Names
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """What the sandbox learns of it."""
+        functions = [(each.path, dict(each.parameters), each.text_argument) for each in self.names.functions]
+        return {"code": self.code, "functions": functions, "at_once": MOST_AT_ONCE}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opening) and (self.code, self.names.functions) == (other.code, other.names.functions)
+
+    def __hash__(self) -> int:
+        return hash(self.code)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call that a program asks for."""
+
+    call: NestedCall
+    error: str | None
+    """What is wrong with its arguments; such a call does not leave."""
+
+
+class RunningProgram:
+    """A program in a sandbox of its own."""
+
+    def __init__(self, process: Process, folder: Folder, opening: Opening) -> None:
+        self._process = process
+        self._folder = folder
+        self._opening = opening
+        self._round: Sequence[Asked] | None = ()
+        """The calls that it waits for: none before it begins, and None when it has ended."""
+        self._has_begun = False
+        self._done: list[PastCall] = []
+        """The calls whose outcomes it has, but for those that did not leave."""
+        self._number = 0
+        self._used = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        """True if its process can go on."""
+        return self._process.alive
+
+    @property
+    def written(self) -> str:
+        """What it has written."""
+        return self._process.written
+
+    def fits(self, opening: Opening, past: Sequence[PastCall]) -> bool:
+        """Return True if this is the program, and its calls so far are among the past ones."""
+        own = self._done
+        return (
+            self.is_alive and self._opening == opening and len(past) >= len(own) and all(map(_is_same_past, own, past))
+        )
+
+    async def advance(self, past: Sequence[PastCall], seconds: float) -> tuple[NestedCall, ...] | None:
+        """Let it go on with the outcomes of ``past`` calls; return the calls that it waits for, or None at its end.
+
+        It may run for ``seconds`` in all of its steps.  Raises `ProgramFailed` or `SandboxDied`.
+        """
+        with self._running():
+            if not self._has_begun:
+                await self._go_on(self._opening.question, past, seconds)
+            while self._round is not None:
+                leaving = [asked.call for asked in self._round if asked.error is None]
+                known = past[len(self._done) : len(self._done) + len(leaving)]
+                for at, (call, was) in enumerate(zip(leaving, known, strict=False), len(self._done) + 1):
+                    if not _is_same(call, was.call):
+                        raise ProgramFailed(_difference(at, was.call, call))
+                if len(known) < len(leaving):
+                    return tuple(leaving[len(known) :])
+                self._done += known
+                outcomes = iter([_outcome(each) for each in known])
+                given = [next(outcomes) if each.error is None else (None, each.error) for each in self._round]
+                await self._go_on({"outcomes": given}, past, seconds)
+        if len(self._done) < len(past):
+            raise ProgramFailed(_difference(len(self._done) + 1, past[len(self._done)].call, None))
+        return None
+
+    def kill(self) -> None:
+        """End it without waiting for that."""
+        self._process.kill()
+
+    async def end(self) -> None:
+        """End its process, and remove its folder."""
+        await self._process.end()
+        await self._folder.remove()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._process.resume()
+        try:
+            yield
+        finally:
+            if self.is_alive:
+                self._process.pause()
+
+    async def _go_on(self, question: dict[str, Any], past: Sequence[PastCall], seconds: float) -> None:
+        """Let it run until its tasks wait for a round of calls, or it ends."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        is_past = len(self._done) < len(past)
+        try:
+            answer = await self._process.ask(
+                {**question, "is_past": is_past}, max(seconds - self._used, 0), goes_on=self._has_begun
+            )
+        except TimeoutError:
+            raise ProgramFailed(f"The program ran longer than {seconds:g} seconds, and was ended.") from None
+        finally:
+            self._has_begun = True
+            self._used += now() - began
+        self._round = self._read(answer)
+        self._number += len(self._round or ())
+        if self._number > MOST_CALLS:
+            raise ProgramFailed(f"The program made more than {MOST_CALLS:,} calls, and was ended.")
+
+    def _read(self, answer: dict[str, Any]) -> Sequence[Asked] | None:
+        """Return the calls of an answer of the sandbox, which is not trusted; None if it says that it has ended."""
+        if (calls := answer.get("calls")) is None:
+            return None
+        if not isinstance(calls, list) or not 0 < len(calls) <= MOST_AT_ONCE:
+            raise SandboxDied("it broke the channel to the server")
+        return [self._asked(call) for call in calls]
+
+    def _asked(self, call: Any) -> Asked:
+        match call:
+            case [str(path), str(arguments)] if function := self._opening.names.by_path.get(path):
+                return Asked(NestedCall(tool_key(function.tool), arguments), _problem(function, arguments))
+            case _:
+                raise SandboxDied("it called a function that it does not have")
+
+
+def _problem(function: Function, arguments: str) -> str | None:
+    """Return what is wrong with the arguments of a call; None if nothing is."""
+    try:
+        if function.text_argument is None:
+            check(arguments, getattr(function.tool, "parameters", None) or {})
+        else:
+            arguments.encode()
+    except WrongArguments as error:
+        return f"{function.path}: {error}"
+    except UnicodeEncodeError:
+        return f"{function.path}: the text has characters that are none"
+    return None
+
+
+def _outcome(past: PastCall) -> tuple[str | None, str | None]:
+    """Return the result and the error of a call as the program gets them."""
+    if past.error is not None:
+        return None, bounded(past.error, LONGEST_ERROR)
+    if len(past.result) > LONGEST_RESULT:
+        return None, f"The result is longer than {LONGEST_RESULT:,} characters."
+    return past.result, None
+
+
+def _is_same_past(one: PastCall, other: PastCall) -> bool:
+    return (one.result, one.error) == (other.result, other.error) and _is_same(one.call, other.call)
+
+
+def _is_same(one: NestedCall, other: NestedCall) -> bool:
+    """Return True if two calls are the same: a client may have written the JSON anew."""
+    if one.tool != other.tool:
+        return False
+    if one.arguments == other.arguments:
+        return True
+    try:
+        return bool(parsed(one.arguments) == parsed(other.arguments))
+    except (WrongArguments, RecursionError):
+        return False
+
+
+def _difference(at: int, was: NestedCall, now: NestedCall | None) -> str:
+    then = f"it was {_shown(now)}" if now else "it made no such call"
+    return (
+        f"The program cannot go on: its call {at} was {_shown(was)}, and when it ran again, {then}. "
+        "A program must depend on its code and on the results of its calls alone."
+    )
+
+
+def _shown(call: NestedCall) -> str:
+    return f"{'.'.join(filter(None, call.tool))}({shortened(call.arguments)})"
