@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 from msgspec import UNSET, UnsetType
 
@@ -199,6 +199,10 @@ class OwnHost(Host, Protocol):
         ...
 
 
+PROGRAM_TTL: Final = 300.0
+"""Seconds that the process of a program waits for a client, which runs its calls."""
+
+
 @dataclass(frozen=True)
 class FileLimits:
     """The limits of reading one file; ``characters`` also limits the texts of all files of a conversation."""
@@ -242,6 +246,8 @@ class HostSettings:
     """The store of the server; None if it keeps nothing."""
     container_ttl: float = TTL
     """Seconds without use after which a container ends."""
+    program_ttl: float = PROGRAM_TTL
+    """Seconds that the process of a program waits for a client."""
     container_memory: MemoryLimit = "4g"
     """The largest limit of memory that a client may give a container."""
     container_limits: Callable[[str], OwnerLimits] = no_owner_limits

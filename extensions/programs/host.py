@@ -18,6 +18,7 @@ from penstock.extensions.programs.sleeping import PER_SLOT, Sleeping
 from penstock.extensions.tools.sandbox.live_containers import new_folder, place_at_work
 from penstock.extensions.tools.sandbox.probe import Sandbox, offered
 from penstock.extensions.tools.sandbox.process import SandboxDied
+from penstock.pipeline import metrics
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.services.slots import Limit, Slots, unlimited
 from penstock.services.tools import PROGRAM_TTL, HostSettings, NestedCall, PastCall, ToolResult
@@ -100,9 +101,13 @@ class ProgramSession:
                 calls = await program.advance(past, seconds)
             waits = calls is not None and not self._is_closed
         except SandboxDied as exc:
+            if program and not self._is_closed:
+                metrics.SANDBOXES_KILLED.labels(program.excess or "died").inc()
             return ToolResult(program.written if program else "", f"The sandbox has ended ({exc}).")
         except ProgramFailed as exc:
             assert program
+            if exc.limit:
+                metrics.SANDBOXES_KILLED.labels(exc.limit).inc()
             return ToolResult(program.written, str(exc))
         else:
             return ToolResult(program.written or _NOTHING) if calls is None else calls

@@ -30,7 +30,11 @@ LONGEST_ERROR: Final = 10_000
 
 
 class ProgramFailed(Exception):
-    """The program cannot go on; the message says why."""
+    """The program cannot go on; the message says why, and ``limit`` names the limit that it exceeded, if it did."""
+
+    def __init__(self, message: str, limit: str = "") -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ class RunningProgram:
     def is_alive(self) -> bool:
         """True if its process can go on."""
         return self._process.alive
+
+    @property
+    def excess(self) -> str | None:
+        """The limit of the sandbox that it exceeded; None if it did not."""
+        return self._process.excess
 
     @property
     def written(self) -> str:
@@ -146,14 +155,14 @@ class RunningProgram:
                 {**question, "is_past": is_past}, max(seconds - self._used, 0), goes_on=self._has_begun
             )
         except TimeoutError:
-            raise ProgramFailed(f"The program ran longer than {seconds:g} seconds, and was ended.") from None
+            raise ProgramFailed(f"The program ran longer than {seconds:g} seconds, and was ended.", "timeout") from None
         finally:
             self._has_begun = True
             self._used += now() - began
         self._round = self._read(answer)
         self._number += len(self._round or ())
         if self._number > MOST_CALLS:
-            raise ProgramFailed(f"The program made more than {MOST_CALLS:,} calls, and was ended.")
+            raise ProgramFailed(f"The program made more than {MOST_CALLS:,} calls, and was ended.", "calls")
 
     def _read(self, answer: dict[str, Any]) -> Sequence[Asked] | None:
         """Return the calls of an answer of the sandbox, which is not trusted; None if it says that it has ended."""
@@ -194,18 +203,21 @@ def _outcome(past: PastCall) -> tuple[str | None, str | None]:
     return past.result, None
 
 
-def _is_same_past(one: PastCall, other: PastCall) -> bool:
-    return (one.result, one.error) == (other.result, other.error) and _is_same(one.call, other.call)
+def _is_same_past(known: PastCall, given: PastCall) -> bool:
+    return (known.result, known.error) == (given.result, given.error) and _is_same(known.call, given.call)
 
 
-def _is_same(one: NestedCall, other: NestedCall) -> bool:
-    """Return True if two calls are the same: a client may have written the JSON anew."""
-    if one.tool != other.tool:
+def _is_same(now: NestedCall, was: NestedCall) -> bool:
+    """Return True if a call is the same as one before, whose item may not have had the arguments.
+
+    A client may have written their JSON anew.
+    """
+    if now.tool != was.tool:
         return False
-    if one.arguments == other.arguments:
+    if was.arguments in ("", now.arguments):
         return True
     try:
-        return bool(parsed(one.arguments) == parsed(other.arguments))
+        return bool(parsed(now.arguments) == parsed(was.arguments))
     except (WrongArguments, RecursionError):
         return False
 

@@ -256,7 +256,7 @@ class Sessions:
             elif namespace == SEARCH_NAMESPACE:
                 self._open[namespace] = ToolSearch(lambda: self.tools)
             elif host := self._toolbox.hosts.get(namespace):
-                self._open[namespace] = host.session(self._request)
+                self._open[namespace] = host.session(frames.with_facts(self._request, tools=self.tools))
         return self._open.get(namespace)
 
     def _shown(self, namespace: str, data: frames.CallData | None) -> frames.CallData | None:
