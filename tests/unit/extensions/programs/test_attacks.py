@@ -5,13 +5,13 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
-from penstock.extensions.programs import host as host_module
 from penstock.extensions.programs.host import ProgramHost
+from penstock.extensions.tools.sandbox.folder import Folder
+from penstock.extensions.tools.sandbox.live_containers import new_folder
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.services.tools import NestedCall, PastCall, ToolResult
 from tests.support.processes import descendants
@@ -33,13 +33,12 @@ BROKEN = "it ended itself, used up its processor time, or broke the channel to t
 async def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """After a test, and the end of its host, no process and no folder is left."""
     before, folders = descendants(os.getpid()), list[Path]()
-    make = host_module.new_folder
 
-    async def recorded() -> Any:
-        folders.append((made := await make()).path)
+    async def recorded() -> Folder:
+        folders.append((made := await new_folder()).path)
         return made
 
-    monkeypatch.setattr(host_module, "new_folder", recorded)
+    monkeypatch.setattr("penstock.extensions.programs.host.new_folder", recorded)
     yield
     assert folders
     assert not [path for path in folders if path.exists()]
