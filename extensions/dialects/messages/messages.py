@@ -140,9 +140,10 @@ def _ran(
         case "web_search", {"query": str(query)} if own:
             urls = [page.get("url") for page in result if isinstance(page, dict)] if isinstance(result, list) else []
             sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
-            action = {"type": "search", "query": query, "sources": sources}
-            item_id = wire.WebSearchCall.new_id(own["key"])
-            yield wire.WebSearchCall(item_id, status="completed", action=action, caller=caller)
+            yield _searched(own["key"], {"type": "search", "query": query, "sources": sources}, result, caller)
+        case "web_search", {"url": str()} as given if own:
+            kind = "find_in_page" if "pattern" in given else "open_page"
+            yield _searched(own["key"], {"type": kind, **given}, result, caller)
         case "code_execution", {"code": str(code)} if own:
             written = result.get("stdout") if isinstance(result, dict) else None
             outputs = ({"type": "logs", "logs": written},) if isinstance(written, str) else ()
@@ -156,6 +157,12 @@ def _ran(
             )
         case _:
             pass
+
+
+def _searched(key: str, action: dict[str, Any], result: Any, caller: wire.Caller | UnsetType) -> wire.WebSearchCall:
+    """Return a search of the web, or what was done with a page that it found; the result of a failure is an object."""
+    status: wire.CallStatus = "failed" if isinstance(result, dict) else "completed"
+    return wire.WebSearchCall(wire.WebSearchCall.new_id(key), status=status, action=action, caller=caller)
 
 
 def _called(block: ToolUseBlock, caller: wire.Caller | UnsetType) -> wire.FunctionCall:

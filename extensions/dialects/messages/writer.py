@@ -235,14 +235,18 @@ class MessageWriter:
             yield self._close()
 
     def _search(self, item: items.WebSearchCall) -> Iterator[Event]:
-        """Write a search and what it found; pages that the model opens are not for the client."""
+        """Write a search and what it found; of pages that are opened, a client needs only those of programs."""
         action = item.action or {}
-        if action.get("type") != "search":
+        if action.get("type") == "search":
+            self._searches += 1
+            given = {"query": action.get("query") or ""}
+        elif items.caller_of(item):
+            given = {key: action.get(key) or "" for key in ("url", "pattern") if key in action}
+        else:
             return
-        self._searches += 1
         caller = self._caller(item)
         call = ServerToolUse(server_tool_use_id(item), "web_search", {}, caller)
-        yield from self._ran(call, {"query": action.get("query") or ""})
+        yield from self._ran(call, given)
         urls = [str(source["url"]) for source in action.get("sources") or ()]
         found = tuple(WebSearchResult(url, url) for url in urls)
         yield self._open(WebSearchToolResult(call.id, WebSearchError() if item.status == "failed" else found, caller))

@@ -131,8 +131,14 @@ def test_choice_of_all_tools_leaves_out_those_of_programs() -> None:
 KEYS = (f"{number:036x}" for number in range(10**9))
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=9)
 INPUTS = st.dictionaries(TEXTS, TEXTS | st.integers() | st.booleans() | st.none(), max_size=2)
-ROUNDS = st.lists(st.lists(st.tuples(INPUTS, TEXTS), min_size=1, max_size=3), max_size=3)
-"""The inputs of the calls of each round of a program, and their results."""
+ACTIONS = st.one_of(
+    st.builds(lambda text: {"type": "search", "query": text, "sources": [{"type": "url", "url": text}]}, TEXTS),
+    st.builds(lambda text: {"type": "open_page", "url": text}, TEXTS),
+    st.builds(lambda text: {"type": "find_in_page", "url": "", "pattern": text}, TEXTS),
+)
+SEARCHES = st.lists(st.tuples(ACTIONS, st.booleans()), max_size=2)
+ROUNDS = st.lists(st.tuples(SEARCHES, st.lists(st.tuples(INPUTS, TEXTS), min_size=1, max_size=3)), max_size=3)
+"""What each round of a program does on the web, the inputs of its calls to the client, and their results."""
 
 
 TOOLS: tuple[Json, ...] = ({"type": "programmatic_tool_calling", "caller": "code_execution_20250825"},)
@@ -167,6 +173,16 @@ def call(caller: str, arguments: str = "{}") -> items.FunctionCall:
     )
 
 
+def search(caller: str, action: Json, has_failed: bool) -> items.WebSearchCall:
+    action = {**action, "sources": []} if has_failed and "sources" in action else action
+    return items.WebSearchCall(
+        f"ws_{next(KEYS)}",
+        status="failed" if has_failed else "completed",
+        action=action,
+        caller=items.caller_named(caller),
+    )
+
+
 def results(message: Json, texts: Sequence[str]) -> Json:
     """Return the message of a client that has run the calls of a message."""
     calls = [block["id"] for block in message["content"] if block["type"] == "tool_use"]
@@ -188,6 +204,8 @@ def essence(item: InputItem) -> Any:
             return "call", item_id, name, json.loads(arguments), items.caller_of(item)
         case items.FunctionCallOutput(output=output):
             return "output", output, items.caller_of(item)
+        case items.WebSearchCall(id=item_id, status=status, action=action):
+            return "search", item_id, status, action, items.caller_of(item)
         case items.Program(id=item_id, call_id=call_id, code=code, fingerprint=fingerprint):
             return "program", item_id, call_id, code, fingerprint
         case items.ProgramOutput(call_id=call_id, result=result, status=status):
@@ -201,13 +219,14 @@ async def test_history_has_all_that_a_program_needs(code: str, rounds: Any, prin
     begun = program(code)
     pending: list[items.OutputItem] = [begun]
     messages, wanted = list[Json](), list[InputItem]([begun])
-    for calls in rounds:
+    for searches, calls in rounds:
+        searched = [search(begun.call_id, action, has_failed) for action, has_failed in searches]
         nested = [call(begun.call_id, json.dumps(given, ensure_ascii=False)) for given, _ in calls]
         found = [text for _, text in calls]
-        message = await written([*pending, *nested])
+        message = await written([*pending, *searched, *nested])
         assert message["stop_reason"] == "tool_use"
         messages += [{"role": "assistant", "content": message["content"]}, results(message, found)]
-        wanted += [*nested, *map(output, nested, found)]
+        wanted += [*searched, *nested, *map(output, nested, found)]
         pending = []
     ended = items.ProgramOutput("progo_1", begun.call_id, printed, status)
     message = await written([*pending, ended])
