@@ -170,6 +170,10 @@ def _machine(pattern: str) -> SchemaValidator | None:
 
 def _same(one: Any, other: Any) -> bool:
     """Return True if two values are the same in JSON, where 1 is 1.0 and not true."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 

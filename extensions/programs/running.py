@@ -39,14 +39,14 @@ class ProgramFailed(Exception):
 
 @dataclass(frozen=True)
 class Opening:
-    """What a program depends on, but for the outcomes of its calls."""
+    """The code of a program, and the functions that it may call."""
 
     code: str
     names: Names
 
     @property
     def question(self) -> dict[str, Any]:
-        """What the sandbox learns of it."""
+        """The question that begins it in the sandbox."""
         functions = [(each.path, dict(each.parameters), each.text_argument) for each in self.names.functions]
         return {"code": self.code, "functions": functions, "at_once": MOST_AT_ONCE}
 
@@ -63,7 +63,7 @@ class Asked:
 
     call: NestedCall
     error: str | None
-    """What is wrong with its arguments; such a call does not leave."""
+    """The fault of its arguments, if they have one: such a call does not leave."""
 
 
 class RunningProgram:
@@ -93,7 +93,7 @@ class RunningProgram:
 
     @property
     def written(self) -> str:
-        """What it has written."""
+        """All that it has written."""
         return self._process.written
 
     def fits(self, opening: Opening, past: Sequence[PastCall]) -> bool:

@@ -161,7 +161,7 @@ class Loop(asyncio.BaseEventLoop):
         done: asyncio.Future[Result] = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as exc:  # noqa: BLE001 - whoever awaits it gets it
+        except Exception as exc:  # noqa: BLE001 - the task that awaits it gets it
             done.set_exception(exc)
         return done
 
@@ -194,7 +194,7 @@ class Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def number_of(each: Any) -> int:
-    """Return the number of an object, which gets the next one when it is first asked for."""
+    """Return the number of an object, which gets the next free one at the first call."""
     if not hasattr(each, "number"):
         each.number = next(NUMBERS)
     number: int = each.number
