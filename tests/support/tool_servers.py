@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from penstock.extensions.programs.host import ProgramHost
 from penstock.extensions.tools.browser.search_engines import search_backend
 from penstock.extensions.tools.browser.session import BrowserHost
 from penstock.extensions.tools.mcp.mcp_servers import McpServers
@@ -109,6 +110,7 @@ async def tool_server(
     allowed: AllowedNetworks = LOCAL,
     sandbox: Sandbox | None = None,
     shell: Sandbox | None = None,
+    programs: ProgramHost | None = None,
     search: str = "",
     toolbox: Toolbox | None = None,
     limits: Limits | None = None,
@@ -119,7 +121,8 @@ async def tool_server(
     """Serve with tools and a model that writes ``turns``, repeating the last one.
 
     ``servers`` are the operator's MCP servers and ``search`` is the URL of a search engine.  Code runs in containers of
-    ``sandbox``, and commands in those of ``shell``.  A ``toolbox`` replaces all of these tools.
+    ``sandbox``, and commands in those of ``shell``; ``programs`` runs programs.  A ``toolbox`` replaces all of these
+    tools.
     """
     limits = limits or Limits()
     containers = OpenContainers(Slots(8), call_seconds=limits.call_seconds)
@@ -130,6 +133,8 @@ async def tool_server(
     if shell:
         containers.sandboxes["container"] = shell
         hosts["container"] = ContainerHost(containers)
+    if programs:
+        hosts["program"] = programs
     if search:
         hosts["browser"] = BrowserHost(search_backend("searxng", search), allowed)
     toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed), containers=containers)

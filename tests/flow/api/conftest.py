@@ -56,3 +56,8 @@ def http() -> Iterator[HttpServers]:
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
     return asyncio.run(available("python"))
+
+
+@pytest.fixture(scope="session")
+def program_sandbox() -> Sandbox:
+    return asyncio.run(available("program"))

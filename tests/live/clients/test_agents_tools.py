@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -12,13 +13,16 @@ from agents import (
     MCPToolApprovalRequest,
     ModelSettings,
     OpenAIResponsesModel,
+    ProgrammaticToolCallingTool,
     Runner,
     SQLiteSession,
     Tool,
     WebSearchTool,
+    function_tool,
     set_tracing_disabled,
 )
 from agents.items import RunItem
+from pydantic import BaseModel
 
 set_tracing_disabled(disabled=True)  # traces would go to OpenAI
 
@@ -153,3 +157,39 @@ async def test_web_search_cites_its_page(model: OpenAIResponsesModel) -> None:
     [cited] = result.new_items[-1].raw_item.content[0].annotations
     assert (cited.type, cited.title) == ("url_citation", "vLLM")
     assert result.final_output[cited.start_index : cited.end_index].endswith(f"]({cited.url}))")
+
+
+class Found(BaseModel):
+    number: int
+
+
+@function_tool(allowed_callers=["programmatic"])
+def look(number: int) -> Found:
+    """Look a number up."""
+    return Found(number=7 * number)
+
+
+PROGRAM = """\
+found = await asyncio.gather(*(look(number=number) for number in range(3)))
+total = sum(each["number"] for each in found)
+print(total, (await look(number=total))["number"])
+"""
+DICTATED = f"run {json.dumps(PROGRAM)}\nsay {{result}}"
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["object", "stream"])
+@pytest.mark.parametrize("way", ["replayed", "by_id", "unstored"])
+async def test_agent_runs_the_calls_of_programs(programming: str, way: str, streamed: bool) -> None:
+    """Unchanged: it checks who calls, and that the program of a call is there and has not ended."""
+    model = OpenAIResponsesModel("agent", openai.AsyncOpenAI(base_url=f"{programming}/v1", api_key="none"))
+    settings = ModelSettings(store=way != "unstored", tool_choice="programmatic_tool_calling")
+    worker = Agent("Worker", model=model, model_settings=settings, tools=[ProgrammaticToolCallingTool(), look])
+    if streamed:
+        result: Any = Runner.run_streamed(worker, DICTATED, auto_previous_response_id=way == "by_id")
+        async for _ in result.stream_events():
+            pass
+    else:
+        result = await Runner.run(worker, DICTATED, auto_previous_response_id=way == "by_id")
+    assert result.final_output.strip() == "21 147"
+    called = [*["function_call"] * 3, *["function_call_output"] * 3, "function_call", "function_call_output"]
+    assert did(result.new_items) == ["program", *called, "program_output", "message"]

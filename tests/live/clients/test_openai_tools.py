@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -203,3 +204,42 @@ def test_required_calls_of_the_client_have_an_action(client: openai.OpenAI, kind
     calls = did(response)
     assert len(calls) == 1 or response.status == "incomplete"  # a text that the tiny model does not end is no call
     assert {(call.type, call.status) for call in calls} <= {(f"{kind}_call", "completed")}
+
+
+PROGRAM = """\
+found = await asyncio.gather(*(look(number=number) for number in range(3)))
+print(sum(found), await look(number=sum(found)))
+"""
+LOOK: Any = {
+    "type": "function",
+    "name": "look",
+    "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+    "strict": False,
+    "allowed_callers": ["programmatic"],
+}
+
+
+@pytest.mark.parametrize("way", ["object", "stream", "background", "background_stream"])
+def test_rounds_of_a_program_are_answered(programming: str, way: str) -> None:
+    body: Any = {"model": "agent", "tools": [{"type": "programmatic_tool_calling"}, LOOK]}
+    given: Any = [{"role": "user", "content": f"run {json.dumps(PROGRAM)}\nsay {{result}}"}]
+    rounds: list[int] = []
+    with openai.OpenAI(base_url=f"{programming}/v1", api_key="none", max_retries=0) as client:
+        while given:
+            response = response_by(client, way, body | {"input": given})
+            calls = [item for item in response.output if item.type == "function_call"]
+            assert all(call.caller and call.caller.type == "program" for call in calls)
+            given = [
+                {
+                    "type": "function_call_output",
+                    "call_id": call.call_id,
+                    "output": str(7 * json.loads(call.arguments)["number"]),
+                    "caller": call.caller and call.caller.to_dict(),
+                }
+                for call in calls
+            ]
+            rounds.append(len(calls))
+            body["previous_response_id"] = response.id
+    assert (rounds, response.output_text.strip()) == ([3, 1, 0], "21 147")
+    (ended,) = [item for item in response.output if item.type == "program_output"]
+    assert (ended.result, ended.status) == ("21 147\n", "completed")

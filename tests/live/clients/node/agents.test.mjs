@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import test from "node:test";
-import { Agent, MemorySession, OpenAIConversationsSession, OpenAIProvider, Runner, codeInterpreterTool, fileSearchTool, hostedMcpTool, tool } from "@openai/agents";
+import { Agent, MemorySession, OpenAIConversationsSession, OpenAIProvider, Runner, codeInterpreterTool, fileSearchTool, hostedMcpTool, programmaticToolCallingTool, tool } from "@openai/agents";
 import OpenAI from "openai";
 import { z } from "zod";
 import { question, waterworks } from "./waterworks.mjs";
@@ -98,3 +98,27 @@ test("a search in files", async () => {
   }
   await client.vectorStores.delete(store.id);
 });
+
+const program = `found = await asyncio.gather(*(look(number=number) for number in range(3)))
+total = sum(each["number"] for each in found)
+print(total, (await look(number=total))["number"])`;
+const look = tool({
+  name: "look",
+  description: "Look a number up.",
+  parameters: z.object({ number: z.number().int() }),
+  execute: async ({ number }) => ({ number: 7 * number }),
+  allowedCallers: ["programmatic"],
+});
+
+for (const stream of [false, true]) {
+  test(`the calls of a program, stream: ${stream}`, async () => {
+    const own = new OpenAI({ baseURL: `${process.env.PROGRAMMING_URL}/v1`, apiKey: "none" });
+    const programmers = new Runner({
+      modelProvider: new OpenAIProvider({ openAIClient: own, useResponses: true }), model: "agent", tracingDisabled: true,
+    });
+    const programmer = new Agent({ name: "Programmer", tools: [programmaticToolCallingTool(), look] });
+    const result = await programmers.run(programmer, `run ${JSON.stringify(program)}\nsay {result}`, { stream });
+    if (stream) await result.completed;
+    assert.equal(result.finalOutput.trim(), "21 147");
+  });
+}

@@ -128,3 +128,27 @@ test("a search in files, and what it found sent back", async () => {
   }
   await client.vectorStores.delete(store.id);
 });
+
+const program = `found = await asyncio.gather(*(look(number=number) for number in range(3)))
+print(sum(found), await look(number=sum(found)))`;
+
+for (const store of [true, false]) {
+  test(`the calls of a program, store: ${store}`, async () => {
+    const own = createOpenAI({ baseURL: `${process.env.PROGRAMMING_URL}/v1`, apiKey: "none" });
+    const tools = {
+      program: own.tools.programmaticToolCalling(),
+      look: tool({
+        description: "Look a number up.",
+        inputSchema: z.object({ number: z.number().int() }),
+        execute: async ({ number }) => 7 * number,
+      }),
+    };
+    const prompt = `run ${JSON.stringify(program)}\nsay {result}`;
+    const asked = {
+      model: own.responses("agent"), maxRetries: 0, prompt, tools, experimental_toolCallers: { look: ["program"] },
+      providerOptions: { openai: { store } }, stopWhen: stepCountIs(5),
+    };
+    assert.equal((await generateText(asked)).text.trim(), "21 147");
+    assert.equal((await streamText(asked).text).trim(), "21 147");
+  });
+}
