@@ -10,10 +10,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from math import inf
 from statistics import mean
 from typing import Protocol, TypeVar
 
+from tests.bench.fleet.batches import LOADS as BATCH_LOADS
+from tests.bench.fleet.batches import WAYS as BATCH_WAYS
+from tests.bench.fleet.batches import BatchesPlan, simulate_batches
 from tests.bench.fleet.fleet import Counts, Fleet, Plan
 from tests.bench.fleet.models import FEWEST_GPUS, LOADS, ModelsPlan, simulate_models
 from tests.bench.fleet.models import WAYS as MODEL_WAYS
@@ -160,9 +164,42 @@ def models(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
         )
 
 
+def batches(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Compare ways to have lines of batches behind conversations, by the first tokens of the same turns."""
+    yield from header(
+        "places", "time", "lines", "wait, p50, alone", "with lines", "p99, alone", "with lines", *OF_LINES
+    )
+    rows = [
+        BatchesPlan(way, speed, talks, warm_up=plan.warm_up, seconds=12 * plan.seconds)
+        for (speed, _), talks in BATCH_LOADS.items()
+        for way in BATCH_WAYS
+    ]
+    outcomes = run(simulate_batches, rows)
+    for speed, time in BATCH_LOADS:
+        alone, *behind = islice(outcomes, len(BATCH_WAYS))
+        for counts in behind:
+            (p50, p50_alone), (p99, p99_alone) = (counts.against(alone, quantile) for quantile in (0.5, 0.99))
+            way = BATCH_WAYS[counts.plan.way]
+            assert way is not None
+            yield (
+                f"| {speed.sequences} | {time} | {way.name} | {p50_alone:.2f} s | {p50:.2f} s | {p99_alone:.2f} s"
+                f" | {p99:.2f} s | {p99 / (p99_alone or 1):.2f} | {sum(counts.lines) / sum(counts.idle):.1%}"
+                f" | {counts.tokens / counts.plan.seconds / counts.plan.engines:,.0f} |"
+            )
+
+
+OF_LINES = ("ratio", "idle places that lines use", "tokens of lines a second and engine")
 OF_MODELS = ("turns", "refused", "swaps", "time of GPUs lost")
 
-TABLES = {"models": models, "ways": ways, "others": others, "penstocks": penstocks, "deaths": deaths, "state": state}
+TABLES = {
+    "models": models,
+    "batches": batches,
+    "ways": ways,
+    "others": others,
+    "penstocks": penstocks,
+    "deaths": deaths,
+    "state": state,
+}
 
 
 AROUND = ("cached, minute before", "minute after", "wait, p99, before", "after")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bench.fleet.__main__ import TABLES, WAYS, Outcome, Row, simulate
+from tests.bench.fleet.batches import LOADS, BatchesPlan, simulate_batches
+from tests.bench.fleet.batches import SMALL as SMALL_ENGINE
 from tests.bench.fleet.engine import BLOCK, SPEED, Engine, Prefixes, blocks
 from tests.bench.fleet.fleet import Fleet, Plan
 from tests.bench.fleet.models import FEWEST_GPUS, ModelsPlan, simulate_models
@@ -154,12 +157,27 @@ def test_models_have_their_turns_on_the_gpus(way: str) -> None:
     assert bool(counts.swaps) or way == "fixed"
 
 
+def test_lines_leave_conversations_more_than_those_without_a_reserve_and_a_pause() -> None:
+    plan = BatchesPlan("alone", SMALL_ENGINE, LOADS[SMALL_ENGINE, "day"], engines=1, warm_up=30.0, seconds=300.0)
+    alone, penstock, greedy = (simulate_batches(replace(plan, way=way)) for way in ("alone", "penstock", "greedy"))
+    assert not alone.tokens
+    assert 0 < penstock.tokens < greedy.tokens
+    assert 0.1 < sum(penstock.lines) / sum(penstock.idle) <= 0.25
+    assert sum(greedy.lines) >= sum(greedy.idle)
+    for quantile in (0.5, 0.9):
+        late, late_alone = penstock.against(alone, quantile)
+        greedily_late, greedily_late_alone = greedy.against(alone, quantile)
+        assert 1 < late / late_alone < greedily_late / greedily_late_alone
+    assert simulate_batches(penstock.plan) == penstock
+
+
 def one_by_one(simulated: Callable[[Row], Outcome], rows: Iterable[Row]) -> Iterator[Outcome]:
     return map(simulated, rows)
 
 
-def test_tables_name_every_row(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = Plan(0, 2, 10, 0.5, 20.0, 60.0)
+def test_tables_name_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.bench.fleet.__main__.BATCH_LOADS", {(SMALL_ENGINE, "night"): 1})
+    plan = Plan(0, 2, 10, 0.5, 5.0, 5.0)
     for table in TABLES.values():
         head, line, *rows = table(one_by_one, plan, [3])
         assert rows
