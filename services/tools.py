@@ -113,11 +113,19 @@ class NestedCall:
 
 @dataclass(frozen=True)
 class PastCall:
-    """A call of a program that is done: its result, or the ``error`` that the program gets as an exception."""
+    """A call of a program that is done: its result, or the ``error`` that the program gets as an exception.
+
+    The result is None if it is no longer known: only a process that has consumed it can go on.
+    """
 
     call: NestedCall
-    result: str = ""
+    result: str | None = ""
     error: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """True if it can be given to a process again."""
+        return self.result is not None or self.error is not None
 
 
 @runtime_checkable

@@ -117,6 +117,9 @@ class RunningProgram:
                 for at, (call, was) in enumerate(zip(leaving, known, strict=False), len(self._done) + 1):
                     if not _is_same(call, was.call):
                         raise ProgramFailed(_difference(at, was.call, call))
+                    if not was.is_known:
+                        message = f"The program cannot go on: the result of its call {at} is no longer known."
+                        raise ProgramFailed(message)
                 if len(known) < len(leaving):
                     return tuple(leaving[len(known) :])
                 self._done += known
@@ -198,13 +201,13 @@ def _outcome(past: PastCall) -> tuple[str | None, str | None]:
     """Return the result and the error of a call as the program gets them."""
     if past.error is not None:
         return None, bounded(past.error, LONGEST_ERROR)
-    if len(past.result) > LONGEST_RESULT:
+    if len(past.result or "") > LONGEST_RESULT:
         return None, f"The result is longer than {LONGEST_RESULT:,} characters."
     return past.result, None
 
 
 def _is_same_past(known: PastCall, given: PastCall) -> bool:
-    return (known.result, known.error) == (given.result, given.error) and _is_same(known.call, given.call)
+    return _is_same(known.call, given.call) and (not given.is_known or _outcome(known) == _outcome(given))
 
 
 def _is_same(now: NestedCall, was: NestedCall) -> bool:

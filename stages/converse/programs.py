@@ -16,7 +16,7 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, McpTool, Tool, tool_key
 from penstock.services.tools import NestedCall, PastCall
-from penstock.stages.converse.sessions import RunningCall, Sessions, Step
+from penstock.stages.converse.sessions import FAILURE, RunningCall, Sessions, Step
 from penstock.stages.converse.turn import ToolCall, output_of
 from penstock.stages.models import call_results
 from penstock.stages.models.opened_calls import call_by
@@ -102,7 +102,7 @@ def _past(call: NestedCall, running: RunningCall) -> PastCall:
     outcome = running.outcome
     finished = outcome.result() if isinstance(outcome, asyncio.Task) else outcome
     assert isinstance(finished, frames.CallFinished)
-    return PastCall(call, finished.result, finished.error if finished.ran else finished.result)
+    return PastCall(call, finished.result, finished.error if finished.ran else finished.result.removeprefix(FAILURE))
 
 
 # The programs of a conversation
@@ -156,12 +156,14 @@ def past_calls(request: frames.ResolvedRequest, call_id: str) -> list[PastCall]:
 
 def _outcome(call: NestedCall, item: items.CallItem, output: Item | None, request: frames.ResolvedRequest) -> PastCall:
     known = request.results.get(output.id if output else item.id)
-    if isinstance(item, items.McpCall) and item.error is not None:
-        return PastCall(call, error=call_results.result_of(item))
     if isinstance(output, items.CallOutput):
         text = known or call_results.output_of(output, item)
         has_failed = isinstance(output, items.FunctionCallOutput) and output.status == "incomplete"
         return PastCall(call, text, text if has_failed else None)
-    if isinstance(item, items.ServedCall):
-        return PastCall(call, call_results.result_of(item) if known is None else known)
-    return PastCall(call, error="This call has no output.")
+    if not isinstance(item, items.ServedCall):
+        return PastCall(call, error="This call has no output.")
+    if known is None and isinstance(item, items.McpCall):
+        known = call_results.result_of(item)
+    if known is None or item.status == "completed":
+        return PastCall(call, known)
+    return PastCall(call, error=known.removeprefix(FAILURE))

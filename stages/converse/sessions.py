@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 15.0
 """Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
 
+FAILURE = "Error: "
+"""The beginning of the text that says why a call has failed."""
+
 FrameOrTask: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
 
@@ -187,7 +190,7 @@ class Sessions:
             if done.error:
                 fail(traced, "tool_error")
         is_read = not done.error or done.error == done.result
-        failure = "" if is_read else f"Error: {done.error}"
+        failure = "" if is_read else f"{FAILURE}{done.error}"
         result = "\n".join(filter(None, (bounded(done.result, longest), bounded(failure, longest))))
         return frames.CallFinished(result, done.error, self._shown(call.namespace, done.data), images=done.images)
 

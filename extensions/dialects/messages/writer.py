@@ -63,15 +63,13 @@ from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
 from penstock.pipeline.tasks import LARGE_BYTES, apart
+from penstock.services.tools import PROGRAM_TTL
 
 Display: TypeAlias = Literal["shown", "omitted", "none", "summary"]
 """The way in which thoughts are shown: with their text, with their signature alone, or not at all.
 
 In a ``summary``, the text of the model is that of a compaction.
 """
-
-PROGRAM_TTL = 300.0
-"""Seconds after the end of a message until which a program waits for the client."""
 
 _FIRST_KEY = re.compile(r'\s*\{\s*(?:\}|"(?:[^"\\]|\\.)*"\s*:(?P<after>.))', re.DOTALL)
 """Arguments up to the character that tells whether they are written with spaces."""

@@ -228,6 +228,20 @@ async def test_program_outlives_its_session_if_it_is_kept(host: ProgramHost, kee
     assert isinstance(outcome, tuple) == keeps
 
 
+async def test_only_a_kept_process_goes_on_without_a_result(host: ProgramHost) -> None:
+    """An item of a search does not have all that it has found."""
+    code = "print(await add(1), await add(2))"
+    first = host.session(request())
+    (call,) = await rounds(first, code)
+    (second,) = await rounds(first, code, [numbered(0, call)])
+    first.keep("call_p")
+    await first.close()
+    past = [PastCall(call, None), numbered(1, second)]
+    assert await ended(host.session(request()), code, past) == ToolResult("0 1\n")
+    outcome = await ended(host.session(request()), code, past)
+    assert (outcome.error or "").endswith("the result of its call 1 is no longer known.")
+
+
 async def test_program_is_that_of_its_owner_and_its_tools(host: ProgramHost) -> None:
     for other in (request("other"), request(tools=(ADD,))):
         first = host.session(request())

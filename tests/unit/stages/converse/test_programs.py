@@ -76,7 +76,7 @@ class ScriptedProgram:
             if done < len(calls):
                 return calls[done:]
             done -= len(calls)
-        return ToolResult(", ".join(each.error or each.result for each in past))
+        return ToolResult(", ".join(each.error or each.result or "" for each in past))
 
     def keep(self, call_id: str) -> None:
         self.kept.append(call_id)
@@ -285,6 +285,12 @@ def test_program_whose_calls_have_no_new_output_is_not_open() -> None:
     assert past_calls(new, "call_p") == [PastCall(ASK, "7")]
     failed = frames.with_facts(new, input=(replace(output, status="incomplete"), hello))
     assert past_calls(failed, "call_p") == [PastCall(ASK, "7", "7")]
+    searched = items.WebSearchCall("ws_1", "completed", caller=items.caller_named("call_p"))
+    forgotten = frames.with_facts(new, input=(output, searched, replace(searched, id="ws_2", status="failed"), hello))
+    search = NestedCall(("browser", "search"), "")
+    assert past_calls(forgotten, "call_p")[1:] == [PastCall(search, None)] * 2
+    known = replace(forgotten, results={"ws_1": "found", "ws_2": "Error: no"})
+    assert past_calls(known, "call_p")[1:] == [PastCall(search, "found"), PastCall(search, error="no")]
     ended = items.ProgramOutput("progo_1", "call_p", "", "completed")
     assert open_programs(frames.with_facts(new, input=(output, ended))) == []
 
