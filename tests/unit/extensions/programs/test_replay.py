@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from itertools import pairwise
 from textwrap import indent
 
 import pytest
@@ -102,3 +104,29 @@ def test_program_that_runs_again_asks_and_writes_the_same(program_sandbox: Sandb
             assert await played(host, code, outcome, is_kept=False) == (asked, result)
 
     asyncio.run(both())
+
+
+IN_SETS = """
+async def call(n):
+    return await notes.say(text=n)
+for each in asyncio.as_completed([call(n) for n in range(50)]):
+    await each
+tasks = [asyncio.ensure_future(call(n)) for n in range(50)]
+done, _ = await asyncio.wait(tasks)
+for each in done:
+    await call(tasks.index(each))
+"""
+"""A program whose calls have the order of sets."""
+
+
+async def test_order_of_tasks_in_a_set_is_not_that_of_their_addresses(program_sandbox: Sandbox) -> None:
+    """Another build of Python gives objects other addresses: a set has tasks in the order in which they were made.
+
+    It may begin in the middle, as numbers are counted beyond the size of its table.
+    """
+    async with host_of(program_sandbox) as host:
+        asked, _ = await played(host, IN_SETS)
+    begun, again, *one_by_one = [[json.loads(call.arguments)["text"] for call in each] for each in asked]
+    assert begun == again == list(range(50))
+    in_set = [number for (number,) in one_by_one]
+    assert {(after - before) % 50 for before, after in pairwise(in_set)} == {1}
