@@ -136,7 +136,7 @@ class HostedKind:
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which an operator allows it."""
-        return self.labels or (self.namespace,)
+        return tuple(dict.fromkeys((*(self.labels or (self.namespace,)), self.api_type)))
 
     def function(self, name: str) -> FunctionTool | None:
         """Return one of its own functions; None for another name: a server of the operator may offer more."""

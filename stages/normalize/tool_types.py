@@ -52,7 +52,7 @@ def named(names: Iterable[str], own: Collection[str] | None = ()) -> frozenset[s
 MISSING = "missing"
 """The name for all tools that the server does not run, also for those of types that it does not know."""
 
-_OF_OTHERS = frozenset({"computer", "image_generation", "programmatic_tool_calling", "tool_search"})
+_OF_OTHERS = frozenset({"computer", "image_generation", "tool_search"})
 """The tools without a kind that an operator can have left out of requests."""
 
 

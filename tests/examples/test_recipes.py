@@ -62,7 +62,7 @@ def test_page_shows_the_recipes(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--regen"):
         PAGE.write_text(page)
     assert PAGE.read_text() == page
-    shown = page + (PAGE.parent / "ENGINES.md").read_text()
+    shown = page + "".join((PAGE.parent / name).read_text() for name in ("ENGINES.md", "PROGRAMS.md"))
     assert [path.name for path in HERE.glob("*.py") if path.name not in shown and path.name[:5] != "test_"] == []
 
 

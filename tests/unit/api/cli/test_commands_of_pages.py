@@ -49,6 +49,7 @@ REASONS = {
     r"^curl .*(-F|report\.pdf)": "tests/live/clients/test_files.py sends files",
     r"^(URL|FILE|BATCH)=|^echo '\{\"custom_id\"|^curl -s \$URL": "tests/live/clients/test_batches.py sends the same",
     r"^python ask\.py": "tests/flow/test_start_page.py runs it",
+    r"^python spent": "tests/examples/test_programs_page.py runs it",
     r"^(python fixtures/|SDIST|\.venv/bin/python|python -m|git archive|cd release|pytest )": "for those who work on it",
 }
 """The commands that no test here runs, by a pattern, each with the reason."""
