@@ -200,6 +200,15 @@ TOOL_SECONDS = Histogram(
     ["tool"],
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
+PROGRAMS = Counter(
+    "penstock_programs",
+    "Programs that ended, by outcome: completed, failed, timeout, diverged or cancelled; replayed if one ran again",
+    ["outcome"],
+)
+PROGRAM_CALLS = Counter("penstock_program_calls", "Calls of tools, also counted above, that programs made", ["tool"])
+PROGRAMS_SLEEPING = Gauge(
+    "penstock_programs_sleeping", "Processes of programs that wait for their calls", multiprocess_mode="livesum"
+)
 SANDBOXES = Gauge("penstock_sandboxes_in_use", "Places for sandboxes in use", multiprocess_mode="livesum")
 CONTAINERS = Gauge("penstock_containers", "Containers, those at work and idle ones", multiprocess_mode="livesum")
 SANDBOXES_WAITING = Gauge(

@@ -16,7 +16,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 from opentelemetry.context import Context
@@ -276,13 +276,35 @@ def tool_span(request: ResolvedRequest, tool: str, *, is_mcp: bool) -> Iterator[
     if _tracer is None:
         yield INVALID_SPAN
         return
-    attributes: dict[Attribute, str] = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+    attributes = _tool_attributes(tool)
     if is_mcp:
         attributes["mcp.method.name"] = "tools/call"
     name, kind = ("tools/call", SpanKind.CLIENT) if is_mcp else ("execute_tool", SpanKind.INTERNAL)
     parent = context_of(request.facts.scheduling.trace_headers)
     with span(f"{name} {tool}", attributes, kind, parent=parent) as traced, current(traced):
         yield traced
+
+
+class TracedCaller(NamedTuple):
+    """The span of a call that makes others, and the request for those."""
+
+    span: Span
+    request: ResolvedRequest
+
+
+@contextmanager
+def caller_span(request: ResolvedRequest, tool: str) -> Iterator[TracedCaller]:
+    """Trace a call that makes others, for the length of a block, which may be in a generator."""
+    if _tracer is None:
+        yield TracedCaller(INVALID_SPAN, request)
+        return
+    parent = context_of(request.facts.scheduling.trace_headers)
+    with span(f"execute_tool {tool}", _tool_attributes(tool), parent=parent) as traced:
+        yield TracedCaller(traced, within(request, traced))
+
+
+def _tool_attributes(tool: str) -> dict[Attribute, str]:
+    return {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
 
 
 class TracedTurn:

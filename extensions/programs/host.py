@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from penstock.extensions.programs.names import Names
 from penstock.extensions.programs.running import Opening, ProgramFailed, RunningProgram
-from penstock.extensions.programs.sleeping import PER_SLOT, Sleeping
+from penstock.extensions.programs.sleeping import PER_SLOT, Key, Sleeping
 from penstock.extensions.tools.sandbox.live_containers import new_folder, place_at_work
 from penstock.extensions.tools.sandbox.probe import Sandbox, offered
 from penstock.extensions.tools.sandbox.process import SandboxDied
@@ -88,11 +88,8 @@ class ProgramSession:
         self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
     ) -> tuple[NestedCall, ...] | ToolResult:
         key, opening = (self._owner, call_id), Opening(code, self._names)
-        program = self._host.sleeping.take(key)
-        waits = False
-        if program and not program.fits(opening, past):
-            self._host.sleeping.end(program)
-            program = None
+        program = self._kept(key, opening, past)
+        waits, ended = False, "cancelled"
         try:
             async with AsyncExitStack() as held:
                 program = await self._host.enter(held, self._owner, program or opening, seconds)
@@ -100,18 +97,23 @@ class ProgramSession:
                 self._check_open()
                 calls = await program.advance(past, seconds)
             waits = calls is not None and not self._is_closed
+            ended = "completed" if calls is None else ended
         except SandboxDied as exc:
+            ended = ended if self._is_closed else "failed"
             if program and not self._is_closed:
                 metrics.SANDBOXES_KILLED.labels(program.excess or "died").inc()
             return ToolResult(program.written if program else "", f"The sandbox has ended ({exc}).")
         except ProgramFailed as exc:
             assert program
+            ended = {"": "diverged", "timeout": "timeout"}.get(exc.limit, "failed")
             if exc.limit:
                 metrics.SANDBOXES_KILLED.labels(exc.limit).inc()
             return ToolResult(program.written, str(exc))
         else:
             return ToolResult(program.written or _NOTHING) if calls is None else calls
         finally:
+            if not waits:
+                metrics.PROGRAMS.labels(ended).inc()
             if program:
                 self._running.discard(program)
                 if waits:
@@ -119,6 +121,16 @@ class ProgramSession:
                     self._host.sleeping.put(key, program)
                 else:
                     await asyncio.shield(self._host.sleeping.end(program))
+
+    def _kept(self, key: Key, opening: Opening, past: Sequence[PastCall]) -> RunningProgram | None:
+        """Return the program if its process still waits; None if it has to begin, or to run again from its start."""
+        program = self._host.sleeping.take(key)
+        if program and not program.fits(opening, past):
+            self._host.sleeping.end(program)
+            program = None
+        if past and not program:
+            metrics.PROGRAMS.labels("replayed").inc()
+        return program
 
     def _check_open(self) -> None:
         if self._is_closed:

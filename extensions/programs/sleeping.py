@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from penstock.extensions.programs.running import RunningProgram
+from penstock.pipeline import metrics
 
 PER_SLOT: Final = 2
 """Programs of a server that wait for each place of its sandboxes, as they hold none."""
@@ -55,12 +56,14 @@ class Sleeping:
         else:
             expiry = asyncio.get_running_loop().call_later(self._seconds, self.drop, key)
             self._sleepers[key] = _Sleeper(program, expiry)
+            metrics.PROGRAMS_SLEEPING.inc()
 
     def take(self, key: Key) -> RunningProgram | None:
         """Return the program that waits for this call, which does not wait here any more; None if none does."""
         if (sleeper := self._sleepers.pop(key, None)) is None:
             return None
         sleeper.expiry.cancel()
+        metrics.PROGRAMS_SLEEPING.dec()
         return sleeper.program
 
     def drop(self, key: Key) -> None:

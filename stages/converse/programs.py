@@ -16,16 +16,13 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.protocol.pairs import callers_of
 from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, McpTool, Tool, tool_key
 from penstock.services.tools import NestedCall, PastCall
-from penstock.stages.converse.sessions import FAILURE, RunningCall, Sessions, Step
+from penstock.stages.converse.sessions import FAILURE, RunningCall, RunningProgram, Sessions, Step
 from penstock.stages.converse.turn import ToolCall, output_of
 from penstock.stages.models import call_results
 from penstock.stages.models.opened_calls import call_by
 
 AT_ONCE = 16
 """Calls of a round that this server runs at once."""
-
-RESULT_CHARACTERS = 1_000_000
-"""The most characters of a result that a program gets."""
 
 
 @dataclass
@@ -46,26 +43,27 @@ class Programs:
     def run(self, program: ToolCall, call_id: str, past: Sequence[PastCall] = ()) -> Iterator[Step]:
         """Yield the frames of a program from its end as an item, or from where its ``past`` calls have left it."""
         done = list(past)
-        while True:
-            going = self.sessions.advance(program, call_id, tuple(done))
-            yield going
-            advanced = going.result()
-            if not advanced.calls:
-                yield from ended(call_id, advanced.finished)
-                return
-            yield from self._round(call_id, advanced.calls, done)
-            if len(done) < len(past) + len(advanced.calls):
-                self.sessions.keep(program, call_id)
-                self.waits_for_client = True
-                return
-            past = tuple(done)
+        with self.sessions.program(program, call_id) as running:
+            while True:
+                going = self.sessions.advance(running, tuple(done))
+                yield going
+                advanced = going.result()
+                if not advanced.calls:
+                    break
+                yield from self._round(running, advanced.calls, done)
+                if len(done) < len(past) + len(advanced.calls):
+                    self.sessions.keep(running)
+                    self.waits_for_client = True
+                    return
+                past = tuple(done)
+        yield from ended(call_id, advanced.finished)
 
-    def _round(self, call_id: str, calls: Sequence[NestedCall], done: list[PastCall]) -> Iterator[Step]:
+    def _round(self, program: RunningProgram, calls: Sequence[NestedCall], done: list[PastCall]) -> Iterator[Step]:
         """Yield the frames of calls, and append those that are done, which the client has not to act for."""
         known = {tool_key(tool): tool for tool in self.tools()}
         at_once = AT_ONCE if self.is_parallel else 1
         for start in range(0, len(calls), at_once):
-            begun = [self._begun(known[call.tool], call, call_id) for call in calls[start : start + at_once]]
+            begun = [self._begun(known[call.tool], call, program) for call in calls[start : start + at_once]]
             for opened, call, running in begun:
                 yield opened
                 if call.arguments:
@@ -79,15 +77,19 @@ class Programs:
                 done.append(_past(call, running))
 
     def _begun(
-        self, tool: Tool, call: NestedCall, call_id: str
+        self, tool: Tool, call: NestedCall, program: RunningProgram
     ) -> tuple[frames.Opened, NestedCall, RunningCall | None]:
         """Begin a call; return it with the frame that opens it, and None if the client has to act."""
-        opened = call_by(tool, call_id)
-        if isinstance(tool, FunctionTool | CustomTool) or (isinstance(tool, McpTool) and tool.needs_approval):
+        opened = call_by(tool, program.call_id)
+        if isinstance(tool, FunctionTool | CustomTool):
+            self.sessions.ask_client(program)
+            return opened, call, None
+        if isinstance(tool, McpTool) and tool.needs_approval:
+            self.sessions.ask_client(program, tool.namespace)
             return opened, call, None
         assert isinstance(opened, frames.ServerCallOpened)
         made = ToolCall(tool.namespace, tool.name, call.arguments, output_of(opened))
-        return opened, call, self.sessions.call(made, self.refusal(), RESULT_CHARACTERS)
+        return opened, call, self.sessions.call(made, self.refusal(), program)
 
 
 def ended(call_id: str, finished: frames.CallFinished) -> Iterator[Step]:

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from penstock.pipeline import frames, metrics
@@ -34,7 +36,7 @@ from penstock.services.tools import (
     ToolResult,
     bounded,
 )
-from penstock.services.tracing import fail, tool_span
+from penstock.services.tracing import TracedCaller, caller_span, fail, tool_span
 from penstock.stages.converse.turn import ToolCall
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ GRACE_SECONDS = 15.0
 
 FAILURE = "Error: "
 """The beginning of the text that says why a call has failed."""
+
+PROGRAM_CHARACTERS = 1_000_000
+"""The most characters of a result that a program gets."""
 
 FrameOrTask: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
@@ -62,6 +67,19 @@ Step: TypeAlias = FrameOrTask | asyncio.Task[Advanced]
 
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class RunningProgram:
+    """A program that runs, or goes on, in a response.
+
+    ``waiting`` has the spans of the calls that the client makes: they end with that of the program.
+    """
+
+    call: ToolCall
+    call_id: str
+    traced: TracedCaller
+    waiting: ExitStack
 
 
 @dataclass(frozen=True)
@@ -141,54 +159,68 @@ class Sessions:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def call(self, call: ToolCall, refusal: str | None = None, longest: int | None = None) -> RunningCall:
-        """Start a call, unless there is a ``refusal`` to read instead of a result.
-
-        The result may have other than the usual characters, if ``longest`` is given.
-        """
+    def call(self, call: ToolCall, refusal: str | None = None, caller: RunningProgram | None = None) -> RunningCall:
+        """Start a call of the model, or of a program, unless there is a ``refusal`` to read instead of a result."""
+        if caller:
+            metrics.PROGRAM_CALLS.labels(self._measured_name(call.namespace)).inc()
         session: object = self._session(call.namespace)
         action = session.action(call.name, call.text) if isinstance(session, Acting) else None
         if refusal is None:
-            return RunningCall(call, action, self.start(self._run(call, longest or self._longest)))
+            return RunningCall(call, action, self.start(self._run(call, caller)))
         metrics.TOOL_CALLS.labels(self._measured_name(call.namespace), "denied").inc()
-        decided("tools", "refused", self._request.facts.response_id, tool=call.namespace)
+        of_program = {"caller": caller.call_id} if caller else {}
+        decided("tools", "refused", self._request.facts.response_id, tool=call.namespace, **of_program)
         return RunningCall(call, action, _refused(call, refusal))
 
-    def advance(self, program: ToolCall, call_id: str, past: Sequence[PastCall]) -> asyncio.Task[Advanced]:
+    @contextmanager
+    def program(self, call: ToolCall, call_id: str) -> Iterator[RunningProgram]:
+        """Trace a program for the length of a block, in which it runs or goes on."""
+        with caller_span(self._request, self._traced_name(call)) as traced, ExitStack() as waiting:
+            yield RunningProgram(call, call_id, traced, waiting)
+
+    def ask_client(self, program: RunningProgram, server: str = "") -> None:
+        """Note a call of a program that the client makes, or approves for the MCP server of this label."""
+        name = self._measured_name(server) if server else "function"
+        metrics.PROGRAM_CALLS.labels(name).inc()
+        program.waiting.enter_context(caller_span(program.traced.request, name))
+
+    def advance(self, program: RunningProgram, past: Sequence[PastCall]) -> asyncio.Task[Advanced]:
         """Let a program go on in a task, after its ``past`` calls."""
-        return self.start(self._advanced(program, call_id, past))
+        return self.start(self._advanced(program, past))
 
-    def keep(self, program: ToolCall, call_id: str) -> None:
+    def keep(self, program: RunningProgram) -> None:
         """Keep a program that waits for the client beyond this response."""
-        session: object = self._session(program.namespace)
+        session: object = self._session(program.call.namespace)
         if isinstance(session, Advancing):
-            session.keep(call_id)
+            session.keep(program.call_id)
 
-    async def _advanced(self, program: ToolCall, call_id: str, past: Sequence[PastCall]) -> Advanced:
-        session: object = self._session(program.namespace)
+    async def _advanced(self, program: RunningProgram, past: Sequence[PastCall]) -> Advanced:
+        call = program.call
+        session: object = self._session(call.namespace)
         if not isinstance(session, Advancing):
             return Advanced((), frames.CallFinished(error := "This server runs no programs.", error))
-        asked: tuple[NestedCall, ...] = ()
+        advance = partial(session.advance, program.call_id, call.text, past, self._seconds)
+        step = await self._done(call, advance)
+        if not isinstance(step, ToolResult):
+            return Advanced(step, frames.CallFinished())
+        if step.error:
+            fail(program.traced.span, "tool_error")
+        return Advanced((), self._finished(call, step, self._longest))
 
-        async def going() -> ToolResult:
-            nonlocal asked
-            step = await session.advance(call_id, program.text, past, self._seconds)
-            if isinstance(step, ToolResult):
-                return step
-            asked = step
-            return ToolResult()
-
-        finished = await self._run(program, self._longest, going)
-        return Advanced(asked, finished)
-
-    async def _run(
-        self, call: ToolCall, longest: int, going: Callable[[], Awaitable[ToolResult]] | None = None
-    ) -> frames.CallFinished:
+    async def _run(self, call: ToolCall, caller: RunningProgram | None) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
-        with tool_span(self._request, self._traced_name(call), is_mcp=self._is_mcp(call.namespace)) as traced:
-            done = await self._done(call, going)
+        request, longest = (caller.traced.request, PROGRAM_CHARACTERS) if caller else (self._request, self._longest)
+        session = self._session(call.namespace)
+        with tool_span(request, self._traced_name(call), is_mcp=self._is_mcp(call.namespace)) as traced:
+            if session is None:
+                done = ToolResult(error=f"There is no tool {call.namespace}.{call.name} here.")
+            else:
+                done = await self._done(call, partial(session.run, call.name, call.text, self._seconds))
             if done.error:
                 fail(traced, "tool_error")
+        return self._finished(call, done, longest)
+
+    def _finished(self, call: ToolCall, done: ToolResult, longest: int) -> frames.CallFinished:
         is_read = not done.error or done.error == done.result
         failure = "" if is_read else f"{FAILURE}{done.error}"
         result = "\n".join(filter(None, (bounded(done.result, longest), bounded(failure, longest))))
@@ -205,15 +237,13 @@ class Sessions:
             if isinstance(error, Exception):
                 logger.error("A session of tools could not be closed", exc_info=error)
 
-    async def _done(self, call: ToolCall, going: Callable[[], Awaitable[ToolResult]] | None) -> ToolResult:
-        session = self._session(call.namespace)
-        if session is None:
-            return ToolResult(error=f"There is no tool {call.namespace}.{call.name} here.")
+    async def _done(self, call: ToolCall, work: Callable[[], Awaitable[Result]]) -> Result | ToolResult:
+        """Do the work of a call, and return its outcome, which for a program may be other calls."""
         tool, status, started = self._measured_name(call.namespace), "failed", time.monotonic()
         try:
             async with asyncio.timeout(self._seconds + GRACE_SECONDS):
-                result = await (going() if going else session.run(call.name, call.text, self._seconds))
-            status = "failed" if result.error else "completed"
+                result = await work()
+            status = _status(result)
         except TimeoutError:
             status = "timeout"
             return ToolResult(error=f"The call took longer than {self._seconds:g} seconds.")
@@ -227,7 +257,8 @@ class Sessions:
             return result
         finally:
             seconds = time.monotonic() - started
-            metrics.TOOL_CALLS.labels(tool, status).inc()
+            if status:
+                metrics.TOOL_CALLS.labels(tool, status).inc()
             metrics.TOOL_SECONDS.labels(tool).observe(seconds)
             self._toolbox.tallies.of(self._request.facts.response_id).tool_seconds += seconds
 
@@ -266,6 +297,13 @@ class Sessions:
         """Return the data that the item shows: outputs, sources and results only if the request includes them."""
         kind = kinds().get(namespace)
         return kind.shown(data, self._request.facts.include) if kind and data is not None else data
+
+
+def _status(outcome: object) -> str:
+    """Return the status of a call by its outcome; empty if it goes on after calls of its own."""
+    if not isinstance(outcome, ToolResult):
+        return ""
+    return "failed" if outcome.error else "completed"
 
 
 def _refused(call: ToolCall, refusal: str) -> frames.CallFinished:

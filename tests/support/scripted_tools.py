@@ -18,7 +18,7 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
 from penstock.pipeline.protocol.tools import McpServer, Toolset
-from penstock.services.tools import Host, ServerUnavailable, Session, Source, Toolbox, ToolResult
+from penstock.services.tools import Host, NestedCall, PastCall, ServerUnavailable, Session, Source, Toolbox, ToolResult
 from penstock.stages.converse.converse import Converse, Steering
 from penstock.stages.converse.tool_loop import Limits
 from tests.support.stored_responses import facts, pop_fields, response
@@ -140,6 +140,40 @@ class ScriptedTool:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class ScriptedProgram:
+    """A host of programs that make the calls of ``rounds``, and then print what they got."""
+
+    rounds: Sequence[tuple[NestedCall, ...]]
+    past: list[tuple[PastCall, ...]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    closed: int = 0
+
+    def session(self, request: Any) -> ScriptedProgram:
+        return self
+
+    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
+        raise AssertionError("a program is not run as a whole")
+
+    async def advance(
+        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
+    ) -> tuple[NestedCall, ...] | ToolResult:
+        assert code == "run()"
+        self.past.append(tuple(past))
+        done = len(past)
+        for calls in self.rounds:
+            if done < len(calls):
+                return calls[done:]
+            done -= len(calls)
+        return ToolResult(", ".join(each.error or each.result or "" for each in past))
+
+    def keep(self, call_id: str) -> None:
+        self.kept.append(call_id)
 
     async def close(self) -> None:
         self.closed += 1

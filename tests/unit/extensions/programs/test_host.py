@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from prometheus_client import REGISTRY
 
 from penstock.extensions.programs.host import ProgramHost, ProgramSession
 from penstock.extensions.programs.running import LONGEST_RESULT, MOST_AT_ONCE
@@ -289,3 +290,22 @@ async def test_waiting_program_holds_no_place(program_sandbox: Sandbox) -> None:
     async with host_of(program_sandbox, slots=1) as host:
         await rounds(host.session(request()), "await add(1)")
         assert (await ended(host.session(request("other")), "1")).result == "1\n"
+
+
+async def test_programs_are_counted_by_their_outcome(host: ProgramHost) -> None:
+    def count(outcome: str) -> float:
+        return REGISTRY.get_sample_value("penstock_programs_total", {"outcome": outcome}) or 0
+
+    outcomes = ("completed", "timeout", "replayed", "diverged", "cancelled")
+    before = [count(outcome) for outcome in outcomes]
+    asleep = REGISTRY.get_sample_value("penstock_programs_sleeping") or 0
+    await played(host, "await add(1)")
+    await played(host, RANDOM, is_kept=False)
+    session = host.session(request())
+    (call,) = await rounds(session, endless := "await add(1)\nwhile True: pass")
+    await ended(session, endless, [numbered(0, call)], seconds=0.2)
+    await rounds(session, "await add(1)")
+    assert REGISTRY.get_sample_value("penstock_programs_sleeping") == asleep + 1
+    await session.close()
+    assert REGISTRY.get_sample_value("penstock_programs_sleeping") == asleep
+    assert [count(outcome) - was for outcome, was in zip(outcomes, before, strict=True)] == [1, 1, 1, 1, 0]

@@ -252,7 +252,8 @@ class MuteBackend(ScriptedEngine):
             text_stages(),
             "The engine, in stage 'parse', of this server ended too early: after GenerationStarted: expected"
             " MessageOpened, ReasoningOpened, RefusalOpened, ClientCallOpened, ShellCallOpened, ToolSearchOpened,"
-            " ProgramOpened, McpCallOpened, CodeCallOpened, WebCallOpened, FileSearchOpened or TurnFinished, got the end.",
+            " ProgramOpened, McpCallOpened, CodeCallOpened, WebCallOpened, FileSearchOpened or TurnFinished,"
+            " got the end.",
             inspect.getsourcelines(MuteBackend.answer)[1],
         ),
     ],

@@ -22,6 +22,7 @@ from penstock.stages.converse.turn import ToolCall
 from penstock.stages.emit.emit import ResponseWriter
 from tests.support.scripted_tools import (
     ScriptedConverse,
+    ScriptedProgram,
     ScriptedTool,
     answer,
     conversation,
@@ -49,40 +50,6 @@ TOOLS = Toolset(
         HostedTool("browser", "search"),
     ),
 )
-
-
-@dataclass
-class ScriptedProgram:
-    """A host of programs that make the calls of ``rounds``, and then print what they got."""
-
-    rounds: Sequence[tuple[NestedCall, ...]]
-    past: list[tuple[PastCall, ...]] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    closed: int = 0
-
-    def session(self, request: Any) -> ScriptedProgram:
-        return self
-
-    async def run(self, name: str, text: str, seconds: float) -> ToolResult:
-        raise AssertionError("a program is not run as a whole")
-
-    async def advance(
-        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
-    ) -> tuple[NestedCall, ...] | ToolResult:
-        assert code == "run()"
-        self.past.append(tuple(past))
-        done = len(past)
-        for calls in self.rounds:
-            if done < len(calls):
-                return calls[done:]
-            done -= len(calls)
-        return ToolResult(", ".join(each.error or each.result or "" for each in past))
-
-    def keep(self, call_id: str) -> None:
-        self.kept.append(call_id)
-
-    async def close(self) -> None:
-        self.closed += 1
 
 
 @dataclass
@@ -304,5 +271,6 @@ async def test_program_fails_as_a_tool_does_if_nothing_runs_it() -> None:
         99,
         cited=(),
     )
-    advanced = await sessions.advance(ToolCall("program", "program", "run()"), "call_p", ())
+    with sessions.program(ToolCall("program", "program", "run()"), "call_p") as program:
+        advanced = await sessions.advance(program, ())
     assert advanced.finished.error == "This server runs no programs."

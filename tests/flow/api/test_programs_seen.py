@@ -1,0 +1,153 @@
+"""Programs as their operator sees them: recordings, traces, metrics, the audit log and timelines.
+
+The host of programs follows a script: nothing runs here but the tools.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from penstock.extensions.workbench.timeline.rows import rows_of
+from penstock.extensions.workbench.timeline.timeline import timeline_of
+from penstock.pipeline.audit import LOGGER
+from penstock.pipeline.protocol.events import DONE, to_sse
+from penstock.pipeline.recordings.format import source_of_recording
+from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.tools import NestedCall, Toolbox, ToolResult
+from tests.support import server
+from tests.support.api_clients import Json
+from tests.support.event_streams import final, harmony_pipeline, read_sse
+from tests.support.otlp import collecting
+from tests.support.scripted_tools import ScriptedProgram, ScriptedTool
+from tests.support.server import ScriptedServer
+from tests.support.stores import open_store
+from tests.support.tool_servers import answer_markup, play_turns, python_markup
+
+ASK, LOOK = NestedCall((None, "ask"), '{"of": "stock"}'), NestedCall(("browser", "search"), '{"query": "lamps"}')
+OF_PROGRAMS = {"allowed_callers": ["programmatic"]}
+TOOLS: list[Json] = [
+    {"type": "programmatic_tool_calling"},
+    {"type": "function", "name": "ask", "parameters": {"type": "object"}, "strict": False, **OF_PROGRAMS},
+    {"type": "web_search", **OF_PROGRAMS},
+]
+ASKED: Json = {"model": "tiny", "input": "How many lamps are there?", "tools": TOOLS}
+
+
+@asynccontextmanager
+async def programs(
+    folder: Path, *rounds: tuple[NestedCall, ...], **options: Any
+) -> AsyncGenerator[ScriptedServer, None]:
+    """A server that records into ``folder``, and whose model writes a program with these rounds of calls."""
+    engine = ScriptedEngine(models=("tiny",))
+    tool = ScriptedTool([ToolResult("12"), ToolResult(error="It is down.")])
+    toolbox = Toolbox({"program": ScriptedProgram(rounds), "browser": tool})
+    async with server.recording_server(engine, folder, toolbox=toolbox, **options) as served:
+        yield served
+
+
+def output_for(response: Json) -> list[Json]:
+    """What the client sends back: the outputs of the calls that it has to make."""
+    calls = [item for item in response["output"] if item["type"] == "function_call"]
+    return [{"type": "function_call_output", "call_id": call["call_id"], "output": "7"} for call in calls]
+
+
+async def talk(served: ScriptedServer) -> list[tuple[bytes, Json]]:
+    """Send a request, and then the outputs of its calls; return both answers."""
+    body, answers = ASKED, list[tuple[bytes, Json]]()
+    for turns in ([python_markup("run()")], []):
+        play_turns(served.engine, *turns, answer_markup("There are 12."))
+        sent = await served.stream(body)
+        response = await served.get_response(final(read_sse(sent)).id)
+        answers.append((sent, response))
+        body = {**ASKED, "input": output_for(response), "previous_response_id": response["id"]}
+    return answers
+
+
+async def replayed(folder: Path, stage: str, source: str) -> bytes:
+    async with open_store(str(folder.parent / "replay.sqlite3")) as store:
+        pipeline = harmony_pipeline(ScriptedEngine(), store)
+        async with pipeline.from_stage(stage).open(source_of_recording(server.read_stage(folder, source))) as events:
+            return b"".join([to_sse(event) async for event in events]) + DONE
+
+
+async def test_recording_of_a_program_replays_to_the_same_bytes(tmp_path: Path) -> None:
+    """The first response waits for the client, the second goes on with the program: no step of it runs again."""
+    async with programs(tmp_path / "r", (LOOK, ASK), (LOOK,)) as served:
+        answers = await talk(served)
+    assert [[item["type"] for item in answer["output"]] for _, answer in answers] == [
+        ["program", "web_search_call", "function_call"],
+        ["web_search_call", "program_output", "message"],
+    ]
+    for sent, answer in answers:
+        folder = tmp_path / "r" / answer["id"]
+        assert "conversed.jsonl" in server.recorded_files(folder)
+        for stage, source in (("emit", "converse"), ("persist", "emit")):
+            assert await replayed(folder, stage, source) == sent
+
+
+async def test_spans_of_calls_are_below_that_of_their_program(tmp_path: Path) -> None:
+    async with collecting() as receiver, programs(tmp_path / "r", (LOOK, ASK), (LOOK,)) as served:
+        await talk(served)
+    first, second = receiver.named("execute_tool programmatic_tool_calling")
+    assert [sorted(receiver.under(span)) for span in (first, second)] == [
+        ["execute_tool function", "execute_tool web_search"],
+        ["execute_tool web_search"],
+    ]
+    assert [span.has_failed for span in receiver.named("execute_tool web_search")] == [False, True]
+    assert {span.parent for span in (first, second)} == {span.id for span in receiver.named("response")}
+
+
+async def test_calls_of_programs_are_counted(tmp_path: Path) -> None:
+    def counted(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(f"penstock_{name}_total", labels) or 0
+
+    def counts() -> list[float]:
+        return [
+            counted("program_calls", tool="web_search"),
+            counted("program_calls", tool="function"),
+            counted("tool_calls", tool="programmatic_tool_calling", status="completed"),
+        ]
+
+    before = counts()
+    async with programs(tmp_path / "r", (LOOK, ASK), (LOOK,)) as served:
+        await talk(served)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 1, 1]
+
+
+async def test_refused_call_of_a_program_is_in_the_audit_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, LOGGER):
+        async with programs(tmp_path / "r", (LOOK, LOOK)) as served:
+            play_turns(served.engine, python_markup("run()"), answer_markup())
+            _, answer = await served.post({**ASKED, "max_tool_calls": 2})  # the program itself is one
+    logger.removeHandler(caplog.handler)
+    program = answer["output"][0]["call_id"]
+    (noted,) = [vars(record)["audit"] for record in caplog.records if record.name == LOGGER]
+    assert noted == {
+        "rule": "tools",
+        "decision": "refused",
+        "subject": answer["id"],
+        "tool": "browser",
+        "caller": program,
+    }
+
+
+async def test_timeline_tells_the_calls_of_a_program_from_those_of_the_model(tmp_path: Path) -> None:
+    async with programs(tmp_path / "r", (LOOK, ASK), (LOOK,)) as served:
+        answers = await talk(served)
+    titles = [
+        [row.title for row in rows_of(await timeline_of(tmp_path / "r" / answer["id"])) if row.title]
+        for _, answer in answers
+    ]
+    assert titles == [
+        ["program", "web call · search · by the program", "function call · ask · by the program"],
+        ["web call · search · by the program", "program output", "message · final answer"],
+    ]
