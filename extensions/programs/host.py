@@ -20,6 +20,7 @@ from penstock.extensions.tools.sandbox.probe import Sandbox, offered
 from penstock.extensions.tools.sandbox.process import SandboxDied
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import ResolvedRequest
+from penstock.pipeline.tasks import in_thread
 from penstock.services.slots import Limit, Slots, unlimited
 from penstock.services.tools import PROGRAM_TTL, HostSettings, NestedCall, PastCall, ToolResult
 
@@ -69,7 +70,8 @@ class ProgramSession:
     def __init__(self, host: ProgramHost, request: ResolvedRequest) -> None:
         self._host = host
         self._owner = request.facts.origin.owner
-        self._names = Names(request.facts.tools.in_programs or ())
+        self._tools = request.facts.tools.in_programs or ()
+        self._names: Names | None = None
         self._running: set[RunningProgram] = set()
         self._waiting: set[str] = set()
         """The calls of the programs that wait, and do not outlive the session."""
@@ -87,6 +89,8 @@ class ProgramSession:
     async def advance(
         self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
     ) -> tuple[NestedCall, ...] | ToolResult:
+        if self._names is None:
+            self._names = await in_thread(Names, self._tools)  # it takes seconds for thousands of tools
         key, opening = (self._owner, call_id), Opening(code, self._names)
         program = self._kept(key, opening, past)
         waits, ended = False, "cancelled"
