@@ -49,9 +49,9 @@ class Function:
     text_argument: str | None
     """The parameter that is the whole input of a tool called with plain text; None for a tool called with JSON."""
     shape: Object | None
-    """What is known of the arguments; None if a call may give any, by their names."""
+    """The arguments, as far as they are known; None if a call may give any, by their names."""
     returned: Node | None
-    """What is known of the result."""
+    """The result, as far as it is known."""
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""What the model reads of programs: their rules, and the functions as stubs with types made from their schemas."""
+"""The description of programs for the model: rules, and the functions as stubs with types from their schemas."""
 
 from __future__ import annotations
 

@@ -56,14 +56,14 @@ FrameOrTask: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinishe
 
 @dataclass(frozen=True)
 class Advanced:
-    """What has come of a program: the calls for which it waits, or its end."""
+    """The next step of a program: the calls for which it waits, or its end."""
 
     calls: tuple[NestedCall, ...]
     finished: frames.CallFinished
 
 
 Step: TypeAlias = FrameOrTask | asyncio.Task[Advanced]
-"""What comes next in a response: its next frame, or the work of a program, which is none."""
+"""The next thing in a response: its next frame, or the work of a program, which is none."""
 
 
 Result = TypeVar("Result")
