@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from penstock.api.settings import Settings
+from penstock.extensions.tools.sandbox.plan import Kind
 from penstock.extensions.tools.sandbox.probe import probe
 
 
@@ -10,5 +13,4 @@ async def check(settings: Settings) -> str:
     """Start a sandbox of each kind."""
     if not settings.sandbox:
         return "off"
-    python, container = await probe("python"), await probe("container")
-    return f"{python.describe()}; {container.describe()}"
+    return "; ".join([(await probe(kind)).describe() for kind in get_args(Kind)])

@@ -162,6 +162,12 @@ async def test_sleep_takes_its_time(session: ProgramSession) -> None:
     assert (await ended(session, code)).result == "True\n"
 
 
+async def test_program_that_runs_again_does_not_sleep_again(session: ProgramSession) -> None:
+    code = "for n in range(100):\n    await add(n)\n    if n < 99: await asyncio.sleep(3600)\n'done'"
+    outcome = await ended(session, code, [numbered(n, add(n)) for n in range(100)])
+    assert outcome == ToolResult("'done'\n")
+
+
 async def test_more_calls_than_fit_wait_for_the_next_round(host: ProgramHost) -> None:
     asked, outcome = await played(host, "len(await asyncio.gather(*map(add, range(150))))")
     assert [len(each) for each in asked] == [MOST_AT_ONCE, MOST_AT_ONCE, 150 - 2 * MOST_AT_ONCE]
