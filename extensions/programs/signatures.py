@@ -14,7 +14,8 @@ from penstock.extensions.programs.python_types import (
     python_type,
     remark,
 )
-from penstock.pipeline.protocol.tools import HostedTool, Toolset
+from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Toolset
+from penstock.stages.models.chat.functions import rule_of
 from penstock.stages.models.harmony.hosted import description_of, function_of
 
 RULES: Final = """\
@@ -63,7 +64,8 @@ def _stub(function: Function, indent: str = "") -> str:
 def _description(function: Function) -> str:
     tool = function.tool
     known = function_of(tool) if isinstance(tool, HostedTool) else tool
-    return (known and known.description) or ""
+    described = (known and known.description) or ""
+    return f"{described}\n\n{rule_of(tool)}" if isinstance(tool, CustomTool) and tool.grammar else described
 
 
 def _returned(function: Function, indent: str) -> str:

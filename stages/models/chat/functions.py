@@ -72,7 +72,7 @@ def _described(tool: Tool) -> tuple[str | None, Mapping[str, Any] | None]:
         case FunctionTool() | McpTool():
             return tool.description, tool.parameters
         case CustomTool():
-            return tool.description, _one_text(CUSTOM_ARGUMENT, _rule(tool))
+            return tool.description, _one_text(CUSTOM_ARGUMENT, rule_of(tool))
         case HostedTool():
             if function := function_of(tool):
                 return function.description, function.parameters
@@ -89,7 +89,8 @@ def _one_text(argument: str, description: str) -> dict[str, Any]:
     }
 
 
-def _rule(tool: CustomTool) -> str:
+def rule_of(tool: CustomTool) -> str:
+    """Return a sentence about the input of a tool, with its grammar if it has one."""
     if tool.grammar is None:
         return "Any text."
     return f"Text that matches this {_KINDS[tool.grammar.syntax]}:\n{tool.grammar.definition}"

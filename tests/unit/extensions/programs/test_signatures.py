@@ -16,7 +16,16 @@ from penstock.extensions.programs.names import Names
 from penstock.extensions.programs.python_types import MOST_LEVELS, python_type
 from penstock.extensions.programs.signatures import RULES, described
 from penstock.pipeline.hosted_kinds import kinds
-from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset, tool_key
+from penstock.pipeline.protocol.tools import (
+    CustomTool,
+    FunctionTool,
+    Grammar,
+    HostedTool,
+    McpTool,
+    Tool,
+    Toolset,
+    tool_key,
+)
 from penstock.stages.models.harmony.schema import MOST_PROMPT_INLINE_CHARACTERS, Inlining, read
 
 STRING = {"type": "string"}
@@ -215,6 +224,13 @@ def test_notes_are_comments() -> None:
             Returns \\d."""
     ''').strip()
     )
+
+
+def test_the_grammar_of_a_text_is_in_the_docstring() -> None:
+    tool = CustomTool("on", "Sets a date.", Grammar("regex", r"\d{4}"))
+    ((_, stub),) = declared(stubs(described(Toolset(in_programs=(tool,)))))
+    assert ast.get_docstring(stub) == "Sets a date.\n\nText that matches this regular expression:\n\\d{4}"
+    assert ast.unparse(stub.args) == "input: str"
 
 
 def test_objects_come_after_functions() -> None:
