@@ -338,6 +338,8 @@ class CreateMessage(CountTokens):
                 raise InvalidRequest(message, param=param, code="mutually_exclusive_parameters")
         if self.compaction is not None and self._conversation.offer.has_changed:
             raise not_permitted("compaction")  # the summary does not tell the tools
+        if self.compaction is not None and self._conversation.has_open_program:
+            raise not_permitted("compaction")  # the program would go on
         return super().create_request
 
     @property

@@ -238,6 +238,12 @@ class Conversation:
             found = f"`tool_use` ids were found without `tool_result` blocks immediately after: {shortened(call_id)}"
             raise _refusal(found, place)
 
+    @property
+    def has_open_program(self) -> bool:
+        """True if a program has not ended: it goes on before the model does."""
+        ended = {item.call_id for item in self.items if isinstance(item, wire.ProgramOutput)}
+        return not self._programs <= ended
+
     def _pair(self, message: Turn, place: str) -> None:
         """Raise `InvalidRequest` for a result without a call before it, and for two open calls with the same id.
 

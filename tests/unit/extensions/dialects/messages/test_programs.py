@@ -277,6 +277,17 @@ async def test_message_with_results_for_a_program_has_nothing_else() -> None:
     assert asked({"role": "assistant", "content": direct["content"]}, answered).input_items
 
 
+async def test_conversation_is_summarized_once_its_programs_have_ended() -> None:
+    begun = program()
+    message = await written([begun, call(begun.call_id)])
+    told: list[Json] = [{"role": "assistant", "content": message["content"]}, results(message, ["1"])]
+    with pytest.raises(InvalidRequest) as refused:
+        asked(*told, compaction={"type": "summarize"})
+    assert refused.value.param == "compaction"
+    ended = await written([items.ProgramOutput("progo_1", begun.call_id, "1", "completed")])
+    assert asked(*told, {"role": "assistant", "content": ended["content"]}, HI, compaction={"type": "summarize"})
+
+
 async def test_calls_and_results_of_a_program_that_was_cut_off_are_the_models() -> None:
     begun = program()
     first = await written([begun, call(begun.call_id)])
