@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.services.slots import Slots
 from penstock.services.tools import Toolbox
 from tests.support.agent_engine import AgentEngine
+from tests.support.api_clients import PATIENCE
 from tests.support.messages import PATH
 from tests.support.server import ScriptedServer, running_server
 from tests.support.tool_servers import LOOPBACK, Site, running_site
@@ -60,7 +62,7 @@ async def site() -> AsyncGenerator[Site, None]:
 async def served(tmp_path: Path, host: ProgramHost, site: Site) -> AsyncGenerator[ScriptedServer, None]:
     browser = BrowserHost(search_backend("searxng", site.url), LOOPBACK)
     toolbox = Toolbox({"program": host, "browser": browser}, McpServers({}))
-    async with running_server(AgentEngine("tiny"), tmp_path, toolbox=toolbox) as served:
+    async with running_server(AgentEngine("tiny"), tmp_path, toolbox=toolbox, resources=["batches"]) as served:
         yield served
 
 
@@ -237,6 +239,20 @@ async def test_conversation_goes_on_after_a_program(claude: anthropic.AsyncAnthr
     messages += client.answered(ended)[:1]
     again = await client.ask({**body, "messages": [*messages, {"role": "user", "content": "say again"}]})
     assert (shown(again), text_of(again), again.container) == ([], "again", None)
+
+
+async def test_program_of_a_batch_goes_on_after_it(claude: anthropic.AsyncAnthropic) -> None:
+    client, body = Client(claude), asking(FOUR)
+    batch = await claude.messages.batches.create(requests=[{"custom_id": "a", "params": body}])
+    async with asyncio.timeout(PATIENCE):
+        while (await claude.messages.batches.retrieve(batch.id)).processing_status != "ended":
+            await asyncio.sleep(0.02)
+    (line,) = [each async for each in await claude.messages.batches.results(batch.id)]
+    assert line.result.type == "succeeded"
+    begun = line.result.message
+    assert (shown(begun), begun.stop_reason) == (["server_tool_use", *["tool_use"] * 3], "tool_use")
+    body["messages"] += client.answered(begun)
+    assert text_of(await client.finish(body)).strip() == FOUND
 
 
 async def test_program_goes_on_in_a_thread(served: ScriptedServer) -> None:
