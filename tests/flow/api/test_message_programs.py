@@ -243,7 +243,8 @@ async def test_conversation_goes_on_after_a_program(claude: anthropic.AsyncAnthr
 
 async def test_program_of_a_batch_goes_on_after_it(claude: anthropic.AsyncAnthropic) -> None:
     client, body = Client(claude), asking(FOUR)
-    batch = await claude.messages.batches.create(requests=[{"custom_id": "a", "params": body}])
+    requests: Any = [{"custom_id": "a", "params": body}]
+    batch = await claude.messages.batches.create(requests=requests)
     async with asyncio.timeout(PATIENCE):
         while (await claude.messages.batches.retrieve(batch.id)).processing_status != "ended":
             await asyncio.sleep(0.02)
