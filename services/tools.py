@@ -142,8 +142,11 @@ class Advancing(Protocol):
         """
         ...
 
-    def keep(self, call_id: str) -> None:
-        """Keep a program that waits for the client beyond the end of the session."""
+    def keep(self, call_id: str, past: Sequence[PastCall]) -> None:
+        """Keep a program that waits for the client beyond the end of the session.
+
+        ``past`` are all of its calls that have an outcome: the client may not send back those of this server's tools.
+        """
         ...
 
 

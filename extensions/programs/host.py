@@ -73,8 +73,8 @@ class ProgramSession:
         self._tools = request.facts.tools.in_programs or ()
         self._names: Names | None = None
         self._running: set[RunningProgram] = set()
-        self._waiting: set[str] = set()
-        """The calls of the programs that wait, and do not outlive the session."""
+        self._waiting: dict[str, RunningProgram] = {}
+        """The programs that wait, and do not outlive the session, by their calls."""
         self._is_closed = False
 
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
@@ -121,7 +121,7 @@ class ProgramSession:
             if program:
                 self._running.discard(program)
                 if waits:
-                    self._waiting.add(call_id)
+                    self._waiting[call_id] = program
                     self._host.sleeping.put(key, program)
                 else:
                     await asyncio.shield(self._host.sleeping.end(program))
@@ -140,8 +140,9 @@ class ProgramSession:
         if self._is_closed:
             raise SandboxDied("the response has ended")
 
-    def keep(self, call_id: str) -> None:
-        self._waiting.discard(call_id)
+    def keep(self, call_id: str, past: Sequence[PastCall]) -> None:
+        if program := self._waiting.pop(call_id, None):
+            program.hear(past)
 
     async def close(self) -> None:
         """End the programs of the session, except those to `keep`."""
@@ -149,7 +150,7 @@ class ProgramSession:
         for program in self._running:
             program.kill()
         while self._waiting:
-            self._host.sleeping.drop((self._owner, self._waiting.pop()))
+            self._host.sleeping.drop((self._owner, self._waiting.popitem()[0]))
 
 
 async def host(settings: HostSettings) -> ProgramHost | None:

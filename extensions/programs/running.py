@@ -78,6 +78,8 @@ class RunningProgram:
         self._has_begun = False
         self._done: list[PastCall] = []
         """The calls whose outcomes it has, but for those that did not leave."""
+        self._heard: Sequence[PastCall] = ()
+        """The calls that it waits for, and whose outcomes are known."""
         self._number = 0
         self._used = 0.0
 
@@ -103,11 +105,28 @@ class RunningProgram:
             self.is_alive and self._opening == opening and len(past) >= len(own) and all(map(_is_same_past, own, past))
         )
 
+    def hear(self, past: Sequence[PastCall]) -> None:
+        """Keep the outcomes of ``past`` calls that it has not got yet, as it waits for others."""
+        self._heard = past[len(self._done) :]
+
+    def _recalled(self, past: Sequence[PastCall]) -> list[PastCall]:
+        """Return past calls with the outcomes that were heard of, where they are no longer known."""
+        heard, got = list(self._heard), len(self._done)
+        found = list(past[:got])
+        for each in past[got:]:
+            same = () if each.is_known else (was for was in heard if _is_same(was.call, each.call))
+            known = next(iter(same), each)
+            if known is not each:
+                heard.remove(known)
+            found.append(known)
+        return found
+
     async def advance(self, past: Sequence[PastCall], seconds: float) -> tuple[NestedCall, ...] | None:
         """Let it go on with the outcomes of ``past`` calls; return the calls that it waits for, or None at its end.
 
         It may run for ``seconds`` in all of its steps.  Raises `ProgramFailed` or `SandboxDied`.
         """
+        past = self._recalled(past)
         with self._running():
             if not self._has_begun:
                 await self._go_on(self._opening.question, past, seconds)

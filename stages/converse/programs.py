@@ -52,7 +52,7 @@ class Programs:
                     break
                 yield from self._round(running, advanced.calls, done)
                 if len(done) < len(past) + len(advanced.calls):
-                    self.sessions.keep(running)
+                    self.sessions.keep(running, tuple(done))
                     self.waits_for_client = True
                     return
                 past = tuple(done)

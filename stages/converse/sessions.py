@@ -188,11 +188,11 @@ class Sessions:
         """Let a program go on in a task, after its ``past`` calls."""
         return self.start(self._advanced(program, past))
 
-    def keep(self, program: RunningProgram) -> None:
-        """Keep a program that waits for the client beyond this response."""
+    def keep(self, program: RunningProgram, past: Sequence[PastCall]) -> None:
+        """Keep a program that waits for the client beyond this response, with the outcomes of its ``past`` calls."""
         session: object = self._session(program.call.namespace)
         if isinstance(session, Advancing):
-            session.keep(program.call_id)
+            session.keep(program.call_id, past)
 
     async def _advanced(self, program: RunningProgram, past: Sequence[PastCall]) -> Advanced:
         call = program.call

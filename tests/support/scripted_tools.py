@@ -172,7 +172,7 @@ class ScriptedProgram:
             done -= len(calls)
         return ToolResult(", ".join(each.error or each.result or "" for each in past))
 
-    def keep(self, call_id: str) -> None:
+    def keep(self, call_id: str, past: Sequence[PastCall]) -> None:
         self.kept.append(call_id)
 
     async def close(self) -> None:

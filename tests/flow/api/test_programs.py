@@ -351,3 +351,37 @@ async def test_key_without_programs_gets_none(tmp_path: Path, programs: ProgramH
         status, refused = await served.post({"input": "Hi", "tools": [PROGRAMS, LOOK]})
     assert (status, refused["error"]["param"]) == (400, "tools[0].type")
     assert "programmatic_tool_calling" in refused["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "found, ran = await asyncio.gather({search}, {run})\nseen = await {look}",
+        "seen, found, ran = await asyncio.gather({look}, {search}, {run})",
+    ],
+    ids=["round by round", "at once"],
+)
+async def test_program_goes_on_without_a_store_after_calls_of_the_server(
+    tmp_path: Path, programs: ProgramHost, sandbox: Sandbox, code: str, is_kept: bool
+) -> None:
+    """Its process knows what they returned; another one has no way to learn it, and says so."""
+    calls = {
+        "search": 'web_search.search(query="gates")',
+        "run": 'code_interpreter.python(code="print(6 * 7)")',
+        "look": 'look(city="Rome")',
+    }
+    written = code.format_map(calls) + '\nprint("Gates" in str(found), ran, seen["degrees"])'
+    async with running_site() as site:
+        tools = [PROGRAMS, LOOK, {**SEARCH_TOOL, **ALONE}, {**CODE_TOOL, **ALONE}]
+        turns = [python_markup(written)]
+        async with tool_server(tmp_path, turns, programs=programs, sandbox=sandbox, search=site.url) as served:
+            first = await respond(served, "whole", {"tools": tools, "input": [USER], "store": False})
+            assert sorted(first.types) == ["code_interpreter_call", "function_call", "program", "web_search_call"]
+            if not is_kept:
+                forget(programs, first.output[0]["call_id"])
+            play_turns(served.engine, answer_markup())
+            following = followed("stateless", [USER], first, outputs(first.output))
+            done = await respond(served, "whole", {"tools": tools, **following})
+    assert done.types == ["program_output", "message"]
+    result = done.output[0]["result"]
+    assert result == "True 42 21\n" if is_kept else "is no longer known" in result

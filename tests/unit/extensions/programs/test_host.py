@@ -228,7 +228,7 @@ async def test_program_outlives_its_session_if_it_is_kept(host: ProgramHost, kee
     first = host.session(request())
     (call,) = await rounds(first, RANDOM)
     if keeps:
-        first.keep("call_p")
+        first.keep("call_p", ())
     await first.close()
     assert len(host.sleeping) == keeps
     outcome = await step(host.session(request()), RANDOM, [numbered(0, call)])
@@ -241,7 +241,7 @@ async def test_only_a_kept_process_goes_on_without_a_result(host: ProgramHost) -
     first = host.session(request())
     (call,) = await rounds(first, code)
     (second,) = await rounds(first, code, [numbered(0, call)])
-    first.keep("call_p")
+    first.keep("call_p", ())
     await first.close()
     past = [PastCall(call, None), numbered(1, second)]
     assert await ended(host.session(request()), code, past) == ToolResult("0 1\n")
@@ -254,7 +254,7 @@ async def test_program_is_that_of_its_owner_and_its_tools(host: ProgramHost) -> 
         first = host.session(request())
         code = "x = await add(1)\nawait add(2)"
         (call,) = await rounds(first, code)
-        first.keep("call_p")
+        first.keep("call_p", ())
         second = host.session(other)
         assert await rounds(second, code, [numbered(0, call)]) == (add(2),)
         await first.close()
@@ -266,7 +266,7 @@ async def test_kept_process_ends_after_its_time(program_sandbox: Sandbox) -> Non
     async with host_of(program_sandbox, ttl=0.05) as host:
         session = host.session(request())
         await rounds(session, "await add(1)")
-        session.keep("call_p")
+        session.keep("call_p", ())
         async with asyncio.timeout(120):
             while len(host.sleeping):
                 await asyncio.sleep(0.01)
@@ -278,7 +278,7 @@ async def test_processes_are_bounded_per_owner_and_in_all(program_sandbox: Sandb
         async def waiting(owner: str, number: int) -> ProgramSession:
             session = host.session(request(owner))
             await step(session, "await add(1)", call_id=f"call_{number}")
-            session.keep(f"call_{number}")
+            session.keep(f"call_{number}", ())
             return session
 
         for number in range(PER_SLOT * 2):
