@@ -20,11 +20,14 @@ from penstock.stages.render.schemas import referenced
 LARGEST: Final = JsonSize(containers=10_000, commas=20_000)
 """The size of the arguments of a call."""
 
-MOST_STEPS: Final = 50_000
-"""Parts of a schema that are compared with parts of the arguments of one call."""
+MOST_STEPS: Final = 100_000
+"""Parts of schemas that are compared with parts of the arguments of the calls of one round."""
 
 LONGEST_PATTERN: Final = 1_000
-"""Characters of a pattern that is checked; making it ready counts as one step each."""
+"""Characters of a pattern that is checked."""
+
+PATTERN_STEPS: Final = 2_000
+"""Steps for which the making of a pattern's machine counts: it takes milliseconds, and some take a hundred."""
 
 _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "null": lambda value: value is None,
@@ -63,29 +66,29 @@ def parsed(arguments: str) -> Any:
     return value
 
 
-def check(arguments: str, schema: Mapping[str, Any]) -> None:
-    """Raise `WrongArguments` if the arguments are no JSON object, or one that the schema does not allow."""
-    value = parsed(arguments)
-    if not isinstance(value, dict):
-        raise WrongArguments("the arguments are no object")
-    try:
-        problem = next(_Check(schema, arguments.count(",") + 1).problems(value, schema, ""), None)
-    except RecursionError:
-        problem = "the arguments are nested too deeply to be checked"
-    if problem:
-        raise WrongArguments(problem)
+class Checks:
+    """The checks of the calls of one round, which have so many steps together and no more."""
 
-
-class _Check:
-    """One check of a value, which has so many steps and no more."""
-
-    def __init__(self, root: Mapping[str, Any], size: int) -> None:
-        self._root = root
-        self._size = size
+    def __init__(self) -> None:
         self._left = MOST_STEPS
         self._machines: dict[str, SchemaValidator | None] = {}
+        self._root: Mapping[str, Any] = {}
+        self._size = 0
 
-    def problems(self, value: Any, schema: Any, place: str) -> Iterator[str]:
+    def check(self, arguments: str, schema: Mapping[str, Any]) -> None:
+        """Raise `WrongArguments` if the arguments are no JSON object, or one that the schema does not allow."""
+        value = parsed(arguments)
+        if not isinstance(value, dict):
+            raise WrongArguments("the arguments are no object")
+        self._root, self._size = schema, arguments.count(",") + 1
+        try:
+            problem = next(self._problems(value, schema, ""), None)
+        except RecursionError:
+            problem = "the arguments are nested too deeply to be checked"
+        if problem:
+            raise WrongArguments(problem)
+
+    def _problems(self, value: Any, schema: Any, place: str) -> Iterator[str]:
         """Yield what is wrong with a value at a place."""
         self._spend(1)
         if schema is False:
@@ -121,11 +124,11 @@ class _Check:
     def _of_others(self, value: Any, schema: Mapping[str, Any], place: str) -> Iterator[str]:
         """Yield what is wrong by the schemas that hold for the same value."""
         if isinstance(reference := schema.get("$ref"), str):
-            yield from self.problems(value, referenced(reference, self._root), place)
+            yield from self._problems(value, referenced(reference, self._root), place)
         for part in _list(schema, "allOf"):
-            yield from self.problems(value, part, place)
+            yield from self._problems(value, part, place)
         for keyword in ("anyOf", "oneOf"):
-            found = [next(self.problems(value, part, place), "") for part in _list(schema, keyword)]
+            found = [next(self._problems(value, part, place), "") for part in _list(schema, keyword)]
             if found and all(found):
                 yield found[0] if len(found) == 1 else f"{place or 'the object'} fits no alternative: {found[0]}"
 
@@ -137,19 +140,19 @@ class _Check:
         properties = properties if isinstance(properties, Mapping) else {}
         rest = True if "patternProperties" in schema else schema.get("additionalProperties", True)
         for name, inner in value.items():
-            yield from self.problems(inner, properties.get(name, rest), _joined(place, name))
+            yield from self._problems(inner, properties.get(name, rest), _joined(place, name))
 
     def _of_array(self, value: list[Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
         first = _list(schema, "prefixItems")
         for at, inner in enumerate(value):
             part = first[at] if at < len(first) else schema.get("items", True)
-            yield from self.problems(inner, part, f"{place}[{at}]")
+            yield from self._problems(inner, part, f"{place}[{at}]")
 
     def _matches(self, pattern: str, value: str) -> bool:
         if len(pattern) > LONGEST_PATTERN:
             return True
         if pattern not in self._machines:
-            self._spend(len(pattern))
+            self._spend(PATTERN_STEPS)
             self._machines[pattern] = _machine(pattern)
         machine = self._machines[pattern]
         return machine is None or machine.isinstance_python(value)

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.extensions.programs.arguments import WrongArguments, check, parsed
+from penstock.extensions.programs.arguments import Checks, WrongArguments, parsed
 from penstock.extensions.programs.names import Function, Names
 from penstock.extensions.tools.sandbox.folder import Folder
 from penstock.extensions.tools.sandbox.process import Process, SandboxDied
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import tool_key
+from penstock.pipeline.tasks import in_thread
 from penstock.services.tools import NestedCall, PastCall, bounded
 
 MOST_AT_ONCE: Final = 64
@@ -176,12 +177,12 @@ class RunningProgram:
             answer = await self._process.ask(
                 {**question, "is_past": is_past}, max(seconds - self._used, 0), goes_on=self._has_begun
             )
+            self._round = await in_thread(self._read, answer)  # schemas of a client may make it long
         except TimeoutError:
             raise ProgramFailed(f"The program ran longer than {seconds:g} seconds, and was ended.", "timeout") from None
         finally:
             self._has_begun = True
             self._used += now() - began
-        self._round = self._read(answer)
         self._number += len(self._round or ())
         if self._number > MOST_CALLS:
             raise ProgramFailed(f"The program made more than {MOST_CALLS:,} calls, and was ended.", "calls")
@@ -192,21 +193,22 @@ class RunningProgram:
             return None
         if not isinstance(calls, list) or not 0 < len(calls) <= MOST_AT_ONCE:
             raise SandboxDied("it broke the channel to the server")
-        return [self._asked(call) for call in calls]
+        checks = Checks()
+        return [self._asked(call, checks) for call in calls]
 
-    def _asked(self, call: Any) -> Asked:
+    def _asked(self, call: Any, checks: Checks) -> Asked:
         match call:
             case [str(path), str(arguments)] if function := self._opening.names.by_path.get(path):
-                return Asked(NestedCall(tool_key(function.tool), arguments), _problem(function, arguments))
+                return Asked(NestedCall(tool_key(function.tool), arguments), _problem(function, arguments, checks))
             case _:
                 raise SandboxDied("it called a function that it does not have")
 
 
-def _problem(function: Function, arguments: str) -> str | None:
+def _problem(function: Function, arguments: str, checks: Checks) -> str | None:
     """Return what is wrong with the arguments of a call; None if nothing is."""
     try:
         if function.text_argument is None:
-            check(arguments, getattr(function.tool, "parameters", None) or {})
+            checks.check(arguments, getattr(function.tool, "parameters", None) or {})
         else:
             arguments.encode()
     except WrongArguments as error:

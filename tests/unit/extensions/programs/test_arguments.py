@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from penstock.extensions.programs.arguments import WrongArguments, check, parsed
+from penstock.extensions.programs.arguments import Checks, WrongArguments, parsed
+
+
+def check(arguments: str, schema: Any) -> None:
+    Checks().check(arguments, schema)
+
 
 LEAVES = (
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0, 2.5]) | st.sampled_from(["", "a", "ab"])
@@ -96,6 +101,20 @@ def test_values_of_an_enum_count() -> None:
     schema = {"additionalProperties": {"enum": [[n] * 100 for n in range(2_000)]}}
     with pytest.raises(WrongArguments, match="take too long"):
         check(json.dumps({"a": [0] * 99}), schema)
+
+
+def test_calls_of_a_round_share_their_steps() -> None:
+    checks, schema = Checks(), {"properties": {"a": {"items": {"type": "integer"}}}}
+    checks.check(json.dumps({"a": [1] * 19_000}), schema)
+    with pytest.raises(WrongArguments, match="take too long"):
+        for _ in range(10):
+            checks.check(json.dumps({"a": [1] * 19_000}), schema)
+
+
+def test_patterns_count() -> None:
+    schema = {"anyOf": [{"properties": {"a": {"pattern": f"{number}b"}}} for number in range(100)]}
+    with pytest.raises(WrongArguments, match="take too long"):
+        check('{"a": "c"}', schema)
 
 
 def test_pattern_takes_linear_time() -> None:
