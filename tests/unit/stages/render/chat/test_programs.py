@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.pipeline.frames import GenerationFinished, TokenFrame, TokenIds
+from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.tools import FunctionTool, Tool, Toolset
-from tests.support.call_markup import CALL_MARKUP, CITY, END, marked_model
 from tests.support.chat_families import TURN_END, chat_grammar
 from tests.support.chat_templates import messages_in_brief, prompt, vocabulary
 from tests.support.examples import examples
@@ -27,7 +26,6 @@ from tests.support.harmony import (
     program_output,
     reasoning,
 )
-from tests.support.parsed_output import parse_chat_frames, parsed_items, token_chunks, turn_started
 
 pytestmark = pytest.mark.vllm
 
@@ -91,15 +89,6 @@ async def test_a_prompt_after_a_program_begins_with_the_one_before_and_its_token
     assert after[: len(seen)] == seen
     assert "18" in vocabulary().decode(after[len(seen) :])
     assert "get_weather" not in vocabulary().decode(after[len(seen) :])
-
-
-@pytest.mark.parametrize("parser", CALL_MARKUP)
-def test_a_call_of_python_is_a_program_in_every_markup(parser: str) -> None:
-    markup = CALL_MARKUP[parser].replace("get_weather", "python").replace("city", "code").replace(CITY, "print(1)")
-    chunks = token_chunks(marked_model(parser).vocabulary.encode(markup + END))
-    frames: list[TokenFrame] = [turn_started(tools=TOOLS), *chunks, GenerationFinished("stop", 0, 0.0)]
-    (item,) = parsed_items(parse_chat_frames(marked_model(parser), frames))
-    assert (item.kind, item.text, item.complete) == ("Program", "print(1)", True)
 
 
 def test_a_program_can_be_required() -> None:

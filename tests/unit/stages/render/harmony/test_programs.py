@@ -28,7 +28,7 @@ from tests.support.harmony import (
     prompt_text,
     reasoning,
 )
-from tests.support.parsed_output import parse_harmony_frames, parse_harmony_text, turn_started
+from tests.support.parsed_output import parse_harmony_frames, turn_started
 
 WEATHER = FunctionTool("get_weather")
 TOOLS = Toolset((PROGRAM, WEATHER), in_programs=(WEATHER,))
@@ -86,26 +86,8 @@ def test_a_prompt_after_a_program_begins_with_the_one_before_and_its_tokens(
     )
 
 
-@pytest.mark.parametrize("recipient", ["python", "python.exec", "Python", "program", "functions.python"])
-def test_a_message_to_python_is_a_program(recipient: str) -> None:
-    text = f"<|channel|>analysis to={recipient} code<|message|>print(1)<|call|>"
-    (item,) = parse_harmony_text(load_encoding(), text, tools=TOOLS)
-    assert (item.kind, item.text, item.repairs) == ("Program", "print(1)", ())
-
-
-@pytest.mark.parametrize(("recipient", "kind"), [("python", "CodeCall"), ("program", "Program")])
-def test_python_beside_programs_keeps_its_name(recipient: str, kind: str) -> None:
-    text = f"<|channel|>analysis to={recipient} code<|message|>print(1)<|call|>"
-    (item,) = parse_harmony_text(load_encoding(), text, tools=Toolset(BESIDE_PYTHON))
-    assert item.kind == kind
-
-
-def test_a_function_of_programs_alone_is_not_called() -> None:
-    only = Toolset((PROGRAM,), in_programs=(WEATHER,))
-    text = "<|channel|>commentary to=functions.get_weather json<|message|>{}<|call|>"
-    (item,) = parse_harmony_text(load_encoding(), text, tools=only)
-    assert (item.kind, item.repairs) == ("Reasoning", ("undeclared tool",))
-    assert "get_weather" not in whole_prompt(only)
+def test_a_function_of_programs_alone_is_not_shown() -> None:
+    assert "get_weather" not in whole_prompt(Toolset((PROGRAM,), in_programs=(WEATHER,)))
 
 
 def test_a_program_can_be_required() -> None:
