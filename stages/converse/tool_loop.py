@@ -27,7 +27,7 @@ from penstock.pipeline.protocol.items import (
     of_type,
 )
 from penstock.pipeline.protocol.superseded import would_supersede
-from penstock.pipeline.protocol.tools import HostedTool, McpTool, Toolset
+from penstock.pipeline.protocol.tools import HostedTool, McpTool, Toolset, tool_key
 from penstock.pipeline.tasks import in_thread
 from penstock.services.tools import Toolbox
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
@@ -179,12 +179,19 @@ class ToolLoop:
             call = ToolCall(*frames.ProgramOpened.tool, program.code)
             self.request = self._transcript.continued(self.request)
             yield from self._programs.run(call, program.call_id, past_calls(self.request, program.call_id))
+        if programs and frames.ProgramOpened.tool in map(tool_key, self.request.facts.tools.callable):
+            self._meet_choice()
         self._seconds_before = self._clock() - started
 
     def _offer(self, tools: Toolset) -> None:
         """Give the model, and the search for tools, other tools from now on."""
         self.request = frames.with_facts(self.request, tools=tools)
         self._sessions.tools = tools
+
+    def _meet_choice(self) -> None:
+        """Let the model answer after a call that it had to make; else every turn would have to call."""
+        if self.request.facts.tools.choice == "required":
+            self._offer(replace(self.request.facts.tools, choice="auto"))
 
     def _approved_call(self, approval: McpApprovalRequest) -> Iterator[FrameOrTask]:
         self._calls += 1
@@ -399,8 +406,7 @@ class ToolLoop:
         """
         if turn.calls or turn.has_async_call:
             self._goes_on = turn.may_go_on and not self._programs.waits_for_client
-            if self.request.facts.tools.choice == "required":  # met now; else every turn would have to call
-                self._offer(replace(self.request.facts.tools, choice="auto"))
+            self._meet_choice()
         elif turn.ends_refused and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
 

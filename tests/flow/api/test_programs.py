@@ -298,6 +298,18 @@ async def test_model_is_made_to_write_a_program(tmp_path: Path, programs: Progra
         assert (status, refused["error"]["param"]) == (400, "tool_choice")
 
 
+async def test_choice_of_programs_is_met_by_one_in_all_of_its_responses(tmp_path: Path, programs: ProgramHost) -> None:
+    """A client sends its choice again with what a program waits for."""
+    code = 'print((await look(city="Rome"))["degrees"])'
+    async with tool_server(tmp_path, [python_markup(code)], programs=programs) as served:
+        body = {"tools": [PROGRAMS, LOOK], "tool_choice": PROGRAMS}
+        first = await respond(served, "whole", body)
+        play_turns(served.engine, answer_markup())
+        following = followed("previous_response_id", [], first, outputs(first.output))
+        await respond(served, "whole", body | following)
+        assert [prompt.facts.tools.choice for prompt in served.engine.prompts] == ["required", "auto"]
+
+
 @pytest.mark.parametrize("code", ["while True: pass", "await docs.hang()"], ids=["loops", "waits"])
 async def test_program_is_cancelled(tmp_path: Path, http: HttpServers, programs: ProgramHost, code: str) -> None:
     tools = [PROGRAMS, mcp_tool(url=http.url(), **ALONE)]
