@@ -72,7 +72,8 @@ class Converse:
                 async with aclosing(_frames(loop, loop.begin())) as beginning:
                     async for passed in beginning:
                         yield passed
-                await loop.describe()
+                if not loop.is_unspoken:
+                    await loop.describe()
                 while loop.next_turn():
                     with turn_span(loop.request) as turn:
                         measured = self._measured(loop, turn) if loop.may_compact else nullcontext()
