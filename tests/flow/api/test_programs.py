@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +398,52 @@ async def test_program_goes_on_without_a_store_after_calls_of_the_server(
     assert done.types == ["program_output", "message"]
     result = done.output[0]["result"]
     assert result == "True 42 21\n" if is_kept else "is no longer known" in result
+
+
+async def test_conversation_takes_items_of_programs_that_fit(tmp_path: Path, programs: ProgramHost) -> None:
+    """A program goes on in a conversation that its client has copied."""
+    async with tool_server(tmp_path, [python_markup(CODE)], programs=programs) as served:
+        tools = [PROGRAMS, LOOK]
+        first = await respond(served, "whole", {"tools": tools, "input": [USER]})
+        program, *calls = first.output
+        for items, param in (
+            (calls, "items[0].caller.caller_id"),
+            ([{**program, "code": "print(1)"}, *calls], "items[0].fingerprint"),
+        ):
+            status, refused = await served.post({"items": items}, "/v1/conversations")
+            assert (status, refused["error"]["param"]) == (400, param)
+        forget(programs, program["call_id"])
+        path = await served.create_conversation(USER, *first.output)
+        latest = first
+        while latest.types[-1] == "function_call":
+            play_turns(served.engine, answer_markup())
+            body = {"conversation": conversation_id(path), "tools": tools, "input": outputs(latest.output)}
+            latest = await respond(served, "whole", body)
+        kept = await served.conversation_items(path)
+    assert latest.output[0]["result"] == "4711\n"
+    given = ["function_call_output"]
+    assert [item["type"] for item in kept] == [
+        *["message", *first.types, *given * 2],
+        *["function_call", *given, "program_output", "message"],
+    ]
+
+
+async def test_steps_of_a_program_count_for_its_owner(tmp_path: Path, program_sandbox: Sandbox) -> None:
+    """A key's limit of sandboxes holds while a program is at work, and not while it waits."""
+    at_work = list[str]()
+
+    @asynccontextmanager
+    async def limit(owner: str) -> AsyncIterator[None]:
+        at_work.append("begins")
+        yield
+        at_work.append("waits")
+
+    programs = ProgramHost(program_sandbox, Slots(1), limit)
+    async with tool_server(tmp_path, [python_markup(CODE)], programs=programs) as served:
+        latest = await respond(served, "whole", {"tools": [PROGRAMS, LOOK], "input": [USER]})
+        assert at_work == ["begins", "waits"]
+        while latest.types[-1] == "function_call":
+            play_turns(served.engine, answer_markup())
+            following = followed("previous_response_id", [], latest, outputs(latest.output))
+            latest = await respond(served, "whole", {"tools": [PROGRAMS, LOOK], **following})
+    assert at_work == ["begins", "waits"] * 3
