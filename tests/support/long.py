@@ -42,6 +42,7 @@ STAYING = {
     "tests/flow/lifecycle/test_backup.py": "tests/unit/services/store/test_sqlite.py",
     "tests/flow/lifecycle/test_frontends.py": "tests/flow/api/test_peers.py",
     "tests/flow/lifecycle/test_killed_containers.py": "tests/unit/extensions/tools/sandbox/test_stored_containers.py",
+    "tests/flow/lifecycle/test_killed_programs.py": "tests/flow/api/test_programs.py",
     "tests/flow/lifecycle/test_killed_uploads.py": "tests/flow/api/test_files_api.py",
     "tests/flow/lifecycle/test_models_of_servers.py": "tests/flow/api/test_foreign_queues.py",
     "tests/flow/lifecycle/test_signals.py": "tests/flow/api/test_stopping.py",

@@ -2,9 +2,9 @@
 
 A process costs about a second, so start one for a whole module (`stdio_config`, `http_servers`).  The kinds: ``good``
 has tools of every behaviour, ``many`` lists a thousand tools in pages, and ``endless`` lists pages without a last one.
-``python``, ``browser`` and ``container`` replace the built-in tools.  Over HTTP alone, ``guarded`` requires a
-header, ``away`` redirects, ``broken`` answers with an error, ``mute`` never answers, ``legacy`` knows only the older
-handshake, and ``events`` knows only SSE.
+``python``, ``browser`` and ``container`` replace the built-in tools, and ``counting`` counts its calls.  Over HTTP
+alone, ``guarded`` requires a header, ``away`` redirects, ``broken`` answers with an error, ``mute`` never answers,
+``legacy`` knows only the older handshake, and ``events`` knows only SSE.
 `tests.support.mcp_tools` has their tools.
 """
 

@@ -250,8 +250,22 @@ def container() -> MCPServer:
     return server
 
 
+def counting() -> MCPServer:
+    """A server that counts the calls of its tools."""
+    server = MCPServer("counting", log_level="CRITICAL")
+
+    @server.tool()
+    def count(name: str) -> mcp_types.CallToolResult:
+        """Return how often a name was counted."""
+        happened[name] += 1
+        return _text(str(happened[name]))
+
+    server.add_tool(hang)
+    return server
+
+
 KINDS: dict[str, Callable[[], MCPServer | Server[Any]]] = {
-    kind.__name__: kind for kind in (good, many, endless, python, browser, container)
+    kind.__name__: kind for kind in (good, many, endless, python, browser, container, counting)
 }
 
 
