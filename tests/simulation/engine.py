@@ -20,6 +20,8 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 
 _IN_FILE = re.compile(r"<file [^>]*>\nCount to (\d+)\.")
 
+_OF_PROGRAM = " to=assistant"
+
 HESITATION = 6
 """Thoughts that the engine may have: as a model does, it writes something else each time that a response runs."""
 
@@ -38,15 +40,20 @@ def count_file(last: int) -> bytes:
 
 
 @cache
-def _tokens(last: int, hesitation: int) -> tuple[int, ...]:
+def _tokens(last: int, hesitation: int, program: str) -> tuple[int, ...]:
     thought = "Well. " * hesitation + "Count."
-    answer = f"<|start|>assistant<|channel|>final<|message|>{count_to(last)}<|return|>"
-    return tuple(load_encoding().encode_markup(f"<|channel|>analysis<|message|>{thought}<|end|>{answer}"))
+    answer = f"<|channel|>final<|message|>{count_to(last)}<|return|>"
+    if program:
+        answer = f" to=python<|channel|>analysis code<|message|>{program}<|call|>"
+    turn = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant{answer}"
+    return tuple(load_encoding().encode_markup(turn))
 
 
 @dataclass
 class CountingEngine(ScriptedEngine):
     """Count to the number that is wanted in the metadata of a request, or else in its text.
+
+    A ``program`` that is wanted is written first, and the model counts when it has the output.
 
     What is wanted has ``last``, the seconds of a token, and perhaps ``fault``: "refuse" for the first attempts, or
     "break" after the last token.  With ``file``, the number is the one that the file in the prompt says.
@@ -92,7 +99,7 @@ class CountingEngine(ScriptedEngine):
         wanted = _wanted(prompt)
         error = EngineFailed("The engine broke.") if wanted.get("fault") == "break" else None
         last = _last_in_file(prompt) if "file" in wanted else int(wanted["last"])
-        tokens = _tokens(last, random.randrange(HESITATION))
+        tokens = _tokens(last, random.randrange(HESITATION), _program(prompt, wanted))
         counting = Script(tokens, latency=float(wanted["seconds"]), error=error)
         self.prompts.clear()
         await asyncio.sleep(float(wanted.get("wait", "0")))
@@ -106,6 +113,12 @@ def _wanted(prompt: Prompt) -> Mapping[str, str]:
         return metadata
     wanted: Mapping[str, str] = json.loads(_text_of(prompt.facts.input[-1]))
     return wanted
+
+
+def _program(prompt: Prompt, wanted: Mapping[str, str]) -> str:
+    """Return the program that the model is to write; empty if it has its output."""
+    has_output = _OF_PROGRAM in load_encoding().decode(prompt.token_ids)
+    return "" if has_output else wanted.get("program", "")
 
 
 def _text_of(item: Any) -> str:

@@ -24,6 +24,7 @@ from tests.simulation.further_invariants import (
     check_rate,
 )
 from tests.simulation.ledger import ENDED, Known, Reading, Violation, is_terminal, number_of, renumbered, response_of
+from tests.simulation.programs import check_programs
 
 if TYPE_CHECKING:
     from tests.simulation.servers import SimulatedServer
@@ -73,6 +74,7 @@ async def check_end(world: World) -> None:
     check_hooks(world)
     check_rate(world)
     check_accounts(world)
+    check_programs(world)
     if not world.plan.has("deaths"):  # a killed server withdraws nothing
         check_refused(world)
     for owner in world.keys:
@@ -187,7 +189,9 @@ def stored_before_end(log: list[bytes]) -> int:
 
 def check_outcome(world: World, known: Known, answer: Json) -> None:
     """Check that a response has the text of the engine, and no other end than its faults explain."""
-    status, text, whole = answer["status"], _text(answer), count_to(int(known.wanted["last"]))
+    status, text = answer["status"], _text(answer)
+    waits = any(item["type"] == "function_call" for item in answer["output"])  # of a program
+    whole = "" if waits else count_to(int(known.wanted["last"]))
     if status not in ENDED:
         raise Violation(f"{known.id} is {status} after the end")
     if status == "completed":
@@ -256,6 +260,7 @@ def _held(server: SimulatedServer) -> dict[str, Any]:
         "waiting pipelines": len(scheduler.background.opening),
         "slots of keys": slots,
         "queueing turns": dict(scheduler.admission._queueing),
+        "programs": server.programs.running(server.process),
         "generations": sum(engine.running for engine in server.engines),
         "changes of the store": scheduler.store.backlog,
         "bytes of bodies": server.running.api.held.count,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.simulation.program_watch import KnownProgram
 
 DONE = b"data: [DONE]\n\n"
 
@@ -192,6 +195,9 @@ class Ledger:
     """The requests of each owner for answers that are not stored, or that delete one."""
     batches: dict[str, KnownBatch] = field(default_factory=dict)
     files: dict[str, KnownFile] = field(default_factory=dict)
+    programs: list[KnownProgram] = field(default_factory=list)
+    attempts: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """The requests of each program, by its nonce, for each of its rounds."""
     sent: Counter[str] = field(default_factory=Counter)
     """The requests of each owner that count against its rate, answered or not."""
     admitted: list[Admitted] = field(default_factory=list)

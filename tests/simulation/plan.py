@@ -29,6 +29,9 @@ CLIENTS = {
 BATCHES = {"batch": 2, "message batch": 2}
 """The clients of batches, with their weights: some plans have both."""
 
+PROGRAMS = {"program": 4}
+"""The clients whose functions programs call: some plans have them."""
+
 FAULTS = {
     "deaths": {"kill": 2, "doom": 3, "strike": 5, "stop": 2},
     "disk": {"slow disk": 3, "full disk": 2, "lost commits": 3},
@@ -91,8 +94,10 @@ def plan_of(seed: int, kinds: Collection[str] = (), postgres: str = "") -> Plan:
     clients = {kind: weight for kind, weight in CLIENTS.items() if kind in MAKERS or draw.random() < 0.6}
     if not kinds and random.Random(f"{seed} batches").random() < 0.5:
         clients |= BATCHES
+    if not kinds and random.Random(f"{seed} programs").random() < 0.4:
+        clients |= PROGRAMS
     if kinds:
-        clients = {kind: weight for kind, weight in (CLIENTS | BATCHES).items() if kind in kinds}
+        clients = {kind: weight for kind, weight in (CLIENTS | BATCHES | PROGRAMS).items() if kind in kinds}
         faults = {kind: weight for group in FAULTS.values() for kind, weight in group.items() if kind in kinds}
     seconds = draw.uniform(SECONDS / 6, SECONDS)
     drawn = draw.choices([*clients], [*clients.values()], k=draw.randint(6, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -17,15 +18,22 @@ from penstock.extensions.batches import tables
 from penstock.extensions.batches.stored_batches import StoredBatches, Totals
 from penstock.extensions.models.catalogue import Catalogue, Model
 from penstock.extensions.models.start import House
+from penstock.extensions.programs.running import Opening, RunningProgram
+from penstock.extensions.programs.sleeping import Sleeping
 from penstock.extensions.tools.files import stored_files
+from penstock.pipeline.frames import ResolvedRequest, with_facts
 from penstock.pipeline.lifecycle.outcome import last_event
 from penstock.pipeline.protocol.events import ResponseFailed, ResponseIncomplete
+from penstock.pipeline.protocol.items import FunctionCallOutput, ProgramOutput
 from penstock.services.runs import run as runs
 from penstock.services.runs.run import Run, RunRegistry
 from penstock.services.store import postgres, statements
 from penstock.services.store.key_limits import StoredAllowances, StoredReservations
 from penstock.services.store.store import Store
+from penstock.services.tools import PastCall
 from penstock.services.webhooks import Webhooks
+from penstock.stages.converse import tool_loop
+from penstock.stages.converse.programs import open_programs, past_calls
 
 Fault = AbstractContextManager[Any]
 
@@ -249,6 +257,76 @@ def lost_lines() -> Fault:
     return patch.object(tables, "RECOVER", tables.RECOVER[1:])
 
 
+def mixed_branches() -> Fault:
+    """Let the process of a program go on for any answers of the client, also after other ones."""
+    return patch.object(RunningProgram, "fits", lambda program, *_: program.is_alive)
+
+
+def foreign_programs() -> Fault:
+    """Let each owner go on with the programs of all, by the call id alone."""
+    take, put = Sleeping.take, Sleeping.put
+    return _together(
+        patch.object(Sleeping, "take", lambda sleeping, key: take(sleeping, ("", key[1]))),
+        patch.object(Sleeping, "put", lambda sleeping, key, program: put(sleeping, ("", key[1]), program)),
+        patch.object(Opening, "__eq__", lambda *_: True),
+    )
+
+
+def shared_processes() -> Fault:
+    """Let two responses go on with one process."""
+
+    def take(sleeping: Sleeping, key: Any) -> RunningProgram | None:
+        sleeper = sleeping._sleepers.get(key)
+        return sleeper.program if sleeper else None
+
+    return patch.object(Sleeping, "take", take)
+
+
+def kept_programs() -> Fault:
+    """Keep the process of each program until its server ends."""
+    put = Sleeping.put
+
+    def kept(sleeping: Sleeping, *arguments: Any) -> None:
+        sleeping._seconds = 1e6
+        put(sleeping, *arguments)
+
+    return patch.object(Sleeping, "put", kept)
+
+
+def lost_outcomes() -> Fault:
+    """Forget what the calls of the server have returned to a program."""
+
+    def of_client(*arguments: Any) -> list[PastCall]:
+        return [past for past in past_calls(*arguments) if past.call.tool[0] is None]
+
+    return patch.object(tool_loop, "past_calls", of_client)
+
+
+def unordered_outcomes() -> Fault:
+    """Give a program the outputs of a round in the order in which the client has sent them."""
+
+    def as_sent(request: Any, call_id: str) -> list[PastCall]:
+        past = past_calls(request, call_id)
+        sent = [item.text for item in request.facts.input if isinstance(item, FunctionCallOutput)]
+        given = iter([text for text in sent if any(each.result == text for each in past)])
+        return [dataclasses.replace(each, result=next(given)) if each.result in sent else each for each in past]
+
+    return patch.object(tool_loop, "past_calls", as_sent)
+
+
+def repeated_programs() -> Fault:
+    """Let a program go on that has ended, if its client sends its outputs again."""
+
+    def repeated(request: ResolvedRequest) -> Any:
+        kept, given = (
+            tuple(item for item in them if not isinstance(item, ProgramOutput))
+            for them in (request.history, request.facts.input)
+        )
+        return open_programs(replace(with_facts(request, input=given), history=kept))
+
+    return patch.object(tool_loop, "open_programs", repeated)
+
+
 @contextmanager
 def _together(*faults: Fault) -> Iterator[None]:
     with ExitStack() as stack:
@@ -294,6 +372,13 @@ PLANTED = {
     "missed-counts": Planted(missed_counts, ("batch",), 0),
     "late-lines": Planted(late_lines, ("batch", "message batch"), 6),
     "lost-lines": Planted(lost_lines, ("batch", "message batch", "kill"), 0),
+    "mixed-branches": Planted(mixed_branches, ("program",), 1),
+    "foreign-programs": Planted(foreign_programs, ("program",), 2),
+    "shared-processes": Planted(shared_processes, ("program",), 0),
+    "kept-programs": Planted(kept_programs, ("program",), 0),
+    "lost-outcomes": Planted(lost_outcomes, ("program",), 0),
+    "unordered-outcomes": Planted(unordered_outcomes, ("program",), 0),
+    "repeated-programs": Planted(repeated_programs, ("program",), 0),
     "refused-outages": Planted(refused_outages, ("ask", "full disk"), 1, on_postgres=True),
 }
 """The faults by name."""

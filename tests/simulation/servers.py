@@ -31,6 +31,7 @@ from tests.simulation.children import OF_SERVER, Children
 from tests.simulation.engine import CountingEngine
 from tests.simulation.lines import LineWatch
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop
+from tests.simulation.program_watch import WATCH, ProgramWatch, meter
 from tests.simulation.stores import SimulatedStore
 
 setattr(file_reader._Child, "run", lambda child: (child._input.partition(b"\n")[2].decode(),))  # noqa: B010 - no process
@@ -64,6 +65,8 @@ OPTIONS = (
     "3s",
     "--keep-alive",
     "5s",
+    "--tool",
+    f"{meter.__module__}:{meter.__name__}",
 )
 
 
@@ -100,6 +103,7 @@ class SimulatedServer:
     when_wrong: Callable[[str], None]
     """Called with what a model does that it should not."""
     lines: LineWatch
+    programs: ProgramWatch
     process: Process | None = None
     running: Running | None = None
     """Its parts, while it serves requests."""
@@ -151,6 +155,7 @@ class SimulatedServer:
         context.run(PROCESS.set, self.process)
         self.children = Children(self._engine, self._wrong)
         context.run(OF_SERVER.set, self.children)
+        context.run(WATCH.set, self.programs)
         self._task = self.loop.create_task(self._serve(), context=context, name=self.host)
 
     async def _serve(self) -> None:

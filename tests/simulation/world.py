@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.api.http.api_key import digest_of
-from tests.simulation import batches, dialects, files, scripts
+from tests.simulation import batches, dialects, files, programs, scripts
 from tests.simulation.children import models_file
 from tests.simulation.clients import Client
 from tests.simulation.hooks import HookReceiver
@@ -20,6 +20,7 @@ from tests.simulation.lines import LineWatch
 from tests.simulation.loop import PROCESS, Process, SimulatedLoop, WorkFault
 from tests.simulation.network import End
 from tests.simulation.plan import Action, Plan
+from tests.simulation.program_watch import ProgramWatch
 from tests.simulation.servers import (
     AT_ONCE,
     HOOKS_HOST,
@@ -31,7 +32,7 @@ from tests.simulation.servers import (
 )
 from tests.simulation.stores import SimulatedStore
 
-SCRIPTS = {**scripts.SCRIPTS, **dialects.SCRIPTS, **files.SCRIPTS, **batches.SCRIPTS}
+SCRIPTS = {**scripts.SCRIPTS, **dialects.SCRIPTS, **files.SCRIPTS, **batches.SCRIPTS, **programs.SCRIPTS}
 
 KEYS = {"alice": "alice-0123456789", "bob": "bob-0123456789ab", "limited": "limited-01234567"}
 """The API key of each owner."""
@@ -66,13 +67,17 @@ class World:
         """A line for each action, with its time."""
         self.wrongs: list[str] = []
         """What models have done that they should not."""
-        self.lines = LineWatch(self)
+        self.lines, self.programs = LineWatch(self), ProgramWatch()
         _prepare(folder)
         hosts = [f"10.0.0.{number}" for number in range(1, plan.servers + 1)]
         self.servers = [
             SimulatedServer(
                 *(loop, store, host, settings_of(folder, store.url, host, resumes=plan.resumes, models=models)),
-                *(self._delay, self._check_limit, self.wrongs.append, self.lines),
+                delay=self._delay,
+                when_begun=self._check_limit,
+                when_wrong=self.wrongs.append,
+                lines=self.lines,
+                programs=self.programs,
             )
             for number, host in enumerate(hosts, 1)
             for models in [models_file(folder, number) if plan.has_models else None]
