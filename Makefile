@@ -392,7 +392,7 @@ picture: $(DONE)/test ## The pictures of README and of the pages about recording
 mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: a quarter of an hour; ARGS: --against FILE, the verdicts of an earlier run, --seed N
 	@$(BIN)/python -m tests.bench.mutants $(ARGS)
 
-soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
+soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres, --programs
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
 fuzz: $(DONE)/test ## 10,000 hostile bodies, 1,000 raw connections, floods of forms, 1,500 streams at once, attacks on WebSockets, hostile MCP servers, engines and embedders, forged marks in files, limited and greedy keys, the largest requests; ARGS: --bodies N, --streams N, --seed N

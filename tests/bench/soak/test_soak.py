@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -12,14 +13,19 @@ import pytest
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.runs.event_log import EventLog
 from penstock.services.runs.run import Run
-from tests.bench.soak.__main__ import Look, faults
 from tests.bench.soak.kinds import soak
+from tests.bench.soak.programs import soaked_programs
+from tests.bench.soak.watch import Look, faults
 from tests.support.api_clients import ApiClient, wait_until
+from tests.support.sandboxes import available
 from tests.support.server import running_server, script
 from tests.support.stores import both_if_thorough
 
 RESPONSES = 60
 """Each kind runs several times, so that a leak in any kind shows."""
+PROGRAMS = 40
+"""Responses with programs of all kinds, while a server is killed."""
+
 HELD = (Run, EventLog, asyncio.Task, asyncio.Future)
 
 
@@ -43,6 +49,11 @@ async def test_finished_responses_leave_nothing_in_memory(store_at: str) -> None
         assert (background.slots._waiting, background._tasks, served.scheduler._interrupts) == ({}, {}, {})
         assert served.scheduler.in_flight.count == 0
         assert (served.store.writer._last, engine.running) == ({}, 0)
+
+
+async def test_programs_leave_nothing(tmp_path: Path) -> None:
+    await available("program")
+    assert await soaked_programs(str(tmp_path / "store.sqlite3"), PROGRAMS, tmp_path) == []
 
 
 @pytest.mark.defect("17")
