@@ -105,6 +105,7 @@ ALLOWED = {
     "stages/models/client_actions.py _search": SENT,
     "stages/models/shell_calls.py shell_call": SENT,
     "stages/render/constraint.py as_lark": SENT,
+    "extensions/programs/arguments.py parsed": SENT,
     "extensions/tools/mcp/mcp_servers.py arguments": SENT,
     "services/tool_search.py run": SENT,
     "api/http/auth.py take": OWN,
