@@ -186,6 +186,7 @@ def test_types_are_cut_below_some_levels() -> None:
     assert text.count("list") + text.count('"a"') + text.count("dict") == MOST_LEVELS + 1
 
 
+@pytest.mark.slow
 def test_references_that_double_are_not_followed_forever() -> None:
     definitions = {f"d{n}": record(a={"$ref": f"#/$defs/d{n + 1}"}, b={"$ref": f"#/$defs/d{n + 1}"}) for n in range(40)}
     schema = {**record("x", x={"$ref": "#/$defs/d0"}), "$defs": definitions}
