@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import UNSET, UnsetType
 
@@ -128,17 +128,29 @@ class PastCall:
         return self.result is not None or self.error is not None
 
 
+Guard: TypeAlias = Callable[[ResolvedRequest, NestedCall], str | None]
+"""Returns why a program may not make a call, in words for the program; None if it may.
+
+A program that runs again from its start asks it again: the answer has to follow from the request and the call alone.
+"""
+
+
+Refusal: TypeAlias = Callable[[NestedCall], str | None]
+"""Returns why a program of one response may not make a call; None if it may."""
+
+
 @runtime_checkable
 class Advancing(Protocol):
     """A session that runs programs, which call tools."""
 
     async def advance(
-        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
+        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float, refusal: Refusal
     ) -> tuple[NestedCall, ...] | ToolResult:
         """Let a program go on until all of its tasks wait for calls; return these, or the result if it has ended.
 
         ``past`` are all of its calls so far, in their order.  A program that no longer runs here begins anew, and gets
-        them again.  An error is one of the result, and is not raised.  Cancelling the task ends the program.
+        them again.  A call with a ``refusal`` is none of these: it raises in the program.  An error is one of the
+        result, and is not raised.  Cancelling the task ends the program.
         """
         ...
 
@@ -403,6 +415,8 @@ class Toolbox:
     """Gives the level to which all calls are held now."""
     tallies: Tallies = field(default_factory=Tallies)
     """The tallies of the responses that run the tools."""
+    guards: tuple[Guard, ...] = ()
+    """The guards of the operator, which are asked about each call of a program, until one refuses it."""
 
     @property
     def namespaces(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ from penstock.pipeline import metrics
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.tasks import in_thread
 from penstock.services.slots import Limit, Slots, unlimited
-from penstock.services.tools import PROGRAM_TTL, HostSettings, NestedCall, PastCall, ToolResult
+from penstock.services.tools import PROGRAM_TTL, HostSettings, NestedCall, PastCall, Refusal, ToolResult
 
 _NOTHING: Final = "(The program wrote nothing.)"
 
@@ -80,14 +80,14 @@ class ProgramSession:
     async def run(self, name: str, text: str, seconds: float) -> ToolResult:
         """Run a program that calls no tools: `advance` is for one that does."""
         call_id = uuid4().hex
-        outcome = await self.advance(call_id, text, (), seconds)
+        outcome = await self.advance(call_id, text, (), seconds, lambda _: None)
         if isinstance(outcome, ToolResult):
             return outcome
         self._host.sleeping.drop((self._owner, call_id))
         return ToolResult(error="The program calls tools, which is not possible here.")
 
     async def advance(
-        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
+        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float, refusal: Refusal
     ) -> tuple[NestedCall, ...] | ToolResult:
         if self._names is None:
             self._names = await in_thread(Names, self._tools)  # it takes seconds for thousands of tools
@@ -99,7 +99,7 @@ class ProgramSession:
                 program = await self._host.enter(held, self._owner, program or opening, seconds)
                 self._running.add(program)
                 self._check_open()
-                calls = await program.advance(past, seconds)
+                calls = await program.advance(past, seconds, refusal)
             waits = calls is not None and not self._is_closed
             ended = "completed" if calls is None else ended
         except SandboxDied as exc:

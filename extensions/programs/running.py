@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.extensions.programs.arguments import Checks, WrongArguments, parsed
@@ -15,7 +15,7 @@ from penstock.extensions.tools.sandbox.process import Process, SandboxDied
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import tool_key
 from penstock.pipeline.tasks import in_thread
-from penstock.services.tools import NestedCall, PastCall, bounded
+from penstock.services.tools import NestedCall, PastCall, Refusal, bounded
 
 MOST_AT_ONCE: Final = 64
 """Calls of a round: others wait for the next one."""
@@ -64,7 +64,7 @@ class Asked:
 
     call: NestedCall
     error: str | None
-    """The fault of its arguments, if they have one: such a call does not leave."""
+    """The fault of its arguments, or its refusal, if it has one: such a call does not leave."""
 
 
 class RunningProgram:
@@ -81,6 +81,7 @@ class RunningProgram:
         """The calls whose outcomes it has, but for those that did not leave."""
         self._heard: Sequence[PastCall] = ()
         """The calls that it waits for, and whose outcomes are known."""
+        self._refusal: Refusal = lambda _: None
         self._number = 0
         self._used = 0.0
 
@@ -122,12 +123,15 @@ class RunningProgram:
             found.append(known)
         return found
 
-    async def advance(self, past: Sequence[PastCall], seconds: float) -> tuple[NestedCall, ...] | None:
+    async def advance(
+        self, past: Sequence[PastCall], seconds: float, refusal: Refusal
+    ) -> tuple[NestedCall, ...] | None:
         """Let it go on with the outcomes of ``past`` calls; return the calls that it waits for, or None at its end.
 
         It may run for ``seconds`` in all of its steps.  Raises `ProgramFailed` or `SandboxDied`.
         """
         past = self._recalled(past)
+        self._refusal = refusal
         with self._running():
             if not self._has_begun:
                 await self._go_on(self._opening.question, past, seconds)
@@ -177,12 +181,13 @@ class RunningProgram:
             answer = await self._process.ask(
                 {**question, "is_past": is_past}, max(seconds - self._used, 0), goes_on=self._has_begun
             )
-            self._round = await in_thread(self._read, answer)  # schemas of a client may make it long
+            asked = await in_thread(self._read, answer)  # schemas of a client may make it long
         except TimeoutError:
             raise ProgramFailed(f"The program ran longer than {seconds:g} seconds, and was ended.", "timeout") from None
         finally:
             self._has_begun = True
             self._used += now() - began
+        self._round = asked and [each if each.error else replace(each, error=self._refusal(each.call)) for each in asked]
         self._number += len(self._round or ())
         if self._number > MOST_CALLS:
             raise ProgramFailed(f"The program made more than {MOST_CALLS:,} calls, and was ended.", "calls")

@@ -11,14 +11,15 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, ImagesRefused, UnsupportedParameter
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, Prompt, ResolvedRequest
 from penstock.pipeline.halfway import Halfway, halfway
 from penstock.pipeline.tasks import apart
-from penstock.services.tools import Toolbox
+from penstock.services.tools import Guard, Toolbox
 from penstock.services.tracing import TracedTurn, turn_span
 from penstock.stages.converse.mcp_tools import with_declarations
 from penstock.stages.converse.sessions import Advanced, Step
@@ -195,6 +196,15 @@ class Converse:
 
     def _rest_of(self, begun: Halfway[Prompt]) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
         return self.inner.following("render").open(begun.going_on(begun.frame))
+
+
+def guarding(pipeline: Pipeline[Any, Any], guard: Guard) -> Pipeline[Any, Any]:
+    """Return the pipeline with one more guard of the calls of programs; recordings, which make none, need it not."""
+    converse = pipeline.stage("converse")
+    if not isinstance(converse, Converse):
+        return pipeline
+    toolbox = replace(converse.toolbox, guards=(*converse.toolbox.guards, guard))
+    return pipeline.replace("converse", replace(converse, toolbox=toolbox))
 
 
 async def _frames(loop: ToolLoop, steps: Iterator[Step]) -> AsyncGenerator[ConversedFrame, None]:

@@ -199,13 +199,22 @@ class Sessions:
         session: object = self._session(call.namespace)
         if not isinstance(session, Advancing):
             return Advanced((), frames.CallFinished(error := "This server runs no programs.", error))
-        advance = partial(session.advance, program.call_id, call.text, past, self._seconds)
+        refusal = partial(self._refusal, program)
+        advance = partial(session.advance, program.call_id, call.text, past, self._seconds, refusal)
         step = await self._done(call, advance)
         if not isinstance(step, ToolResult):
             return Advanced(step, frames.CallFinished())
         if step.error:
             fail(program.traced.span, "tool_error")
         return Advanced((), self._finished(call, step, self._longest))
+
+    def _refusal(self, program: RunningProgram, call: NestedCall) -> str | None:
+        """Return why a guard refuses a call of a program; None if none does."""
+        refusal = next(filter(None, (guard(self._request, call) for guard in self._toolbox.guards)), None)
+        if refusal is not None:
+            facts = {"tool": ".".join(filter(None, call.tool)), "caller": program.call_id}
+            decided("programs", "refused", self._request.facts.response_id, **facts)
+        return refusal
 
     async def _run(self, call: ToolCall, caller: RunningProgram | None) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""

@@ -58,7 +58,7 @@ async def step(
     session: ProgramSession, code: str, past: Sequence[PastCall] = (), *, call_id: str = "call_p", seconds: float = 300
 ) -> Round | ToolResult:
     """Let a program go on once."""
-    return await session.advance(call_id, code, past, seconds)
+    return await session.advance(call_id, code, past, seconds, lambda _: None)
 
 
 async def rounds(session: ProgramSession, code: str, past: Sequence[PastCall] = ()) -> Round:

@@ -18,7 +18,17 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
 from penstock.pipeline.protocol.tools import McpServer, Toolset
-from penstock.services.tools import Host, NestedCall, PastCall, ServerUnavailable, Session, Source, Toolbox, ToolResult
+from penstock.services.tools import (
+    Host,
+    NestedCall,
+    PastCall,
+    Refusal,
+    ServerUnavailable,
+    Session,
+    Source,
+    Toolbox,
+    ToolResult,
+)
 from penstock.stages.converse.converse import Converse, Steering
 from penstock.stages.converse.tool_loop import Limits
 from tests.support.stored_responses import facts, pop_fields, response
@@ -161,7 +171,7 @@ class ScriptedProgram:
         raise AssertionError("a program is not run as a whole")
 
     async def advance(
-        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float
+        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float, refusal: Refusal
     ) -> tuple[NestedCall, ...] | ToolResult:
         assert code == "run()"
         self.past.append(tuple(past))

@@ -6,29 +6,36 @@ The host of programs follows a script: nothing runs here but the tools.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.extensions.programs.host import ProgramHost
+from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.extensions.workbench.timeline.rows import rows_of
 from penstock.extensions.workbench.timeline.timeline import timeline_of
 from penstock.pipeline.audit import LOGGER
+from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import DONE, to_sse
 from penstock.pipeline.recordings.format import source_of_recording
 from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.slots import Slots
 from penstock.services.tools import NestedCall, Toolbox, ToolResult
 from tests.support import server
 from tests.support.api_clients import Json
 from tests.support.event_streams import final, harmony_pipeline, read_sse
 from tests.support.otlp import collecting
+from tests.support.paths import ROOT
+from tests.support.plugins import edit_of
 from tests.support.scripted_tools import ScriptedProgram, ScriptedTool
 from tests.support.server import ScriptedServer
 from tests.support.stores import open_store
-from tests.support.tool_servers import answer_markup, play_turns, python_markup
+from tests.support.tool_servers import answer_markup, play_turns, python_markup, tool_server
 
 ASK, LOOK = NestedCall((None, "ask"), '{"of": "stock"}'), NestedCall(("browser", "search"), '{"query": "lamps"}')
 OF_PROGRAMS = {"allowed_callers": ["programmatic"]}
@@ -121,23 +128,28 @@ async def test_calls_of_programs_are_counted(tmp_path: Path) -> None:
     assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 1, 1]
 
 
-async def test_refused_call_of_a_program_is_in_the_audit_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@contextmanager
+def audited(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Keep the lines of the audit log for the length of a block."""
     logger = logging.getLogger(LOGGER)
     logger.addHandler(caplog.handler)
     with caplog.at_level(logging.INFO, LOGGER):
+        yield
+    logger.removeHandler(caplog.handler)
+
+
+def decisions(caplog: pytest.LogCaptureFixture) -> list[Json]:
+    return [vars(record)["audit"] for record in caplog.records if record.name == LOGGER]
+
+
+async def test_refused_call_of_a_program_is_in_the_audit_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with audited(caplog):
         async with programs(tmp_path / "r", (LOOK, LOOK)) as served:
             play_turns(served.engine, python_markup("run()"), answer_markup())
             _, answer = await served.post({**ASKED, "max_tool_calls": 2})  # the program itself is one
-    logger.removeHandler(caplog.handler)
-    program = answer["output"][0]["call_id"]
-    (noted,) = [vars(record)["audit"] for record in caplog.records if record.name == LOGGER]
-    assert noted == {
-        "rule": "tools",
-        "decision": "refused",
-        "subject": answer["id"],
-        "tool": "browser",
-        "caller": program,
-    }
+    caller = answer["output"][0]["call_id"]
+    noted = {"rule": "tools", "decision": "refused", "subject": answer["id"], "tool": "browser", "caller": caller}
+    assert decisions(caplog) == [noted]
 
 
 async def test_timeline_tells_the_calls_of_a_program_from_those_of_the_model(tmp_path: Path) -> None:
@@ -151,3 +163,49 @@ async def test_timeline_tells_the_calls_of_a_program_from_those_of_the_model(tmp
         ["program", "web call · search · by the program", "function call · ask · by the program"],
         ["web call · search · by the program", "program output", "message · final answer"],
     ]
+
+
+# What a stage author sees
+
+GUIDE = (ROOT / "docs" / "STAGES.md").read_text()
+[GUARD] = re.findall(r"```python\n# guard_calls.py\n(.*?)```", GUIDE, re.DOTALL)
+REFUNDS = """
+try:
+    await refund(order=1)
+except ToolError as error:
+    print(error)
+print(await ask(of="stock"))
+"""
+
+
+@pytest.mark.io
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_guard_refuses_calls_of_programs_before_they_leave(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    program_sandbox: Sandbox,
+    caplog: pytest.LogCaptureFixture,
+    is_kept: bool,
+) -> None:
+    """The client does not learn of them, also if the program runs again from its start."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "guard_calls.py").write_text(GUARD)
+    host = ProgramHost(program_sandbox, Slots(1))
+    refund = {**TOOLS[1], "name": "refund"}
+    asked = {**ASKED, "tools": [*TOOLS[:2], refund]}
+    turns = [python_markup(REFUNDS), answer_markup()]
+    edit = edit_of(load(["guard_calls.py:install"]))
+    with audited(caplog):
+        async with tool_server(tmp_path, turns, toolbox=Toolbox({"program": host}), edit=edit) as served:
+            _, first = await served.post(asked)
+            program, call = first["output"]
+            if not is_kept:
+                host.sleeping.drop(("", program["call_id"]))
+            play_turns(served.engine, answer_markup())
+            body = {**asked, "input": output_for(first), "previous_response_id": first["id"]}
+            _, second = await served.post(body)
+    assert (call["name"], call["caller"]) == ("ask", {"type": "program", "caller_id": program["call_id"]})
+    assert second["output"][0]["result"] == "Ask the user first.\n7\n"
+    refusal = {"rule": "programs", "decision": "refused", "tool": "refund", "caller": program["call_id"]}
+    subjects = [first["id"]] if is_kept else [first["id"], second["id"]]
+    assert decisions(caplog) == [{**refusal, "subject": subject} for subject in subjects]

@@ -18,6 +18,7 @@ from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.runs.run import RunRegistry
 from penstock.services.store.database import NullDatabase
 from penstock.services.store.store import Store
+from penstock.stages.converse.converse import guarding
 from penstock.stages.models.harmony.vocabulary import encoding_on_demand
 from penstock.stages.recordings.converse import partly_run
 from penstock.stages.recordings.recordings import read_recordings
@@ -42,6 +43,11 @@ def test_pipeline_without_the_stage_that_recordings_replace_is_refused() -> None
     without = replace(pipeline.stage("converse"), inner=Pipeline.start("render", answer))
     with pytest.raises(CannotStart, match="in place of the stage generate, which this pipeline does not have"):
         partly_run(pipeline.replace("converse", without))
+
+
+def test_answers_from_recordings_need_no_guard() -> None:
+    pipeline = pipeline_of(GREETING)
+    assert guarding(pipeline, lambda request, call: "No.") is pipeline
 
 
 @pytest.mark.parametrize("cut", [None, 100, -10])
