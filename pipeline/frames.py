@@ -533,7 +533,7 @@ class FunctionCallOpened(_Frame, frozen=True):
     is_async: bool = False
     """True if the model goes on without the output."""
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
 
 class CustomToolCallOpened(_Frame, frozen=True):
@@ -544,7 +544,7 @@ class CustomToolCallOpened(_Frame, frozen=True):
     namespace: str | None = None
     """The namespace of the tool, if it is in one."""
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
 
 class McpListToolsOpened(_Frame, frozen=True):
@@ -564,7 +564,7 @@ class McpCallOpened(_Frame, frozen=True):
     approval_request_id: str | None = None
     """Set if the client has approved the call."""
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
     @property
     def tool(self) -> tuple[str, str]:
@@ -580,7 +580,7 @@ class McpApprovalOpened(_Frame, frozen=True):
     name: str
     """The name of the tool."""
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
 
 class CodeCallOpened(_Frame, frozen=True):
@@ -588,7 +588,7 @@ class CodeCallOpened(_Frame, frozen=True):
 
     tool: ClassVar[tuple[str, str]] = ("python", "python")
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
 
 class WebCallOpened(_Frame, frozen=True):
@@ -597,7 +597,7 @@ class WebCallOpened(_Frame, frozen=True):
     name: str
     """``search``, ``open`` or ``find``."""
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
     @property
     def tool(self) -> tuple[str, str]:
@@ -610,7 +610,7 @@ class FileSearchOpened(_Frame, frozen=True):
 
     tool: ClassVar[tuple[str, str]] = ("file_search", "search")
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
 
 class ShellCallOpened(_Frame, frozen=True):
@@ -618,7 +618,7 @@ class ShellCallOpened(_Frame, frozen=True):
 
     tool: ClassVar[tuple[str, str]] = ("container", "exec")
     caller: str = ""
-    """The ``call_id`` of the program that calls; empty if the model does."""
+    """The calling program's ``call_id``, if any."""
 
 
 class ShellOutputOpened(_Frame, frozen=True):
@@ -632,9 +632,10 @@ class ProgramOpened(_Frame, frozen=True):
 
 
 class ProgramOutputOpened(_Frame, frozen=True):
-    """The program with this ``call_id`` has ended: its result is an item of its own, after its calls."""
+    """A program has ended: its result is an item of its own, after its calls."""
 
     call_id: str
+    """That of the program."""
 
 
 class ToolSearchOpened(_Frame, frozen=True):

@@ -416,7 +416,7 @@ class Toolbox:
     tallies: Tallies = field(default_factory=Tallies)
     """The tallies of the responses that run the tools."""
     guards: tuple[Guard, ...] = ()
-    """The guards of the operator, which are asked about each call of a program, until one refuses it."""
+    """The guards of the operator: a call of a program that one of them refuses does not leave it."""
 
     @property
     def namespaces(self) -> frozenset[str]:

@@ -187,7 +187,9 @@ class RunningProgram:
         finally:
             self._has_begun = True
             self._used += now() - began
-        self._round = asked and [each if each.error else replace(each, error=self._refusal(each.call)) for each in asked]
+        self._round = asked and [
+            each if each.error else replace(each, error=self._refusal(each.call)) for each in asked
+        ]
         self._number += len(self._round or ())
         if self._number > MOST_CALLS:
             raise ProgramFailed(f"The program made more than {MOST_CALLS:,} calls, and was ended.", "calls")

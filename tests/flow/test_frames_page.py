@@ -52,7 +52,7 @@ ALIASES = {
 
 RULES = {
     "TokenFrame": ("TokenFrame", "EngineFrame"),
-    "ParsedFrame": ("ParsedFrame", "Text", "OpenCall", "Call"),
+    "ParsedFrame": ("ParsedFrame", "Text", "OpenCall", "Asked", "Call"),
     "ConversedFrame": ("ConversedFrame", "Run", "Work", "Summary"),
     "EmittedFrame": ("EmittedFrame",),
     "ResponseEvent": ("ResponseEvent",),
