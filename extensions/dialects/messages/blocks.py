@@ -99,7 +99,7 @@ class ToolResultBlock(_Typed, frozen=True, kw_only=True, tag="tool_result"):
     is_error: bool | None = None
 
 
-class Caller(_Object, frozen=True, kw_only=True):
+class BlockCaller(_Object, frozen=True, kw_only=True):
     """The caller of a tool: the model, whose type is ``direct``, or a program by the id of its block."""
 
     type: _Text
@@ -110,7 +110,7 @@ class ToolUseBlock(_Typed, frozen=True, kw_only=True, tag="tool_use"):
     id: _Text
     name: _Text
     input: dict[str, Any]
-    caller: Caller | None = None
+    caller: BlockCaller | None = None
 
 
 class ThinkingBlock(_Typed, frozen=True, kw_only=True, tag="thinking"):
@@ -128,7 +128,7 @@ class ServerToolUseBlock(_Typed, frozen=True, kw_only=True, tag="server_tool_use
     id: _Text
     name: _Text
     input: dict[str, Any]
-    caller: Caller | None = None
+    caller: BlockCaller | None = None
 
 
 class WebSearchToolResultBlock(_Typed, frozen=True, kw_only=True, tag="web_search_tool_result"):

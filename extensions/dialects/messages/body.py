@@ -134,7 +134,7 @@ class ContextManagement(Body):
     edits: Annotated[list[ClearThinking], FAIL_FAST] | None = None
 
 
-class OwnContainer(Body):
+class GivenContainer(Body):
     """A container by its id."""
 
     id: str | None = None
@@ -306,7 +306,7 @@ class CreateMessage(CountTokens):
     watermarking: bool | None = None
     """Mark the output, if the engine can."""
 
-    container: TextOr[str, OwnContainer] | None = None
+    container: TextOr[str, GivenContainer] | None = None
     """The container of an earlier answer: it changes nothing, as the messages have all that a program needs."""
     diagnostics: Unused = None
     fallback_credit_token: Unused = None
@@ -321,7 +321,8 @@ class CreateMessage(CountTokens):
 
     def _extras(self) -> Iterator[tuple[str, str | None]]:
         yield from super()._extras()
-        given = OwnContainer(id=self.container) if isinstance(self.container, str) else self.container or OwnContainer()
+        sent = self.container
+        given = GivenContainer(id=sent) if isinstance(sent, str) else sent or GivenContainer()
         if given.id is not None and not OWN_CONTAINER.fullmatch(given.id):
             yield "container", None
         yield from ((f"container.{name}", None) for name in _sent_extras(given))

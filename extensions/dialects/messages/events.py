@@ -39,7 +39,7 @@ class Thinking(_Typed, frozen=True, tag="thinking"):
     signature: str
 
 
-class Caller(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class ToolCaller(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The caller of a tool: the model, whose type is ``direct``, or a program by the id of its block."""
 
     type: str
@@ -52,7 +52,7 @@ class ToolUse(_Typed, frozen=True, tag="tool_use"):
     id: str
     name: str
     input: Any
-    caller: Caller | UnsetType = UNSET
+    caller: ToolCaller | UnsetType = UNSET
 
 
 class ServerToolUse(_Typed, frozen=True, tag="server_tool_use"):
@@ -61,7 +61,7 @@ class ServerToolUse(_Typed, frozen=True, tag="server_tool_use"):
     id: str
     name: Literal["web_search", "code_execution"]
     input: Any
-    caller: Caller | UnsetType = UNSET
+    caller: ToolCaller | UnsetType = UNSET
 
 
 class WebSearchResult(_Typed, frozen=True, tag="web_search_result"):
@@ -84,7 +84,7 @@ class WebSearchToolResult(_Typed, frozen=True, tag="web_search_tool_result"):
 
     tool_use_id: str
     content: tuple[WebSearchResult, ...] | WebSearchError
-    caller: Caller | UnsetType = UNSET
+    caller: ToolCaller | UnsetType = UNSET
 
 
 class CodeExecutionResult(_Typed, frozen=True, tag="code_execution_result"):
@@ -142,7 +142,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
     server_tool_use: Searches | None = None
 
 
-class Container(msgspec.Struct, frozen=True):
+class MessageContainer(msgspec.Struct, frozen=True):
     """The sandbox of a program: its ``id``, and the time in RFC 3339 until which it waits for the client."""
 
     id: str
@@ -159,7 +159,7 @@ class CreatedMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     stop_details: None = None
-    container: Container | UnsetType = UNSET
+    container: MessageContainer | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
 
 
@@ -232,7 +232,7 @@ class Ending(msgspec.Struct, frozen=True):
     stop_reason: StopReason
     stop_sequence: str | None = None
     stop_details: None = None
-    container: Container | UnsetType = UNSET
+    container: MessageContainer | UnsetType = UNSET
 
 
 class MessageDelta(_Typed, frozen=True, tag="message_delta"):

@@ -19,12 +19,10 @@ from penstock.extensions.dialects.messages.arguments import ObjectReader
 from penstock.extensions.dialects.messages.errors import problem
 from penstock.extensions.dialects.messages.events import (
     BlockDelta,
-    Caller,
     CodeExecutionResult,
     CodeExecutionToolResult,
     Compaction,
     CompactionDelta,
-    Container,
     ContentBlock,
     ContentBlockDelta,
     ContentBlockStart,
@@ -33,6 +31,7 @@ from penstock.extensions.dialects.messages.events import (
     Ending,
     Event,
     InputJsonDelta,
+    MessageContainer,
     MessageDelta,
     MessageError,
     MessageStart,
@@ -47,6 +46,7 @@ from penstock.extensions.dialects.messages.events import (
     Thinking,
     ThinkingDelta,
     ThinkingTokens,
+    ToolCaller,
     ToolUse,
     WebSearchError,
     WebSearchResult,
@@ -262,12 +262,12 @@ class MessageWriter:
         yield ContentBlockDelta(self._index, InputJsonDelta(json.dumps(given, ensure_ascii=False)))
         yield self._close()
 
-    def _caller(self, item: items.FunctionCall | items.WebSearchCall | items.Program) -> Caller | UnsetType:
+    def _caller(self, item: items.FunctionCall | items.WebSearchCall | items.Program) -> ToolCaller | UnsetType:
         """Return the caller of a tool; UNSET if the request has no programs, so that the model is the only one."""
         if call_id := items.caller_of(item):
             self._program = call_id
-            return Caller(self._caller_type or CALLERS[-1], program_use_id(call_id))
-        return Caller("direct") if self._caller_type else UNSET
+            return ToolCaller(self._caller_type or CALLERS[-1], program_use_id(call_id))
+        return ToolCaller("direct") if self._caller_type else UNSET
 
     def _finish(self, response: Response) -> Iterator[Event]:
         if response.status == "cancelled":
@@ -288,12 +288,12 @@ class MessageWriter:
         yield MessageDelta(replace(ending, container=self._container(response)), usage)
         yield MessageStop()
 
-    def _container(self, response: Response) -> Container | UnsetType:
+    def _container(self, response: Response) -> MessageContainer | UnsetType:
         """Return the container of the latest program; UNSET if there is none."""
         if not self._program:
             return UNSET
         expires = datetime.fromtimestamp((response.completed_at or response.created_at) + PROGRAM_TTL, UTC)
-        return Container(container_id(self._program), expires.isoformat().replace("+00:00", "Z"))
+        return MessageContainer(container_id(self._program), expires.isoformat().replace("+00:00", "Z"))
 
     def _ending(self, response: Response, output_tokens: int) -> Ending:
         if self._display == "summary":
