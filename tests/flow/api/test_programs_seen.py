@@ -22,13 +22,19 @@ from penstock.extensions.workbench.timeline.timeline import timeline_of
 from penstock.pipeline.audit import LOGGER
 from penstock.pipeline.plugins import load
 from penstock.pipeline.protocol.events import DONE, to_sse
+from penstock.pipeline.protocol.items import FunctionCall, Program, ProgramOutput, caller_of
 from penstock.pipeline.recordings.format import source_of_recording
 from penstock.services.engines.scripted import ScriptedEngine
+from penstock.services.runs.run import RunRegistry
 from penstock.services.slots import Slots
 from penstock.services.tools import NestedCall, Toolbox, ToolResult
+from penstock.stages.models.harmony.vocabulary import encoding_on_demand
+from penstock.stages.recordings.converse import RecordedTools
+from penstock.stages.recordings.recordings import read_recordings
+from penstock.stages.responses import recorded_stages, responses_pipeline
 from tests.support import server
 from tests.support.api_clients import Json
-from tests.support.event_streams import final, harmony_pipeline, read_sse
+from tests.support.event_streams import final, harmony_pipeline, read_sse, run_request
 from tests.support.otlp import collecting
 from tests.support.paths import ROOT
 from tests.support.plugins import edit_of
@@ -97,6 +103,29 @@ async def test_recording_of_a_program_replays_to_the_same_bytes(tmp_path: Path) 
         assert "conversed.jsonl" in server.recorded_files(folder)
         for stage, source in (("emit", "converse"), ("persist", "emit")):
             assert await replayed(folder, stage, source) == sent
+
+
+async def test_server_of_recordings_answers_with_a_program(tmp_path: Path) -> None:
+    """The ids are those of its own response, and the calls name its own program."""
+    async with programs(tmp_path / "r", (LOOK, ASK), (LOOK,)) as served:
+        recorded = [answer for _, answer in await talk(served)]
+    recordings = read_recordings(tmp_path / "r")
+    model = recorded_stages(encoding_on_demand(), recordings)
+    engine, toolbox = ScriptedEngine(models=("tiny",)), RecordedTools(recordings=recordings)
+    async with open_store(str(tmp_path / "replayed.sqlite3")) as store:
+        pipeline = responses_pipeline(model, engine, RunRegistry(store), toolbox)
+        first = final(await run_request(pipeline, ASKED))
+        program, looked, call = first.output
+        assert isinstance(program, Program)
+        assert isinstance(call, FunctionCall)
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+        body = {**ASKED, "input": [output], "previous_response_id": first.id}
+        second = final(await run_request(pipeline, body))
+    looked_again, printed, _ = second.output
+    assert [caller_of(item) for item in (looked, call, looked_again)] == [program.call_id] * 3
+    assert isinstance(printed, ProgramOutput)
+    assert (printed.call_id, printed.result) == (program.call_id, recorded[1]["output"][1]["result"])
+    assert program.call_id != recorded[0]["output"][0]["call_id"]
 
 
 async def test_spans_of_calls_are_below_that_of_their_program(tmp_path: Path) -> None:
