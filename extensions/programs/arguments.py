@@ -1,8 +1,8 @@
 """The arguments of calls by the JSON schemas of their tools.
 
-A schema is a client's and the arguments are a model's, so neither may take long: the steps of a check are counted, and
-patterns run in a machine of linear time.  What is not checked is accepted: the keywords that are not named here, and a
-keyword whose value makes no sense.
+A schema is a client's and the arguments are a model's, so neither may take long: the steps of a check are counted.
+What is not checked is accepted: the keywords that are not named here, and a keyword whose value makes no sense.  A
+pattern is not checked: to make a short one ready may take a second, in which no other thread runs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
-
-from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.services.json_size import JsonSize, exceeds
@@ -23,11 +21,8 @@ LARGEST: Final = JsonSize(containers=10_000, commas=20_000)
 MOST_STEPS: Final = 100_000
 """Parts of schemas that are compared with parts of the arguments of the calls of one round."""
 
-LONGEST_PATTERN: Final = 1_000
-"""Characters of a pattern that is checked."""
-
-PATTERN_STEPS: Final = 2_000
-"""Steps for which the making of a pattern's machine counts: it takes milliseconds, and some take a hundred."""
+SHOWN: Final = 10
+"""Types, or values, that an error names."""
 
 _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "null": lambda value: value is None,
@@ -71,7 +66,7 @@ class Checks:
 
     def __init__(self) -> None:
         self._left = MOST_STEPS
-        self._machines: dict[str, SchemaValidator | None] = {}
+        self._referenced: dict[str, Any] = {}
         self._root: Mapping[str, Any] = {}
         self._size = 0
 
@@ -80,7 +75,7 @@ class Checks:
         value = parsed(arguments)
         if not isinstance(value, dict):
             raise WrongArguments("the arguments are no object")
-        self._root, self._size = schema, arguments.count(",") + 1
+        self._root, self._size, self._referenced = schema, arguments.count(",") + 1, {}
         try:
             problem = next(self._problems(value, schema, ""), None)
         except RecursionError:
@@ -106,25 +101,25 @@ class Checks:
         """Yield what is wrong by the keywords that hold no schemas."""
         types = schema.get("type", ())
         types = (types,) if isinstance(types, str) else types if isinstance(types, list) else ()
+        self._spend(len(types))
         if types and all(isinstance(kind, str) and kind in _TYPES and not _TYPES[kind](value) for kind in types):
-            yield f"{named} is no {' or '.join(types)}"
+            yield f"{named} is no {' or '.join(types[:SHOWN])}"
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(choices, list) and choices:
             self._spend(len(choices) * (self._size if isinstance(value, list | dict) else 1))
             if not any(_same(value, choice) for choice in choices):
-                yield f"{named} is none of {shortened(', '.join(map(_json, choices)))}"
+                yield f"{named} is none of {', '.join(map(_shown, choices[:SHOWN]))}"
         for keyword, (fits, words) in _BOUNDS.items():
             bound = schema.get(keyword)
             if isinstance(bound, int | float) and not fits(value, bound):
                 yield f"{named} {words} {bound}"
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str) and isinstance(value, str) and not self._matches(pattern, value):
-            yield f"{named} does not match {shortened(pattern)}"
 
     def _of_others(self, value: Any, schema: Mapping[str, Any], place: str) -> Iterator[str]:
         """Yield what is wrong by the schemas that hold for the same value."""
         if isinstance(reference := schema.get("$ref"), str):
-            yield from self._problems(value, referenced(reference, self._root), place)
+            if reference not in self._referenced:  # to follow one takes as long as it is
+                self._referenced[reference] = referenced(reference, self._root)
+            yield from self._problems(value, self._referenced[reference], place)
         for part in _list(schema, "allOf"):
             yield from self._problems(value, part, place)
         for keyword in ("anyOf", "oneOf"):
@@ -133,7 +128,9 @@ class Checks:
                 yield found[0] if len(found) == 1 else f"{place or 'the object'} fits no alternative: {found[0]}"
 
     def _of_object(self, value: dict[str, Any], schema: Mapping[str, Any], place: str) -> Iterator[str]:
-        for name in _list(schema, "required"):
+        required = _list(schema, "required")
+        self._spend(len(required))
+        for name in required:
             if isinstance(name, str) and name not in value:
                 yield f"{_joined(place, name)} is missing"
         properties = schema.get("properties")
@@ -148,27 +145,10 @@ class Checks:
             part = first[at] if at < len(first) else schema.get("items", True)
             yield from self._problems(inner, part, f"{place}[{at}]")
 
-    def _matches(self, pattern: str, value: str) -> bool:
-        if len(pattern) > LONGEST_PATTERN:
-            return True
-        if pattern not in self._machines:
-            self._spend(PATTERN_STEPS)
-            self._machines[pattern] = _machine(pattern)
-        machine = self._machines[pattern]
-        return machine is None or machine.isinstance_python(value)
-
     def _spend(self, steps: int) -> None:
         self._left -= steps
         if self._left < 0:
             raise WrongArguments("the arguments take too long to be checked")
-
-
-def _machine(pattern: str) -> SchemaValidator | None:
-    """Return what matches a pattern; None if the machine does not know its words, or if it is none."""
-    try:
-        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
-    except SchemaError:
-        return None
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -184,8 +164,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _shown(choice: Any) -> str:
+    return "..." if isinstance(choice, dict | list) else shortened(json.dumps(choice, ensure_ascii=False))
 
 
 def _list(schema: Mapping[str, Any], keyword: str) -> list[Any]:
