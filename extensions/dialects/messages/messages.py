@@ -141,9 +141,10 @@ def _ran(
             urls = [page.get("url") for page in result if isinstance(page, dict)] if isinstance(result, list) else []
             sources = [{"type": "url", "url": url} for url in urls if isinstance(url, str)]
             yield _searched(own["key"], {"type": "search", "query": query, "sources": sources}, result, caller)
-        case "web_search", {"url": str()} as given if own:
-            kind = "find_in_page" if "pattern" in given else "open_page"
-            yield _searched(own["key"], {"type": kind, **given}, result, caller)
+        case "web_search", {"url": str(url), "pattern": str(pattern)} if own:
+            yield _searched(own["key"], {"type": "find_in_page", "url": url, "pattern": pattern}, result, caller)
+        case "web_search", {"url": str(url)} if own:
+            yield _searched(own["key"], {"type": "open_page", "url": url}, result, caller)
         case "code_execution", {"code": str(code)} if own:
             written = result.get("stdout") if isinstance(result, dict) else None
             outputs = ({"type": "logs", "logs": written},) if isinstance(written, str) else ()
