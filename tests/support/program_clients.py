@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from uuid import uuid4
 
 from tests.support.api_clients import ApiClient, Json, conversation_id
@@ -75,15 +75,17 @@ class ProgramClient:
             await self.go_on(server)
 
     def outputs(self) -> list[Json]:
-        """Return the outputs of the calls of the round."""
+        """Return the outputs of the calls of the round, and the approvals of those of servers."""
         return [
-            {"type": "function_call_output", "call_id": call["call_id"], "output": self.finds(call)}
+            {"type": "mcp_approval_response", "approval_request_id": call["id"], "approve": True}
+            if call["type"] == "mcp_approval_request"
+            else {"type": "function_call_output", "call_id": call["call_id"], "output": self.finds(call)}
             for call in self.waiting
         ]
 
-    def body(self, given: list[Json], **fields: Any) -> Json:
+    def body(self, given: list[Json]) -> Json:
         """Return the next request."""
-        body: Json = {"input": given, "tools": [PROGRAMS, LOOK, *self.tools], **fields}
+        body: Json = {"input": given, "tools": [PROGRAMS, LOOK, *self.tools]}
         match self.way:
             case "conversation":
                 return {**body, "conversation": self.conversation}
@@ -99,7 +101,7 @@ class ProgramClient:
         self.history += [*given, *output]
         self.previous = response["id"]
         self.seen += map(self._essence, output)
-        self.waiting = [item for item in output if item["type"] == "function_call"]
+        self.waiting = [item for item in output if item["type"] in ("function_call", "mcp_approval_request")]
         self.rounds += bool(self.waiting)
 
     def branch(self, finds: Callable[[Json], str]) -> ProgramClient:
@@ -123,7 +125,7 @@ class ProgramClient:
         self.take(given, response)
 
     def _essence(self, item: Json) -> Json:
-        ids = ("id", "call_id", "caller", "fingerprint")
+        ids = ("id", "call_id", "caller", "fingerprint", "container_id", "approval_request_id")
         kept = {name: value for name, value in item.items() if name not in ids}
         if item["type"] == "message":
             kept["content"] = "".join(part["text"] for part in item["content"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.support.programming_engine import serve_programming
 from tests.support.sandboxes import available
 from tests.support.server_process import ServerProcess, serving_process
 from tests.support.stores import both_if_thorough
-from tests.support.tool_servers import mcp_tool
+from tests.support.tool_servers import CODE_TOOL, mcp_tool
 
 ROUNDS = 3
 
@@ -36,6 +37,15 @@ last = await counting.count(name="NAME, last")
 print(sum(found), first, last)
 """
 """A program with calls of the client between two of a server."""
+
+ASKS_ALL = """
+drawn = await code_interpreter.python(code="import random; print(random.Random(7).random())")
+first = await counting.count(name="NAME")
+found = await look(number=first)
+last = await counting.count(name="NAME")
+print(drawn, first, found, last)
+"""
+"""A program with calls of all that may be called, those of a server with the client's approval."""
 
 HANGS = "print(await look(number=1))\nawait counting.hang()\n"
 
@@ -107,6 +117,22 @@ async def test_program_goes_on_after_each_kill(
             await killed(server)
             await client.go_on(server)
         assert client.seen == expected.seen
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize("way", WAYS)
+async def test_results_and_approvals_outlive_a_kill(tmp_path: Path, way: Way, counting: dict[str, Any]) -> None:
+    tools = (counting | {"require_approval": "always"}, CODE_TOOL | {"allowed_callers": ["programmatic"]})
+    async with serving(str(tmp_path / "store.sqlite3"), tmp_path) as server:
+        client = ProgramClient(way, tools)
+        await client.begin(server, ASKS_ALL)
+        while client.waiting:
+            await killed(server)
+            await client.go_on(server)
+        if way == "unstored":  # the item of the call that ran code does not have what it has returned
+            assert "the result of its call 1 is no longer known" in client.answer
+        else:
+            assert (client.rounds, client.answer) == (3, f"{random.Random(7).random()} 1 7 2\n")
 
 
 @pytest.mark.usefixtures("sandbox")
