@@ -176,9 +176,12 @@ class ToolLoop:
         for approval in self._approved:
             yield from self._approved_call(approval)
         for program in programs:
-            call = ToolCall(*frames.ProgramOpened.tool, program.code)
             self.request = self._transcript.continued(self.request)
-            yield from self._programs.run(call, program.call_id, past_calls(self.request, program.call_id))
+            if _has(self.request.facts.tools, frames.ProgramOpened.tool[0]):
+                call = ToolCall(*frames.ProgramOpened.tool, program.code)
+                yield from self._programs.run(call, program.call_id, past_calls(self.request, program.call_id))
+            else:  # the client may have written the program, and its key may have none
+                yield from ended(program.call_id, frames.CallFinished(error := "This request has no programs.", error))
         if programs and frames.ProgramOpened.tool in map(tool_key, self.request.facts.tools.callable):
             self._meet_choice()
         self._seconds_before = self._clock() - started

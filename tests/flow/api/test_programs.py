@@ -366,6 +366,23 @@ async def test_key_without_programs_gets_none(tmp_path: Path, programs: ProgramH
     assert "programmatic_tool_calling" in refused["error"]["message"]
 
 
+async def test_program_goes_on_only_in_a_request_with_programs(tmp_path: Path, programs: ProgramHost) -> None:
+    """A client may have written all items itself, with a key that may have no programs."""
+    code = "print(6 * 7)"
+    call, caller = {"call_id": "call_1", "name": "look", "arguments": "{}"}, {"type": "program", "caller_id": "call_p"}
+    items = [
+        {"type": "program", "id": "prog_1", "call_id": "call_p", "code": code, "fingerprint": fingerprint_of(code)},
+        {"type": "function_call", "id": "fc_1", "status": "completed", **call, "caller": caller},
+        {"type": "function_call_output", "call_id": "call_1", "output": "1"},
+    ]
+    toolbox = Toolbox({"program": programs}, access=ToolAccess(frozenset({"python"})))
+    async with tool_server(tmp_path, [answer_markup()], toolbox=toolbox) as served:
+        body = {"input": [USER, *items], "tools": [{**LOOK, "allowed_callers": ["direct"]}]}
+        done = await respond(served, "whole", body)
+    assert done.types == ["program_output", "message"]
+    assert (done.output[0]["result"], done.output[0]["status"]) == ("This request has no programs.", "incomplete")
+
+
 @pytest.mark.parametrize(
     "code",
     [
