@@ -33,7 +33,10 @@ KILL_SECONDS = 4.0
 AT_A_TIME = 8
 """Clients at once."""
 
-OPTIONS = ("--store-ttl", str(10 * TTL), "--stream-ttl", "5", "--log-level", "WARNING", "--stale-after", "3600")
+OPTIONS = (
+    *("--store-ttl", str(10 * TTL), "--stream-ttl", "5", "--stale-after", "3600"),
+    *("--log-level", "WARNING", "--slow-callback", "0s"),
+)
 
 CODE = """
 import asyncio, random
