@@ -27,14 +27,14 @@ AT_ONCE = 16
 
 @dataclass
 class Programs:
-    """The programs of one response.
+    """The programs of a response that run one after another.
 
-    ``refusal`` counts a call that this server is about to run, and returns why it may not; ``tools`` returns those that
+    ``refusal`` counts a call that this server is about to run, and returns why it may not; ``tools`` are those that
     programs may call.
     """
 
     sessions: Sessions
-    tools: Callable[[], Sequence[Tool]]
+    tools: Sequence[Tool]
     refusal: Callable[[], str | None]
     is_parallel: bool = True
     waits_for_client: bool = field(default=False, init=False)
@@ -60,7 +60,7 @@ class Programs:
 
     def _round(self, program: RunningProgram, calls: Sequence[NestedCall], done: list[PastCall]) -> Iterator[Step]:
         """Yield the frames of calls, and append those that are done, which the client has not to act for."""
-        known = {tool_key(tool): tool for tool in self.tools()}
+        known = {tool_key(tool): tool for tool in self.tools}
         at_once = AT_ONCE if self.is_parallel else 1
         for start in range(0, len(calls), at_once):
             begun = [self._begun(known[call.tool], call, program) for call in calls[start : start + at_once]]

@@ -6,7 +6,7 @@ whose result is the frame.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +29,7 @@ from penstock.pipeline.protocol.items import (
 from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import HostedTool, McpTool, Toolset, tool_key
 from penstock.pipeline.tasks import in_thread
-from penstock.services.tools import Toolbox
+from penstock.services.tools import PastCall, Toolbox
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
 from penstock.stages.converse.programs import Programs, ended, open_programs, past_calls
 from penstock.stages.converse.sessions import FrameOrTask, RunningCall, Sessions, Step
@@ -90,12 +90,7 @@ class ToolLoop:
             limits.result_characters,
             cited=_cited(items),
         )
-        self._programs = Programs(
-            self._sessions,
-            tools=lambda: self.request.facts.tools.in_programs or (),
-            refusal=self._counted,
-            is_parallel=request.facts.tools.parallel,
-        )
+        self._program_waits = False
         self._known = known_tools(items)
         makes_calls = request.facts.purpose.generates and not self._compacts_only
         self._approved = _approved(items, request.facts.input) if makes_calls else []
@@ -179,7 +174,7 @@ class ToolLoop:
             self.request = self._transcript.continued(self.request)
             if _has(self.request.facts.tools, frames.ProgramOpened.tool[0]):
                 call = ToolCall(*frames.ProgramOpened.tool, program.code)
-                yield from self._programs.run(call, program.call_id, past_calls(self.request, program.call_id))
+                yield from self._run_program(call, program.call_id, past_calls(self.request, program.call_id))
             else:  # the client may have written the program, and its key may have none
                 yield from ended(program.call_id, frames.CallFinished(error := "This request has no programs.", error))
         if programs and frames.ProgramOpened.tool in map(tool_key, self.request.facts.tools.callable):
@@ -225,7 +220,7 @@ class ToolLoop:
     @property
     def is_unspoken(self) -> bool:
         """True if the model has nothing to say in this turn, because a program waits for the client."""
-        return self._programs.waits_for_client
+        return self._program_waits
 
     @property
     def asked(self) -> frames.ResolvedRequest:
@@ -346,7 +341,7 @@ class ToolLoop:
             self._tokens_left -= finished.output_tokens
         reason = self._end_of(turn, finished.reason)
         yield from self._run(turn) if reason == "stop" else _cut(turn)
-        if reason == "stop" and turn.may_go_on and not self._programs.waits_for_client and self._is_steered():
+        if reason == "stop" and turn.may_go_on and not self._program_waits and self._is_steered():
             reason = "steered"
         duration = self._seconds_before + finished.duration + (self._clock() - started if turn.calls else 0.0)
         self._seconds_before = 0.0
@@ -390,8 +385,17 @@ class ToolLoop:
     def _begun(self, call: ToolCall) -> RunningCall | _BegunProgram:
         refusal = self._counted()
         if call.is_program:
-            return _BegunProgram(call, self._programs, self._transcript, refusal)
+            return _BegunProgram(call, self._run_program, self._transcript, refusal)
         return self._sessions.call(call, refusal)
+
+    def _run_program(self, call: ToolCall, call_id: str, past: Sequence[PastCall] = ()) -> Iterator[Step]:
+        """Yield the frames of a program; what runs it is not kept, as it refers to this loop."""
+        tools = self.request.facts.tools
+        programs = Programs(
+            self._sessions, tools=tools.in_programs or (), refusal=self._counted, is_parallel=tools.parallel
+        )
+        yield from programs.run(call, call_id, past)
+        self._program_waits |= programs.waits_for_client
 
     def _counted(self) -> str | None:
         """Count a call that is about to run; return why it may not."""
@@ -408,7 +412,7 @@ class ToolLoop:
         That is the results of its calls or, once per response, the error of a call that it cannot make.
         """
         if turn.calls or turn.has_async_call:
-            self._goes_on = turn.may_go_on and not self._programs.waits_for_client
+            self._goes_on = turn.may_go_on and not self._program_waits
             self._meet_choice()
         elif turn.ends_refused and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
@@ -419,7 +423,7 @@ class _BegunProgram:
     """A program whose turn comes after the calls before it."""
 
     call: ToolCall
-    programs: Programs
+    run: Callable[[ToolCall, str], Iterator[Step]]
     transcript: Transcript
     refusal: str | None
 
@@ -430,7 +434,7 @@ class _BegunProgram:
         if self.refusal:
             yield from ended(call_id, frames.CallFinished(self.refusal, self.refusal))
         else:
-            yield from self.programs.run(self.call, call_id)
+            yield from self.run(self.call, call_id)
 
 
 def _has(tools: Toolset, namespace: str) -> bool:
