@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from penstock.extensions.programs.names import Names
 from penstock.extensions.programs.running import Opening, ProgramFailed, RunningProgram
-from penstock.extensions.programs.sleeping import PER_SLOT, Key, Sleeping
+from penstock.extensions.programs.sleeping import PER_SLOT, Sleeping
 from penstock.extensions.tools.sandbox.live_containers import new_folder, place_at_work
 from penstock.extensions.tools.sandbox.probe import Sandbox, offered
 from penstock.extensions.tools.sandbox.process import SandboxDied
@@ -92,9 +92,10 @@ class ProgramSession:
         if self._names is None:
             self._names = await in_thread(Names, self._tools)  # it takes seconds for thousands of tools
         key, opening = (self._owner, call_id), Opening(code, self._names)
-        program = self._kept(key, opening, past)
+        program = self._host.sleeping.take(key)
         waits, ended = False, "cancelled"
         try:
+            program = await self._usable(program, opening, past)
             async with AsyncExitStack() as held:
                 program = await self._host.enter(held, self._owner, program or opening, seconds)
                 self._running.add(program)
@@ -126,15 +127,18 @@ class ProgramSession:
                 else:
                     await asyncio.shield(self._host.sleeping.end(program))
 
-    def _kept(self, key: Key, opening: Opening, past: Sequence[PastCall]) -> RunningProgram | None:
-        """Return the program if its process still waits; None if it has to begin, or to run again from its start."""
-        program = self._host.sleeping.take(key)
-        if program and not program.fits(opening, past):
+    async def _usable(
+        self, program: RunningProgram | None, opening: Opening, past: Sequence[PastCall]
+    ) -> RunningProgram | None:
+        """Return a program whose process can go on; None if it has to begin, or to run again from its start."""
+        if program:
+            fits = await in_thread(program.fits, opening, past)  # arguments and results may be long
+            if fits:
+                return program
             self._host.sleeping.end(program)
-            program = None
-        if past and not program:
+        if past:
             metrics.PROGRAMS.labels("replayed").inc()
-        return program
+        return None
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.extensions.programs.arguments import Checks, WrongArguments, parsed
@@ -25,6 +27,9 @@ MOST_CALLS: Final = 1_000
 
 LONGEST_RESULT: Final = 1_000_000
 """Characters of the result of a call; a longer one is an error."""
+
+LONGEST_ROUND: Final = 8_000_000
+"""Characters of the results of a round; those beyond are errors."""
 
 LONGEST_ERROR: Final = 10_000
 """Characters of an error that a program gets; the middle of a longer one is left out."""
@@ -138,21 +143,23 @@ class RunningProgram:
             while self._round is not None:
                 leaving = [asked.call for asked in self._round if asked.error is None]
                 known = past[len(self._done) : len(self._done) + len(leaving)]
-                for at, (call, was) in enumerate(zip(leaving, known, strict=False), len(self._done) + 1):
-                    if not _is_same(call, was.call):
-                        raise ProgramFailed(_difference(at, was.call, call))
-                    if not was.is_known:
-                        message = f"The program cannot go on: the result of its call {at} is no longer known."
-                        raise ProgramFailed(message)
+                await in_thread(self._check, leaving, known)  # their arguments may be long
                 if len(known) < len(leaving):
                     return tuple(leaving[len(known) :])
                 self._done += known
-                outcomes = iter([_outcome(each) for each in known])
-                given = [next(outcomes) if each.error is None else (None, each.error) for each in self._round]
-                await self._go_on({"outcomes": given}, past, seconds)
+                outcomes = await in_thread(_encoded, self._round, known)
+                await self._go_on({}, past, seconds, {"outcomes": outcomes})
         if len(self._done) < len(past):
             raise ProgramFailed(_difference(len(self._done) + 1, past[len(self._done)].call, None))
         return None
+
+    def _check(self, leaving: Sequence[NestedCall], known: Sequence[PastCall]) -> None:
+        """Raise `ProgramFailed` if calls are others than past ones, or if the result of one is not known."""
+        for at, (call, was) in enumerate(zip(leaving, known, strict=False), len(self._done) + 1):
+            if not _is_same(call, was.call):
+                raise ProgramFailed(_difference(at, was.call, call))
+            if not was.is_known:
+                raise ProgramFailed(f"The program cannot go on: the result of its call {at} is no longer known.")
 
     def kill(self) -> None:
         """End it without waiting for that."""
@@ -172,18 +179,29 @@ class RunningProgram:
             if self.is_alive:
                 self._process.pause()
 
-    async def _go_on(self, question: dict[str, Any], past: Sequence[PastCall], seconds: float) -> None:
+    async def _go_on(
+        self,
+        question: dict[str, Any],
+        past: Sequence[PastCall],
+        seconds: float,
+        encoded: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
         """Let it run until its tasks wait for a round of calls, or it ends."""
+        if (left := seconds - self._used) <= 0:
+            raise _late(seconds)
         now = asyncio.get_running_loop().time
         began = now()
         is_past = len(self._done) < len(past)
         try:
             answer = await self._process.ask(
-                {**question, "is_past": is_past}, max(seconds - self._used, 0), goes_on=self._has_begun
+                {**question, "is_past": is_past},
+                left,
+                goes_on=self._has_begun,
+                encoded=encoded,
             )
             asked = await in_thread(self._read, answer)  # schemas of a client may make it long
         except TimeoutError:
-            raise ProgramFailed(f"The program ran longer than {seconds:g} seconds, and was ended.", "timeout") from None
+            raise _late(seconds) from None
         finally:
             self._has_begun = True
             self._used += now() - began
@@ -211,6 +229,10 @@ class RunningProgram:
                 raise SandboxDied("it called a function that it does not have")
 
 
+def _late(seconds: float) -> ProgramFailed:
+    return ProgramFailed(f"The program ran longer than {seconds:g} seconds, and was ended.", "timeout")
+
+
 def _problem(function: Function, arguments: str, checks: Checks) -> str | None:
     """Return what is wrong with the arguments of a call; None if nothing is."""
     try:
@@ -232,6 +254,18 @@ def _outcome(past: PastCall) -> tuple[str | None, str | None]:
     if len(past.result or "") > LONGEST_RESULT:
         return None, f"The result is longer than {LONGEST_RESULT:,} characters."
     return past.result, None
+
+
+def _encoded(asked: Sequence[Asked], known: Sequence[PastCall]) -> bytes:
+    """Return the outcomes of a round in JSON, encoded one by one: the encoder lets no other thread run meanwhile."""
+    outcomes, left, encoded = iter(map(_outcome, known)), LONGEST_ROUND, list[bytes]()
+    for each in asked:
+        result, error = next(outcomes) if each.error is None else (None, each.error)
+        left -= len(result or "")
+        if left < 0:
+            result, error = None, f"The results of the calls made at once are longer than {LONGEST_ROUND:,} characters."
+        encoded.append(json.dumps((result, error)).encode())
+    return b"[" + b", ".join(encoded) + b"]"
 
 
 def _is_same_past(known: PastCall, given: PastCall) -> bool:

@@ -22,7 +22,7 @@ from penstock.pipeline.tasks import apart
 from penstock.services.tools import Guard, Toolbox
 from penstock.services.tracing import TracedTurn, turn_span
 from penstock.stages.converse.mcp_tools import with_declarations
-from penstock.stages.converse.sessions import Advanced, Step
+from penstock.stages.converse.sessions import Step, Unshown
 from penstock.stages.converse.tool_loop import Limits, ToolLoop
 from penstock.stages.converse.turn import turn_without_model
 
@@ -211,7 +211,7 @@ async def _frames(loop: ToolLoop, steps: Iterator[Step]) -> AsyncGenerator[Conve
     """Yield the frames of steps when they come; the step of a program is waited for, and is none."""
     for step in steps:
         done = await step if isinstance(step, asyncio.Task) else step
-        if not isinstance(done, Advanced):
+        if not isinstance(done, Unshown):
             yield loop.note(done)
 
 

@@ -63,8 +63,11 @@ class Programs:
         known = {tool_key(tool): tool for tool in self.tools}
         at_once = AT_ONCE if self.is_parallel else 1
         for start in range(0, len(calls), at_once):
-            begun = [self._begun(known[call.tool], call, program) for call in calls[start : start + at_once]]
+            begun = [self._begun(known.get(call.tool), call, program) for call in calls[start : start + at_once]]
             for opened, call, running in begun:
+                if opened is None:
+                    done.append(PastCall(call, error="There is no such tool any more."))
+                    continue
                 yield opened
                 if call.arguments:
                     yield frames.ItemDelta(call.arguments)
@@ -77,9 +80,14 @@ class Programs:
                 done.append(_past(call, running))
 
     def _begun(
-        self, tool: Tool, call: NestedCall, program: RunningProgram
-    ) -> tuple[frames.Opened, NestedCall, RunningCall | None]:
-        """Begin a call; return it with the frame that opens it, and None if the client has to act."""
+        self, tool: Tool | None, call: NestedCall, program: RunningProgram
+    ) -> tuple[frames.Opened | None, NestedCall, RunningCall | None]:
+        """Begin a call; return it with the frame that opens it, and None if the client has to act.
+
+        There is no frame if the tools of the request have changed since the program was told of them.
+        """
+        if tool is None:
+            return None, call, None
         opened = call_by(tool, program.call_id)
         if isinstance(tool, FunctionTool | CustomTool):
             self.sessions.ask_client(program)

@@ -55,15 +55,27 @@ FrameOrTask: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinishe
 
 
 @dataclass(frozen=True)
-class Advanced:
+class Unshown:
+    """The outcome of work that is no frame."""
+
+
+@dataclass(frozen=True)
+class Recalled(Unshown):
+    """The calls that a program has made before."""
+
+    calls: Sequence[PastCall]
+
+
+@dataclass(frozen=True)
+class Advanced(Unshown):
     """The next step of a program: the calls for which it waits, or its end."""
 
     calls: tuple[NestedCall, ...]
     finished: frames.CallFinished
 
 
-Step: TypeAlias = FrameOrTask | asyncio.Task[Advanced]
-"""The next thing in a response: its next frame, or the work of a program, which is none."""
+Step: TypeAlias = FrameOrTask | asyncio.Task[Advanced] | asyncio.Task[Recalled]
+"""The next thing in a response: its next frame, or work for a program, which is none."""
 
 
 Result = TypeVar("Result")

@@ -28,13 +28,16 @@ from penstock.pipeline.protocol.items import (
 )
 from penstock.pipeline.protocol.superseded import would_supersede
 from penstock.pipeline.protocol.tools import HostedTool, McpTool, Toolset, tool_key
-from penstock.pipeline.tasks import in_thread
+from penstock.pipeline.tasks import MANY_VALUES, apart, in_thread
 from penstock.services.tools import PastCall, Toolbox
 from penstock.stages.converse.mcp_tools import known_tools, list_tools, with_mcp_tools
 from penstock.stages.converse.programs import Programs, ended, open_programs, past_calls
-from penstock.stages.converse.sessions import FrameOrTask, RunningCall, Sessions, Step
+from penstock.stages.converse.sessions import FrameOrTask, Recalled, RunningCall, Sessions, Step
 from penstock.stages.converse.transcript import Transcript
 from penstock.stages.converse.turn import ModelTurn, PreparingTurn, SummaryTurn, ToolCall
+
+MOST_PROGRAMS = 16
+"""Programs of a conversation that go on in one response."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,11 @@ class ToolLoop:
             limits.result_characters,
             cited=_cited(items),
         )
-        self._program_waits = False
         self._known = known_tools(items)
         makes_calls = request.facts.purpose.generates and not self._compacts_only
         self._approved = _approved(items, request.facts.input) if makes_calls else []
+        self._open = open_programs(request) if makes_calls else []
+        self._program_waits = False
         self._turn: ModelTurn | SummaryTurn | PreparingTurn = ModelTurn()
         self._goes_on = True
         self._turns = 0
@@ -137,8 +141,11 @@ class ToolLoop:
     async def describe(self) -> None:
         """Have the kinds whose words depend on the tools of the request describe themselves, once these are listed."""
         for name, kind in kinds().items():
+            if kind.describe is None:
+                continue
             tools = self.request.facts.tools
-            if kind.describe and _has(tools, name):
+            is_offered = await apart(len(tools.tools) > MANY_VALUES, _has, tools, name)
+            if is_offered:
                 words = await in_thread(kind.describe, tools)  # it takes seconds for thousands of tools
                 self._offer(replace(tools, descriptions={**tools.descriptions, name: words}))
 
@@ -152,8 +159,7 @@ class ToolLoop:
             return
         request, known = self.request, self._known
         unlisted = [server for server in request.facts.tools.servers if server.label not in known]
-        programs = open_programs(request)
-        if not unlisted and not self._approved and not programs:
+        if not unlisted and not self._approved and not self._open:
             self._offer(with_mcp_tools(request.facts.tools, known))
             return
         yield frames.ResponseStarted(request.facts)
@@ -170,16 +176,26 @@ class ToolLoop:
         self._offer(with_mcp_tools(request.facts.tools, known))
         for approval in self._approved:
             yield from self._approved_call(approval)
-        for program in programs:
+        for position, program in enumerate(self._open):
             self.request = self._transcript.continued(self.request)
-            if _has(self.request.facts.tools, frames.ProgramOpened.tool[0]):
-                call = ToolCall(*frames.ProgramOpened.tool, program.code)
-                yield from self._run_program(call, program.call_id, past_calls(self.request, program.call_id))
-            else:  # the client may have written the program, and its key may have none
-                yield from ended(program.call_id, frames.CallFinished(error := "This request has no programs.", error))
-        if programs and frames.ProgramOpened.tool in map(tool_key, self.request.facts.tools.callable):
+            if problem := self._problem_of_program(position):
+                yield from ended(program.call_id, frames.CallFinished(problem, problem))
+                continue
+            recalling = self._sessions.start(_recalled(self.request, program.call_id))
+            yield recalling
+            call = ToolCall(*frames.ProgramOpened.tool, program.code)
+            yield from self._run_program(call, program.call_id, recalling.result().calls)
+        if self._open and frames.ProgramOpened.tool in map(tool_key, self.request.facts.tools.callable):
             self._meet_choice()
         self._seconds_before = self._clock() - started
+
+    def _problem_of_program(self, position: int) -> str:
+        """Return why a program of the conversation does not go on, which the client may have written; or nothing."""
+        if not _has(self.request.facts.tools, frames.ProgramOpened.tool[0]):
+            return "This request has no programs."
+        if position >= MOST_PROGRAMS:
+            return f"No more than {MOST_PROGRAMS} programs go on in one response."
+        return ""
 
     def _offer(self, tools: Toolset) -> None:
         """Give the model, and the search for tools, other tools from now on."""
@@ -435,6 +451,10 @@ class _BegunProgram:
             yield from ended(call_id, frames.CallFinished(self.refusal, self.refusal))
         else:
             yield from self.run(self.call, call_id)
+
+
+async def _recalled(request: frames.ResolvedRequest, call_id: str) -> Recalled:
+    return Recalled(await apart(request.is_long, past_calls, request, call_id))
 
 
 def _has(tools: Toolset, namespace: str) -> bool:

@@ -30,7 +30,11 @@ def test_no_module_of_the_core_needs_an_extension_or_its_libraries(besides: tupl
     ("besides", "option", "routes"),
     [
         ((), "--mcp-config mcp", ["files 200", "vector_stores 404"]),
-        (("penstock.extensions.tools",), "--mcp-config mcp", ["files 404", "vector_stores 404"]),
+        (
+            ("penstock.extensions.tools", "penstock.extensions.programs"),
+            "--mcp-config mcp",
+            ["files 404", "vector_stores 404"],
+        ),
     ],
 )
 def test_a_server_serves_what_is_left(besides: tuple[str, ...], option: str, routes: list[str], tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from penstock.extensions.tools.sandbox.head_tail import HeadTailBuffer
@@ -39,8 +40,11 @@ class Channel(asyncio.Protocol):
         """True if the sandbox can answer questions."""
         return self._transport is not None and not self.ended.is_set()
 
-    def ask(self, question: dict[str, Any]) -> None:
-        """Send a question, with a number that its answer must have, as one line of JSON."""
+    def ask(self, question: dict[str, Any], encoded: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Send a question, with a number that its answer must have, as one line of JSON.
+
+        ``encoded`` are further fields, in JSON.
+        """
         assert self._transport is not None
         self._line.clear()
         self._number += 1
@@ -48,7 +52,9 @@ class Channel(asyncio.Protocol):
         if self.ended.is_set():
             self._answer.cancel()
         else:
-            self._transport.write(json.dumps({**question, "number": self._number}).encode() + b"\n")
+            line = json.dumps({**question, "number": self._number}).encode()
+            fields = b", ".join((json.dumps(name).encode() + b": " + value for name, value in encoded.items()))
+            self._transport.write(line[:-1] + (b", " + fields if fields else b"") + b"}\n")
 
     async def answer(self, seconds: float) -> dict[str, Any] | None:
         """Return the answer to the latest question; None after ``seconds`` or if the channel is closed."""

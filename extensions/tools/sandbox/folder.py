@@ -217,6 +217,7 @@ def _leftovers() -> list[Path]:
 
 
 async def _remove(folder: Path) -> None:
-    process = await asyncio.create_subprocess_exec("rm", "-rf", "--", str(folder), stderr=subprocess.DEVNULL)
-    if await process.wait():
+    command = ("rm", "-rf", "--", str(folder))
+    done = await asyncio.to_thread(subprocess.run, command, stderr=subprocess.DEVNULL, check=False)
+    if done.returncode:
         _log.warning("the folder of a sandbox cannot be removed: %s", folder)
