@@ -84,7 +84,7 @@ class Programs:
     ) -> tuple[frames.Opened | None, NestedCall, RunningCall | None]:
         """Begin a call; return it with the frame that opens it, and None if the client has to act.
 
-        There is no frame if the tools of the request have changed since the program was told of them.
+        There is no frame if the tools of the request have changed since the program got its own.
         """
         if tool is None:
             return None, call, None

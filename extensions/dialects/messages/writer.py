@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import methodcaller
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
@@ -318,8 +319,8 @@ class MessageWriter:
 
 def _caller_type(response: Response) -> str:
     """Return the type of programs as callers in a response; empty if its request has none."""
-    found = [tool for tool in response.tools if tool.get("type") == PROGRAMS]
-    return str(found[0].get(CALLER) or CALLERS[-1]) if found else ""
+    types = [*map(methodcaller("get", "type"), response.tools)]  # there may be thousands
+    return str(response.tools[types.index(PROGRAMS)].get(CALLER) or CALLERS[-1]) if PROGRAMS in types else ""
 
 
 def _begun(response: Response, usage: Usage | None) -> CreatedMessage:
