@@ -19,7 +19,7 @@ class BatchSettings(BaseSettings):
         default=None,
         ge=0,
         title="N",
-        description="places of the engine that lines of batches leave free; by default three quarters, and an eighth "
+        description="places of the engine that lines of batches leave free; by default 15 of 16, and an eighth "
         "once nothing else has run for a minute",
         examples=[16],
     )

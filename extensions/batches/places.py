@@ -40,7 +40,7 @@ class Rule:
     """A rule for the places that lines may take: a ``reserve`` stays free, and at most ``beside`` run beside others."""
 
     reserve: int | None = None
-    """By default three quarters, but an eighth of an engine that is idle: the first token of a request has to wait for
+    """By default fifteen sixteenths, but an eighth of an engine that is idle: the first token of a request has to wait for
     the step that runs, and more lines make it longer.
     """
     beside: int | None = None
@@ -52,7 +52,7 @@ class Rule:
         """
         reserve = self.reserve
         if reserve is None:
-            reserve = max(1, places // 8 if is_idle else 3 * places // 4)
+            reserve = max(1, places // 8 if is_idle else 15 * places // 16)
         free = places - min(reserve, places - 1) - others
         return max(0, free if self.beside is None or not others else min(free, self.beside))
 

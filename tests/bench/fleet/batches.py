@@ -73,7 +73,7 @@ class Way:
 WAYS = {
     "alone": None,
     "penstock": Way("**penstock**"),
-    "sixteenth": Way("a sixteenth of the places", 15 / 16),
+    "quarter": Way("a quarter of the places", 3 / 4),
     "greedy": Way("all places, no pause", 0.0, can_pause=False),
 }
 """Ways to have lines, by name; "alone" has none."""

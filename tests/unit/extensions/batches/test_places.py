@@ -31,7 +31,9 @@ async def test_line_that_is_cancelled_when_its_turn_comes_gives_its_place_back()
     assert (places.slots.in_use, places.running, list(places.waiting)) == (0, {}, [])
 
 
-async def test_lines_take_a_quarter_of_an_engine_that_others_have_used_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_take_a_sixteenth_of_an_engine_that_others_have_used_lately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slots, now = Slots(32), 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     places = line_places(slots, Rule(), [])
@@ -42,7 +44,7 @@ async def test_lines_take_a_quarter_of_an_engine_that_others_have_used_lately(mo
     found.append(places.most)
     now += BUSY_SECONDS / 2
     found.append(places.most)
-    assert found == [28, 7, 8, 28]
+    assert found == [28, 1, 2, 28]
 
 
 async def test_lines_that_cannot_pause_are_passed_over() -> None:
