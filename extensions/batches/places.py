@@ -40,8 +40,8 @@ class Rule:
     """A rule for the places that lines may take: a ``reserve`` stays free, and at most ``beside`` run beside others."""
 
     reserve: int | None = None
-    """By default fifteen sixteenths, but an eighth of an engine that is idle: the first token of a request has to wait for
-    the step that runs, and more lines make it longer.
+    """By default fifteen sixteenths, but an eighth of an engine that is idle: the first token of a request has to wait
+    for the step that runs, and more lines make it longer.
     """
     beside: int | None = None
 
