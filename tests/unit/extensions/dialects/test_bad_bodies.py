@@ -207,6 +207,7 @@ MESSAGES: Any = {
     "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
     "output_format": {"type": "json_schema", "schema": SCHEMA},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "container": {"id": f"container_{'0' * 36}"},
 }
 BODIES = {"chat": CHAT, "completions": COMPLETION, "messages": MESSAGES}
 """A body with all parameters that a dialect reads, by its name."""
