@@ -100,7 +100,7 @@ async def test_only_configured_tools_are_available() -> None:
 async def test_sandbox_works_here() -> None:
     await available("container")
     async with at_hand(chosen()) as tools:
-        assert tools.namespaces == {"python", "container"}
+        assert tools.namespaces == {"python", "container", "program"}
 
 
 async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> None:
