@@ -17,7 +17,6 @@ from penstock.extensions.accounts import ledger
 from penstock.extensions.batches import tables
 from penstock.extensions.batches.stored_batches import StoredBatches, Totals
 from penstock.extensions.models.catalogue import Catalogue, Model
-from penstock.extensions.models.start import House
 from penstock.extensions.programs.running import Opening, RunningProgram
 from penstock.extensions.programs.sleeping import Sleeping
 from penstock.extensions.tools.files import stored_files
@@ -180,10 +179,10 @@ def wrong_models() -> Fault:
 def left_children() -> Fault:
     """Stop a server without ending the processes of its models."""
 
-    async def close(_: House) -> None:
+    async def close(_: Catalogue) -> None:
         """End nothing."""
 
-    return patch.object(House, "close", close)
+    return patch.object(Catalogue, "close", close)
 
 
 def repeated_sums() -> Fault:
