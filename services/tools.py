@@ -222,6 +222,9 @@ class OwnHost(Host, Protocol):
         ...
 
 
+LONGEST_RESULT: Final = 1_000_000
+"""Characters of the result of a call that a program makes; a longer one is an error."""
+
 PROGRAM_TTL: Final = 300.0
 """Seconds that the process of a program waits for a client, which runs its calls."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.extensions.programs.arguments import Checks, WrongArguments, parsed
@@ -17,16 +16,13 @@ from penstock.extensions.tools.sandbox.process import Process, SandboxDied
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.tools import tool_key
 from penstock.pipeline.tasks import in_thread
-from penstock.services.tools import NestedCall, PastCall, Refusal, bounded
+from penstock.services.tools import LONGEST_RESULT, NestedCall, PastCall, Refusal, bounded
 
 MOST_AT_ONCE: Final = 64
 """Calls of a round: others wait for the next one."""
 
 MOST_CALLS: Final = 1_000
 """Calls of a program."""
-
-LONGEST_RESULT: Final = 1_000_000
-"""Characters of the result of a call; a longer one is an error."""
 
 LONGEST_ROUND: Final = 8_000_000
 """Characters of the results of a round; those beyond are errors."""
@@ -148,7 +144,7 @@ class RunningProgram:
                     return tuple(leaving[len(known) :])
                 self._done += known
                 outcomes = await in_thread(_encoded, self._round, known)
-                await self._go_on({}, past, seconds, {"outcomes": outcomes})
+                await self._go_on({"outcomes": outcomes}, past, seconds)
         if len(self._done) < len(past):
             raise ProgramFailed(_difference(len(self._done) + 1, past[len(self._done)].call, None))
         return None
@@ -179,13 +175,7 @@ class RunningProgram:
             if self.is_alive:
                 self._process.pause()
 
-    async def _go_on(
-        self,
-        question: dict[str, Any],
-        past: Sequence[PastCall],
-        seconds: float,
-        encoded: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> None:
+    async def _go_on(self, question: dict[str, Any], past: Sequence[PastCall], seconds: float) -> None:
         """Let it run until its tasks wait for a round of calls, or it ends."""
         if (left := seconds - self._used) <= 0:
             raise _late(seconds)
@@ -193,12 +183,7 @@ class RunningProgram:
         began = now()
         is_past = len(self._done) < len(past)
         try:
-            answer = await self._process.ask(
-                {**question, "is_past": is_past},
-                left,
-                goes_on=self._has_begun,
-                encoded=encoded,
-            )
+            answer = await self._process.ask({**question, "is_past": is_past}, left, goes_on=self._has_begun)
             asked = await in_thread(self._read, answer)  # schemas of a client may make it long
         except TimeoutError:
             raise _late(seconds) from None

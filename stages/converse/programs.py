@@ -125,10 +125,10 @@ def open_programs(request: frames.ResolvedRequest) -> list[items.Program]:
     """Return the programs without an output to whose calls the input of the request has outputs or approvals."""
     whole = request.items
     programs = {item.call_id: item for item in items.of_type(whole, items.Program)}
-    for output in items.of_type(whole, items.ProgramOutput):
-        programs.pop(output.call_id, None)
     if not programs:
         return []
+    for output in items.of_type(whole, items.ProgramOutput):
+        programs.pop(output.call_id, None)
     given = {item.id for item in request.facts.input}
     callers = callers_of(whole)
     asked = {item.id: items.caller_of(item) for item in items.of_type(whole, items.McpApprovalRequest)}

@@ -22,6 +22,7 @@ from penstock.pipeline.protocol.tools import Toolset
 from penstock.services.own_hosts import OwnSession
 from penstock.services.tool_search import SEARCH_NAMESPACE, ToolSearch
 from penstock.services.tools import (
+    LONGEST_RESULT,
     Acting,
     Advancing,
     Citable,
@@ -46,9 +47,6 @@ GRACE_SECONDS = 15.0
 
 FAILURE = "Error: "
 """The beginning of the text that says why a call has failed."""
-
-PROGRAM_CHARACTERS = 1_000_000
-"""The most characters of a result that a program gets."""
 
 FrameOrTask: TypeAlias = frames.ConversedFrame | asyncio.Task[frames.CallFinished]
 """The next frame of a response, or the task whose result is that frame."""
@@ -230,7 +228,7 @@ class Sessions:
 
     async def _run(self, call: ToolCall, caller: RunningProgram | None) -> frames.CallFinished:
         """Run a call and return how it finished; errors are part of the result, never raised."""
-        request, longest = (caller.traced.request, PROGRAM_CHARACTERS) if caller else (self._request, self._longest)
+        request, longest = (caller.traced.request, LONGEST_RESULT) if caller else (self._request, self._longest)
         session = self._session(call.namespace)
         with tool_span(request, self._traced_name(call), is_mcp=self._is_mcp(call.namespace)) as traced:
             if session is None:

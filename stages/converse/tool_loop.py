@@ -97,7 +97,8 @@ class ToolLoop:
         makes_calls = request.facts.purpose.generates and not self._compacts_only
         self._approved = _approved(items, request.facts.input) if makes_calls else []
         self._open = open_programs(request) if makes_calls else []
-        self._program_waits = False
+        self.is_unspoken = False
+        """True if the model has nothing to say in this turn, because a program waits for the client."""
         self._turn: ModelTurn | SummaryTurn | PreparingTurn = ModelTurn()
         self._goes_on = True
         self._turns = 0
@@ -176,9 +177,10 @@ class ToolLoop:
         self._offer(with_mcp_tools(request.facts.tools, known))
         for approval in self._approved:
             yield from self._approved_call(approval)
+        has_programs = bool(self._open) and _has(self.request.facts.tools, frames.ProgramOpened.tool[0])
         for position, program in enumerate(self._open):
             self.request = self._transcript.continued(self.request)
-            if problem := self._problem_of_program(position):
+            if problem := _problem_of_program(position, has_programs=has_programs):
                 yield from ended(program.call_id, frames.CallFinished(problem, problem))
                 continue
             recalling = self._sessions.start(_recalled(self.request, program.call_id))
@@ -188,14 +190,6 @@ class ToolLoop:
         if self._open and frames.ProgramOpened.tool in map(tool_key, self.request.facts.tools.callable):
             self._meet_choice()
         self._seconds_before = self._clock() - started
-
-    def _problem_of_program(self, position: int) -> str:
-        """Return why a program of the conversation does not go on, which the client may have written; or nothing."""
-        if not _has(self.request.facts.tools, frames.ProgramOpened.tool[0]):
-            return "This request has no programs."
-        if position >= MOST_PROGRAMS:
-            return f"No more than {MOST_PROGRAMS} programs go on in one response."
-        return ""
 
     def _offer(self, tools: Toolset) -> None:
         """Give the model, and the search for tools, other tools from now on."""
@@ -232,11 +226,6 @@ class ToolLoop:
         return "The servers of this request offer no such tool."
 
     # Compaction
-
-    @property
-    def is_unspoken(self) -> bool:
-        """True if the model has nothing to say in this turn, because a program waits for the client."""
-        return self._program_waits
 
     @property
     def asked(self) -> frames.ResolvedRequest:
@@ -357,7 +346,7 @@ class ToolLoop:
             self._tokens_left -= finished.output_tokens
         reason = self._end_of(turn, finished.reason)
         yield from self._run(turn) if reason == "stop" else _cut(turn)
-        if reason == "stop" and turn.may_go_on and not self._program_waits and self._is_steered():
+        if reason == "stop" and turn.may_go_on and not self.is_unspoken and self._is_steered():
             reason = "steered"
         duration = self._seconds_before + finished.duration + (self._clock() - started if turn.calls else 0.0)
         self._seconds_before = 0.0
@@ -411,7 +400,7 @@ class ToolLoop:
             self._sessions, tools=tools.in_programs or (), refusal=self._counted, is_parallel=tools.parallel
         )
         yield from programs.run(call, call_id, past)
-        self._program_waits |= programs.waits_for_client
+        self.is_unspoken |= programs.waits_for_client
 
     def _counted(self) -> str | None:
         """Count a call that is about to run; return why it may not."""
@@ -428,7 +417,7 @@ class ToolLoop:
         That is the results of its calls or, once per response, the error of a call that it cannot make.
         """
         if turn.calls or turn.has_async_call:
-            self._goes_on = turn.may_go_on and not self._program_waits
+            self._goes_on = turn.may_go_on and not self.is_unspoken
             self._meet_choice()
         elif turn.ends_refused and not turn.waits_for_client and not self._has_corrected and not self._limit():
             self._has_corrected = self._goes_on = True
@@ -451,6 +440,15 @@ class _BegunProgram:
             yield from ended(call_id, frames.CallFinished(self.refusal, self.refusal))
         else:
             yield from self.run(self.call, call_id)
+
+
+def _problem_of_program(position: int, *, has_programs: bool) -> str:
+    """Return why a program of the conversation does not go on, which the client may have written; or nothing."""
+    if not has_programs:
+        return "This request has no programs."
+    if position >= MOST_PROGRAMS:
+        return f"No more than {MOST_PROGRAMS} programs go on in one response."
+    return ""
 
 
 async def _recalled(request: frames.ResolvedRequest, call_id: str) -> Recalled:

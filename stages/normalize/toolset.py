@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.hosted_kinds import HostedKind, ToolOptions, kinds
 from penstock.pipeline.protocol import tools as wire
-from penstock.pipeline.protocol.items import AdditionalTools, Item, ToolSearchOutput, of_type
+from penstock.pipeline.protocol.items import AdditionalTools, Item, Program, ToolSearchOutput, of_type
 from penstock.pipeline.protocol.params import tools as params
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -48,7 +48,7 @@ _Bringing: TypeAlias = AdditionalTools | ToolSearchOutput
 
 _SEARCH = f"{FUNCTIONS}.tool_search"
 
-_PROGRAM: ToolKey = ("program", "program")
+_PROGRAM: ToolKey = Program.tool
 _PROGRAM_TYPE = "programmatic_tool_calling"
 _ONCE = ("function", "custom", _PROGRAM[0])
 """The kinds of tools of which a request has each but once."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.extensions.programs import host
@@ -254,16 +253,14 @@ class SimulatedProcess:
         self._outcomes: list[list[str]] = []
         WATCH.get().processes.append(self)
 
-    async def ask(
-        self, question: Json, seconds: float, *, goes_on: bool, encoded: Mapping[str, bytes] = MappingProxyType({})
-    ) -> Json:
+    async def ask(self, question: Json, seconds: float, *, goes_on: bool) -> Json:
         """Return the calls of the next round, or nothing at the end."""
         await asyncio.sleep(random.uniform(0.0, STEP_SECONDS))
         if not self.alive:
             raise SandboxDied("it was killed")
         if goes_on:
             self._outcomes.append(
-                [result if error is None else error for result, error in json.loads(encoded["outcomes"])]
+                [result if error is None else error for result, error in json.loads(question["outcomes"])]
             )
         else:
             self._code = question["code"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from penstock.extensions.tools.sandbox.head_tail import HeadTailBuffer
@@ -40,10 +39,10 @@ class Channel(asyncio.Protocol):
         """True if the sandbox can answer questions."""
         return self._transport is not None and not self.ended.is_set()
 
-    def ask(self, question: dict[str, Any], encoded: Mapping[str, bytes] = MappingProxyType({})) -> None:
+    def ask(self, question: dict[str, Any]) -> None:
         """Send a question, with a number that its answer must have, as one line of JSON.
 
-        ``encoded`` are further fields, in JSON.
+        A value of the question that is bytes is JSON already.
         """
         assert self._transport is not None
         self._line.clear()
@@ -52,9 +51,9 @@ class Channel(asyncio.Protocol):
         if self.ended.is_set():
             self._answer.cancel()
         else:
-            line = json.dumps({**question, "number": self._number}).encode()
-            fields = b", ".join((json.dumps(name).encode() + b": " + value for name, value in encoded.items()))
-            self._transport.write(line[:-1] + (b", " + fields if fields else b"") + b"}\n")
+            fields = {**question, "number": self._number}.items()
+            line = b", ".join(b"%b: %b" % (_json(name), _json(value)) for name, value in fields)
+            self._transport.write(b"{%b}\n" % line)
 
     async def answer(self, seconds: float) -> dict[str, Any] | None:
         """Return the answer to the latest question; None after ``seconds`` or if the channel is closed."""
@@ -96,6 +95,10 @@ class Channel(asyncio.Protocol):
             answer.set_result(message)
         else:
             self._kill()
+
+
+def _json(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value).encode()
 
 
 class Output:

@@ -10,9 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.extensions.tools.sandbox.channel import Channel, Output
@@ -93,22 +91,14 @@ class Process:
         """Return output with the path of the folder that the sandbox was given, where the kernel's own name stands."""
         return text.replace(str(self._folder.path), self.home) if self._plan.uses_link else text
 
-    async def ask(
-        self,
-        question: dict[str, Any],
-        seconds: float,
-        *,
-        goes_on: bool = False,
-        encoded: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> dict[str, Any]:
+    async def ask(self, question: dict[str, Any], seconds: float, *, goes_on: bool = False) -> dict[str, Any]:
         """Send a question and wait for the answer, as `answer` does.
 
-        The output of the questions before is forgotten, unless the code ``goes_on``.  ``encoded`` are further fields of
-        the question, in JSON.
+        The output of the questions before is forgotten, unless the code ``goes_on``.
         """
         if not goes_on:
             self._output.forget()
-        self._channel.ask(question, encoded)
+        self._channel.ask(question)
         return await self.answer(seconds)
 
     async def answer(self, seconds: float) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from penstock.extensions.programs.host import ProgramHost, ProgramSession
-from penstock.extensions.programs.running import LONGEST_RESULT, MOST_AT_ONCE
+from penstock.extensions.programs.running import MOST_AT_ONCE
 from penstock.extensions.programs.sleeping import PER_SLOT
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.services.slots import Slots
 from penstock.services.toolbox import open_toolbox
-from penstock.services.tools import Advancing, HostSettings, NestedCall, PastCall, ToolResult
+from penstock.services.tools import LONGEST_RESULT, Advancing, HostSettings, NestedCall, PastCall, ToolResult
 from penstock.testing import ExampleCalls, check_host
 from tests.support.programs import ADD, ended, host_of, numbered, played, request, rounds, step
 
