@@ -140,6 +140,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The name of the dialect in which the request came, such as ``chat``."""
     line: str = ""
     """The id of the line of a batch that the request is; empty if it is none."""
+    key: str = ""
+    """In a recording, a digest of the owner: it tells owners apart, and reveals none."""
 
 
 TokenIds: TypeAlias = tuple[int, ...]
@@ -485,6 +487,17 @@ its client steers the response.
 """
 
 
+class WeightSpan(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of an output that one version of the model's weights wrote."""
+
+    version: str
+    """The name of the version, as the engine has it."""
+    start: int
+    """The index of its first token in the output."""
+    end: int
+    """The index after its last token."""
+
+
 class GenerationFinished(_Frame, frozen=True):
     """The engine has finished the turn."""
 
@@ -496,6 +509,8 @@ class GenerationFinished(_Frame, frozen=True):
     """Seconds since the turn began."""
     prompt_tokens: int | None = None
     """The engine's own count for a prompt with images, which it expands to many tokens each."""
+    weights: tuple[WeightSpan, ...] = ()
+    """The versions of the weights that wrote the output, in order; empty if the engine names none."""
 
 
 class ReasoningOpened(_Frame, frozen=True):

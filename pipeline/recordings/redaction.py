@@ -6,6 +6,7 @@ Secrets are the owner of a request, the credentials of its MCP servers, and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import msgspec
@@ -35,13 +36,19 @@ def without_secrets(frame: Any) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(frame, enc_hook=unwritten)
     facts = fields.get("facts", {})
     if origin := facts.get("origin"):
-        facts["origin"] = {key: value for key, value in origin.items() if key == "position"}
+        kept = {name: value for name, value in origin.items() if name in _PUBLIC_ORIGIN}
+        facts["origin"] = kept | ({"key": key_of(origin["owner"])} if origin.get("owner") else {})
     if scheduling := facts.get("scheduling"):
-        facts["scheduling"] = {"priority": scheduling["priority"]}
+        facts["scheduling"] = {name: value for name, value in scheduling.items() if name in _PUBLIC_SCHEDULING}
     for server in facts.get("tools", {}).get("servers", ()):
         if server["url"]:
             server["url"] = shown_url(server["url"])
     return fields
+
+
+def key_of(owner: str) -> str:
+    """Return the `Origin.key` of an owner."""
+    return blake2b(owner.encode("utf-8", "surrogatepass"), digest_size=8, person=b"recording").hexdigest()
 
 
 def public(frame: Any) -> Any:
@@ -50,6 +57,10 @@ def public(frame: Any) -> Any:
 
 
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items())
+
+_PUBLIC_ORIGIN = frozenset({"position", "opening", "api", "key"})
+_PUBLIC_SCHEDULING = frozenset({"priority", "session"})
+"""What is written of the origin and of the engine's options of a request."""
 
 _SECRET = frozenset({"cache_salt", "mcp_servers"})
 """Known fields that are never written."""
