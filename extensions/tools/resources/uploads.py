@@ -142,10 +142,10 @@ class Uploads:
         _check_pending(upload)
         stored = await self.files.files.parts(upload.id, owner)
         with self.files.turn(owner):
-            chosen = _chosen(upload, stored, asked)
             try:
+                chosen = _chosen(upload, stored, asked)
                 is_right = await self.uploads.complete(self.files.files, upload, owner, chosen, asked.md5)
-            except StoredFileNotFound:  # another request has ended the upload, and deletes its parts
+            except (InvalidRequest, StoredFileNotFound):  # another request may have ended it, and deletes its parts
                 if (await self._found(request)).state == "pending":
                     raise
                 is_right = True

@@ -64,6 +64,7 @@ async def served(tmp_path: Path, host: ProgramHost, site: Site) -> AsyncGenerato
     toolbox = Toolbox({"program": host, "browser": browser}, McpServers({}))
     async with running_server(AgentEngine("tiny"), tmp_path, toolbox=toolbox, resources=["batches"]) as served:
         yield served
+    await browser.close()
 
 
 def asking(code: str, *said: str, **fields: Any) -> Json:

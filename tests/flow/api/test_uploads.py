@@ -108,22 +108,32 @@ async def test_completion_that_is_sent_again_makes_no_second_file(sdk: openai.As
     assert [file.id async for file in sdk.files.list()] == list(files)
 
 
+@pytest.mark.parametrize("late", ["parts", "chunks"])
 @pytest.mark.parametrize("ending", ["complete", "cancel"])
 async def test_completion_says_how_another_request_has_ended_the_upload(
-    sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, ending: str
+    sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, ending: str, late: str
 ) -> None:
+    """It ends between two steps of the completion: before the parts are found, or before they are read."""
     upload = await begun(sdk)
     part = await sdk.uploads.parts.create(upload.id, data=b"abcdef")
-    read, ended = StoredFiles.chunks, list[Any]()
+    find, read, ended = StoredFiles.parts, StoredFiles.chunks, list[Any]()
 
-    async def read_late(*given: Any) -> AsyncGenerator[bytes, None]:
+    async def end_it() -> None:
+        monkeypatch.setattr(StoredFiles, "parts", find)
         monkeypatch.setattr(StoredFiles, "chunks", read)
         end = sdk.uploads.cancel if ending == "cancel" else partial(sdk.uploads.complete, part_ids=[part.id])
         ended.append(await end(upload.id))
+
+    async def find_late(*given: Any) -> Any:
+        await end_it()
+        return await find(*given)
+
+    async def read_late(*given: Any) -> AsyncGenerator[bytes, None]:
+        await end_it()
         async for chunk in read(*given):
             yield chunk
 
-    monkeypatch.setattr(StoredFiles, "chunks", read_late)
+    monkeypatch.setattr(StoredFiles, late, find_late if late == "parts" else read_late)
     asking = sdk.uploads.complete(upload.id, part_ids=[part.id])
     if ending == "complete":
         assert await asking == ended[0]
