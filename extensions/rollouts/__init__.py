@@ -1,1 +1,1 @@
-"""Rollouts: what models read and wrote in the work of agents, token by token, for whoever trains them."""
+"""Rollouts: the tokens that models read and wrote in the work of agents, for training."""

@@ -63,7 +63,6 @@ class PathTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float
     """The time at which it began, in seconds since 1970."""
     model: str
-    api: str = ""
     stop: str = ""
     """The reason for its end, as in ``GenerationFinished``; empty if it did not reach its end."""
     sampling: Mapping[str, Any] = {}
@@ -77,7 +76,7 @@ class PathTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reward(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a session, or one response of it, was worth."""
+    """The worth of a session, or of one response of it."""
 
     reward: float
     name: str = ""
@@ -89,7 +88,7 @@ class TokenPath(msgspec.Struct, frozen=True):
     """The tokens of turns that extend one another, from the first prompt to the last output.
 
     ``mask``, ``logprobs`` and ``token_ids`` have the same length.  The mask is 1 for the tokens that the model wrote and
-    that no earlier path of the session has: so the masks of a session have a 1 for each token that was written.
+    that no earlier path of the session has, so that each is trained once.
     """
 
     session: str

@@ -58,9 +58,9 @@ def public(frame: Any) -> Any:
 
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items())
 
-_PUBLIC_ORIGIN = frozenset({"position", "opening", "api", "key"})
+_PUBLIC_ORIGIN = frozenset({"position", "opening", "key"})
 _PUBLIC_SCHEDULING = frozenset({"priority", "session"})
-"""What is written of the origin and of the engine's options of a request."""
+"""The fields of the origin and of the engine's options of a request that are written."""
 
 _SECRET = frozenset({"cache_salt", "mcp_servers"})
 """Known fields that are never written."""
