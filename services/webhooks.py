@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import aiohttp
 import msgspec
@@ -22,7 +22,7 @@ from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import duration
 from penstock.services.slots import Slots
 from penstock.services.standard_webhooks import Receiver
-from penstock.services.store.webhooks import Notification, StoredWebhooks
+from penstock.services.store.webhooks import Notification
 from penstock.services.web.fetch import guarded_connector
 from penstock.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
 
@@ -73,6 +73,10 @@ def body_of(notification: Notification) -> bytes:
     return msgspec.json.encode(_Event(notification.id, notification.kind, int(notification.created_at), data))
 
 
+async def _body_of(notification: Notification) -> bytes:
+    return body_of(notification)
+
+
 def pause_after(attempts: int) -> float:
     """Return the seconds before the next attempt, after a number of attempts."""
     first, longest = PAUSES
@@ -96,16 +100,29 @@ class _Refused(Exception):
     """The receiver has not taken a webhook."""
 
 
+class Queue(Protocol):
+    """The notifications that wait, with the methods of `StoredWebhooks`."""
+
+    async def owners(self) -> Sequence[str]: ...
+    async def due(self, owner: str, most: int, /) -> Sequence[Notification]: ...
+    async def claim(self, notification: Notification, seconds: float, /) -> bool: ...
+    async def retry(self, notification: Notification, seconds: float, /) -> None: ...
+    async def forget(self, notification: Notification, /) -> None: ...
+
+
 @dataclass
 class Webhooks:
-    """Delivers the notifications of a store, at most `MOST_AT_ONCE` at a time, and `MOST_TO_ONE` to one receiver.
+    """Delivers the notifications of a queue, at most `MOST_AT_ONCE` at a time, and `MOST_TO_ONE` to one receiver.
 
-    ``receiver_of`` gives the receiver of an owner; None if it has none.
+    ``receiver_of`` gives the receiver of an owner; None if it has none.  ``body_of`` makes the body that it gets.  A
+    notification is given up after the seconds of its ``patience``.
     """
 
-    stored: StoredWebhooks
+    stored: Queue
     receiver_of: Callable[[str], Receiver | None]
     allowed: AllowedNetworks = NOTHING_ALLOWED
+    body_of: Callable[[Notification], Awaitable[bytes]] = _body_of
+    patience: float = field(default_factory=lambda: PATIENCE)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     places: Slots = field(default_factory=lambda: Slots(MOST_AT_ONCE, per_owner=MOST_TO_ONE))
     """The deliveries by the URL of their receiver."""
@@ -171,7 +188,7 @@ class Webhooks:
             await self.stored.forget(notification)
 
     async def _post(self, session: aiohttp.ClientSession, receiver: Receiver, notification: Notification) -> None:
-        body = body_of(notification)
+        body = await self.body_of(notification)
         headers = receiver.signer.headers(notification.id, body, int(time.time()))
         try:
             async with session.post(receiver.url, data=body, headers=headers, allow_redirects=False) as answer:
@@ -191,7 +208,7 @@ class Webhooks:
         attempts = notification.attempts + 1
         pause = pause_after(attempts)
         news = f"{notification.kind} of {notification.response_id}"
-        if notification.age + pause > PATIENCE:
+        if notification.age + pause > self.patience:
             metrics.WEBHOOKS.labels("given_up").inc()
             logger.warning("The webhook %s is given up after %d attempts: %s", news, attempts, why)
             await self._forget(notification)
