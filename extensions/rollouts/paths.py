@@ -87,8 +87,8 @@ class Reward(msgspec.Struct, frozen=True, omit_defaults=True):
 class TokenPath(msgspec.Struct, frozen=True):
     """The tokens of turns that extend one another, from the first prompt to the last output.
 
-    ``mask``, ``logprobs`` and ``token_ids`` have the same length.  The mask is 1 for the tokens that the model wrote and
-    that no earlier path of the session has, so that each is trained once.
+    ``mask``, ``logprobs`` and ``token_ids`` have the same length.  The mask is 1 for the tokens that the model wrote
+    and that no earlier path of the session has, so that each is trained once.
     """
 
     session: str
