@@ -1,0 +1,451 @@
+"""The turns of recordings: what a model read and wrote, token by token, without the items that the tokens came from."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from penstock.extensions.rollouts.paths import NO_LOGPROB
+from penstock.pipeline.frames import Sampling, WeightSpan
+from penstock.pipeline.protocol.history import is_given, opening
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.recordings import older
+from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header
+from penstock.pipeline.recordings.wire import WIRE
+
+TOKENS, PROMPTS = FILES["generate"][0], FILES["render"][0]
+
+_NAMES = frozenset({WIRE, *(name for name, _ in FILES.values())})
+
+UINT32 = "I"
+"""The type code of arrays of tokens."""
+
+
+class Unusable(Exception):
+    """A recording, or a turn of one, has no exact tokens; the message says why, worded for any number of them."""
+
+
+class _Response(msgspec.Struct, frozen=True):
+    class Conversation(msgspec.Struct, frozen=True):
+        id: str = ""
+
+    id: str = ""
+    created_at: float = 0.0
+    previous_response_id: str | None = None
+    conversation: Conversation | None = None
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    opening: str = ""
+    key: str = ""
+
+
+class _Scheduling(msgspec.Struct, frozen=True):
+    session: str = ""
+
+
+class _Purpose(msgspec.Struct, frozen=True):
+    generates: bool = True
+    summarizes: bool = False
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """What shows the place of an item in a conversation, and the output of a call."""
+
+    type: str = ""
+    id: str = ""
+    call_id: str = ""
+    output: msgspec.Raw | UnsetType = UNSET
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    response: _Response
+    input: tuple[_Item, ...] = ()
+    sampling: Mapping[str, Any] = {}
+    origin: _Origin = _Origin()
+    scheduling: _Scheduling = _Scheduling()
+    purpose: _Purpose = _Purpose()
+    results: Mapping[str, str] = {}
+
+
+class _WholeItems(msgspec.Struct, frozen=True):
+    class Facts(msgspec.Struct, frozen=True):
+        input: tuple[msgspec.Raw, ...] = ()
+
+    facts: Facts
+
+
+class _Prompt(msgspec.Struct, frozen=True, tag="Prompt"):
+    token_ids: tuple[int, ...]
+    images: tuple[msgspec.Raw, ...] = ()
+    at: float | None = None
+
+
+class _Started(msgspec.Struct, frozen=True, tag="GenerationStarted"):
+    facts: _Facts
+    prompt_tokens: int
+    prompt: tuple[int, ...] = ()
+    at: float = 0.0
+
+
+class _Logprob(msgspec.Struct, frozen=True, gc=False):
+    logprob: float
+
+
+class _Chunk(msgspec.Struct, frozen=True, tag="TokenChunk", gc=False):
+    token_ids: tuple[int, ...]
+    logprobs: tuple[_Logprob, ...] = ()
+
+
+class _Finished(msgspec.Struct, frozen=True, tag="GenerationFinished", gc=False):
+    reason: str
+    prompt_tokens: int | None = None
+    weights: tuple[WeightSpan, ...] = ()
+
+
+class _End(msgspec.Struct, frozen=True, tag="End", gc=False):
+    frames: int
+
+
+_Line: TypeAlias = _Started | _Chunk | _Finished | _End
+
+_decode_line: Callable[[bytes], _Line] = msgspec.json.Decoder(_Line).decode
+_decode_prompt = msgspec.json.Decoder(_Prompt | _End).decode
+_decode_items = msgspec.json.Decoder(_WholeItems).decode
+_decode_item: Any = msgspec.json.Decoder(Item).decode
+
+_NEUTRAL = {
+    **{
+        name: value
+        for name, value in zip(
+            reversed(Sampling.__struct_fields__), reversed(Sampling.__struct_defaults__), strict=False
+        )
+        if value is not UNSET
+    },
+    "top_p": 1.0,
+    "stop": [],
+}
+"""The values of sampling parameters that change nothing."""
+
+_OWN_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
+"""The id of an item that this server has made, or of its call: it begins with that of its response."""
+
+
+class Output(msgspec.Struct, frozen=True):
+    """The output of a call among the items of a turn."""
+
+    call_id: str
+    item_id: str
+    raw: bytes
+    """The output in JSON."""
+
+    @property
+    def text(self) -> str:
+        """The output as one text, as far as it is one."""
+        return _text_of(msgspec.json.decode(self.raw)) if self.raw else ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a recording says of its place among others."""
+
+    folder: Path
+    response: str
+    at: float
+    """The time of its beginning, in seconds since 1970."""
+    key: str
+    model: str
+    source: str
+    session: str = ""
+    """The client's own id of the session."""
+    conversation: str = ""
+    previous: str = ""
+    """The id of the response that it continues, as the request says, or the ids of its items."""
+    opening: str = ""
+    """The opening of the conversation (see `opening`); empty if other ids say where it belongs."""
+    has_history: bool = False
+    """True if the conversation did not begin with this response."""
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """A generation: the tokens that the model read, and those that it wrote."""
+
+    folder: Path
+    response: str
+    number: int
+    """The number of the turn in its response, from 1."""
+    at: float
+    """The time of its beginning, in seconds since 1970."""
+    prompt: array[int]
+    output: array[int]
+    logprobs: array[float]
+    """One for each token of the output."""
+    stop: str
+    """The reason for its end; empty if it did not reach its end."""
+    sampling: Mapping[str, Any]
+    weights: tuple[WeightSpan, ...]
+    outputs: tuple[Output, ...]
+    """The outputs of calls among the items that it read, without those of an earlier history."""
+    results: Mapping[str, str]
+    """The texts that it read as results, by the ids of items, if these do not show them."""
+    summarizes: bool
+    """True if it wrote the summary of a compaction."""
+
+
+def recordings_in(folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the folders of all recordings in and below ``folders``, each once.
+
+    Raise `UnreadableRecording` for a folder without any.
+    """
+    seen = set[Path]()
+    for folder in folders:
+        found = False
+        for file in folder.rglob("*.jsonl"):
+            if file.name not in _NAMES:
+                continue
+            found = True
+            if (place := file.parent.resolve()) not in seen:
+                seen.add(place)
+                yield file.parent
+        if not found:
+            raise UnreadableRecording(folder, None, "there is no recording in or below this folder")
+
+
+def read_head(folder: Path) -> Head:
+    """Read the place of a recording.  Raise `Unusable` if it has no exact tokens, and `UnreadableRecording`."""
+    path = folder / TOKENS
+    header = _checked_header(folder)
+    with path.open("rb") as file:
+        file.readline()
+        first = file.readline()
+    started = _decode(path, 2, first, header) if first.endswith(b"\n") else None
+    if not isinstance(started, _Started):
+        raise Unusable("the engine gave no tokens")
+    facts, response = started.facts, started.facts.response
+    conversation = response.conversation.id if response.conversation else ""
+    previous = response.previous_response_id or _continued(facts.input)
+    begun, has_history = facts.origin.opening, True
+    if not (facts.scheduling.session or conversation or previous) or (facts.scheduling.session and not previous):
+        begun, has_history = _opening(_upgraded(first, header), response.id)
+    return Head(
+        folder,
+        response=folder.name if (folder / WIRE).is_file() else response.id,
+        at=_begun_at(header, response),
+        key=facts.origin.key,
+        model=header.model,
+        source=header.source or "",
+        session=facts.scheduling.session,
+        conversation=conversation,
+        previous=previous,
+        opening=facts.origin.opening or begun,
+        has_history=has_history,
+    )
+
+
+def _continued(items: Sequence[_Item]) -> str:
+    """Return the id of the response that made the latest item with an id of this server, if any has one."""
+    for item in reversed(items):
+        for name in (item.call_id, item.id):
+            if own := _OWN_ID.fullmatch(name):
+                return f"resp_{own[1]}"
+    return ""
+
+
+def _opening(first: bytes, response: str) -> tuple[str, bool]:
+    """Return the opening of the items of a first frame, and True if they have more than what the client gave."""
+    items = [_decode_item(item) for item in _decode_items(first).facts.input]
+    return opening(items, response), not all(map(is_given, items))
+
+
+def _begun_at(header: Header, response: _Response) -> float:
+    return datetime.fromisoformat(header.recorded_at).timestamp() if header.recorded_at else response.created_at
+
+
+def _checked_header(folder: Path) -> Header:
+    path = folder / TOKENS
+    if not path.is_file():
+        if (folder / WIRE).is_file():
+            raise Unusable("the server sent no tokens, or was not asked for them (--ask-for-tokens)")
+        headers = [read_header(folder / name) for name, _ in FILES.values() if (folder / name).is_file()]
+        if any(header.masked for header in headers):
+            raise Unusable("no texts were recorded (--no-record-texts)")
+        raise Unusable(f"no tokens were recorded ({TOKENS})")
+    header = read_header(path)
+    if header.masked:
+        raise Unusable("no texts were recorded (--no-record-texts)")
+    if header.answered_from:
+        raise Unusable("answered from a recording")
+    return header
+
+
+def read_turns(folder: Path) -> tuple[RecordedTurn, ...]:
+    """Read the turns of a recording.  Raise `Unusable` if it has no exact tokens, and `UnreadableRecording`.
+
+    A file that has no end, because the server was killed, has its whole turns.
+    """
+    header, path = _checked_header(folder), folder / TOKENS
+    turns, is_ended = _Turns(folder, header), False
+    with path.open("rb") as file:
+        file.readline()
+        for number, data in enumerate(file, start=2):
+            if not data.endswith(b"\n"):
+                break
+            line = _decode(path, number, data, header)
+            if is_ended := isinstance(line, _End):
+                break
+            turns.take(line)
+    return turns.all(is_ended=is_ended)
+
+
+def _decode(path: Path, number: int, data: bytes, header: Header) -> _Line:
+    try:
+        return _decode_line(_upgraded(data, header))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableRecording(path, number, f"not a frame of this file, or of this version: {error}") from error
+
+
+def _upgraded(data: bytes, header: Header) -> bytes:
+    """Return a line of an older format in today's layout."""
+    changed = older.CHANGED.get(header.format, ())
+    if not changed:
+        return data
+    frame = msgspec.json.decode(data)
+    return msgspec.json.encode(older.upgraded(frame, header.format)) if frame.get("type") in changed else data
+
+
+class _Turns:
+    """The turns of a file, from its lines."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self._folder = folder
+        self._header = header
+        self._turns: list[tuple[_Started, array[int], array[float], _Finished | None]] = []
+
+    def take(self, line: _Started | _Chunk | _Finished) -> None:
+        """Take the next line."""
+        match line:
+            case _Chunk(token_ids, logprobs):
+                _, tokens, known, _ = self._turns[-1]
+                tokens.extend(token_ids)
+                if len(logprobs) == len(token_ids):
+                    known.extend([each.logprob for each in logprobs])
+                else:
+                    known.extend([NO_LOGPROB] * len(token_ids))
+            case _Started():
+                self._turns.append((line, array(UINT32), array("d"), None))
+            case _Finished():
+                self._turns[-1] = (*self._turns[-1][:3], line)
+
+    def all(self, *, is_ended: bool) -> tuple[RecordedTurn, ...]:
+        """Return the turns with an output: all if the file has an end, or else those that have one."""
+        turns = self._turns
+        if not is_ended and turns and turns[-1][3] is None:
+            turns = turns[:-1]
+        prompts = _Prompts(self._folder, self._header)
+        made = [
+            self._made(number, *turn, prompts)
+            for number, turn in enumerate(turns, start=1)
+            if turn[1] and turn[0].facts.purpose.generates
+        ]
+        if not made:
+            raise Unusable("the engine gave no tokens")
+        return tuple(made)
+
+    def _made(
+        self,
+        number: int,
+        started: _Started,
+        tokens: array[int],
+        logprobs: array[float],
+        finished: _Finished | None,
+        prompts: _Prompts,
+    ) -> RecordedTurn:
+        facts = started.facts
+        prompt = prompts.of(number, started, finished)
+        return RecordedTurn(
+            self._folder,
+            response=self._folder.name if (self._folder / WIRE).is_file() else facts.response.id,
+            number=number,
+            at=_begun_at(self._header, facts.response) + started.at,
+            prompt=prompt,
+            output=tokens,
+            logprobs=logprobs,
+            stop=finished.reason if finished else "",
+            sampling={name: value for name, value in facts.sampling.items() if _NEUTRAL.get(name, UNSET) != value},
+            weights=finished.weights if finished else (),
+            outputs=tuple(_outputs(facts.input)),
+            results=facts.results,
+            summarizes=facts.purpose.summarizes,
+        )
+
+
+def _outputs(items: Sequence[_Item]) -> Iterator[Output]:
+    for item in items:
+        if item.type.endswith("_output"):
+            yield Output(item.call_id or item.id, item.id, b"" if item.output is UNSET else bytes(item.output))
+
+
+def _text_of(output: Any) -> str:
+    match output:
+        case str():
+            return output
+        case [{"text": str()}, *_]:
+            return "".join(str(part.get("text", "")) for part in output)
+        case _:
+            return msgspec.json.encode(output).decode()
+
+
+class _Prompts:
+    """The prompts of a recording, which are read only if the tokens' file lacks them."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self._path = folder / PROMPTS
+        self._header = header
+        self._read: list[_Prompt] | None = None
+
+    def of(self, number: int, started: _Started, finished: _Finished | None) -> array[int]:
+        """Return the prompt of a turn.  Raise `Unusable` if it is not known, or has more than tokens."""
+        has_images = finished is not None and finished.prompt_tokens not in (None, started.prompt_tokens)
+        if started.prompt and not has_images and (finished or not self._path.is_file()):
+            return array(UINT32, started.prompt)
+        rendered = self._rendered(number, started)
+        if has_images or (rendered and rendered.images):
+            raise Unusable("the prompt has images")
+        tokens = started.prompt or (rendered.token_ids if rendered else ())
+        if not tokens:
+            raise Unusable(f"no prompts were recorded ({PROMPTS})")
+        if len(tokens) != started.prompt_tokens:
+            raise Unusable("a stage of yours changed the prompt")
+        return array(UINT32, tokens)
+
+    def _rendered(self, number: int, started: _Started) -> _Prompt | None:
+        """Return the latest prompt before a turn: some are made only to be measured."""
+        if self._read is None:
+            self._read = list(self._prompts()) if self._path.is_file() else []
+        earlier = [prompt for prompt in self._read if prompt.at is not None and prompt.at <= started.at]
+        if earlier:
+            return earlier[-1]
+        return self._read[number - 1] if number <= len(self._read) else None
+
+    def _prompts(self) -> Iterator[_Prompt]:
+        header = read_header(self._path)
+        with self._path.open("rb") as file:
+            file.readline()
+            for number, data in enumerate(file, start=2):
+                if not data.endswith(b"\n"):
+                    return
+                try:
+                    line = _decode_prompt(_upgraded(data, header))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise UnreadableRecording(self._path, number, f"not a prompt: {error}") from error
+                if isinstance(line, _Prompt):
+                    yield line

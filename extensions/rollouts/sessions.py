@@ -1,0 +1,398 @@
+"""Sessions: the turns of one key that belong together, as paths of turns that extend one another token by token.
+
+An index on disk tells which recordings belong to a session; only the tokens of one session are in memory.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.extensions.rollouts.cuts import cut_of
+from penstock.extensions.rollouts.paths import NO_LOGPROB, Branch, Cut, PathTurn, TokenPath, ToolResult
+from penstock.extensions.rollouts.prefixes import Ends, hashes_of
+from penstock.extensions.rollouts.reading import (
+    UINT32,
+    Head,
+    RecordedTurn,
+    Unusable,
+    read_head,
+    read_turns,
+    recordings_in,
+)
+from penstock.extensions.rollouts.rewards import rewarded, rewards_in
+from penstock.pipeline.recordings.format import UnreadableRecording
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A recording that is in no path."""
+
+    folder: str
+    reason: str
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A session: all turns that one key has made with one model in a conversation, and what was left out of it.
+
+    The last session may have no id, no model and no paths: it has the recordings that do not say where they belong.
+    """
+
+    id: str
+    """The client's own id of the session, or else that of its conversation or of its first response."""
+    key: str
+    model: str
+    paths: tuple[TokenPath, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def rollouts(folders: Sequence[Path], *, session: str = "") -> Iterator[Session]:
+    """Yield the sessions of all recordings in and below ``folders``, or only those with an id, by their beginning.
+
+    The order of the folders does not matter.  Raise `UnreadableRecording` for a folder without recordings.
+    """
+    with closing(Index()) as index, rewards_in(folders) as rewards:
+        homeless: list[Skipped] = []
+        for folder in sorted(recordings_in(folders)):
+            try:
+                index.add(read_head(folder))
+            except (Unusable, UnreadableRecording) as error:
+                homeless.append(Skipped(str(folder), str(error)))
+        homeless += index.group()
+        for head, members in index.sessions(session):
+            made = _assembled(head, members)
+            given = rewards.of(made.id, made.key, index.keys_of(made.id))
+            yield msgspec.structs.replace(made, paths=rewarded(made.paths, given))
+        if homeless and not session:
+            yield Session("", "", "", (), tuple(homeless))
+
+
+_TABLES = """
+CREATE TABLE heads (
+  number INTEGER PRIMARY KEY, response TEXT UNIQUE, at REAL, scope INTEGER, name TEXT, previous TEXT, opening TEXT,
+  home INTEGER, head BLOB
+);
+CREATE INDEX by_time ON heads (at, response);
+CREATE INDEX by_name ON heads (name);
+CREATE INDEX by_home ON heads (home, at, response);
+CREATE TABLE scopes (number INTEGER PRIMARY KEY, key TEXT, model TEXT, UNIQUE (key, model));
+CREATE TABLE named (scope INTEGER, name TEXT, home INTEGER, PRIMARY KEY (scope, name)) WITHOUT ROWID;
+CREATE TABLE ends (scope INTEGER, hash INTEGER, home INTEGER, PRIMARY KEY (scope, hash)) WITHOUT ROWID;
+"""
+
+
+class Index:
+    """The recordings by their sessions, in a temporary file."""
+
+    def __init__(self) -> None:
+        self._base = sqlite3.connect("", isolation_level=None)
+        self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {_TABLES} BEGIN;")
+
+    def close(self) -> None:
+        """Delete the file."""
+        self._base.close()
+
+    def add(self, head: Head) -> None:
+        """Add a recording.  Raise `Unusable` if there is one of the same response already."""
+        execute = self._base.execute
+        execute("INSERT OR IGNORE INTO scopes (key, model) VALUES (?, ?)", (head.key, head.model))
+        found = execute("SELECT number FROM scopes WHERE key = ? AND model = ?", (head.key, head.model)).fetchone()
+        name = f"session {head.session}" if head.session else f"conversation {head.conversation}"
+        row = (head.response, head.at, found[0], name if head.session or head.conversation else "", head.previous)
+        try:
+            execute(
+                "INSERT INTO heads (response, at, scope, name, previous, opening, head) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*row, head.opening if head.has_history else "", msgspec.msgpack.encode(head, enc_hook=str)),
+            )
+        except sqlite3.IntegrityError:
+            raise Unusable("there is another recording of the same response") from None
+
+    def group(self) -> list[Skipped]:
+        """Give each recording its home: the number of the first one of its session.  Return those without tokens."""
+        skipped: list[Skipped] = []
+        execute = self._base.execute
+        ends = Ends()
+        rows = execute("SELECT number, scope, name, previous, opening, head FROM heads ORDER BY at, response")
+        for number, scope, name, previous, opening, packed in rows:
+            home = self._named(scope, name) if name else self._home_of(scope, previous)
+            if not name:
+                head = _unpacked(packed)
+                try:
+                    turns = read_turns(head.folder)
+                except (Unusable, UnreadableRecording) as error:
+                    turns = ()
+                    if home is None:
+                        skipped.append(Skipped(str(head.folder), str(error)))
+                        continue
+                for turn in turns:
+                    hashes = hashes_of(turn.prompt, turn.output)
+                    read, end = hashes[: len(turn.prompt)], int(hashes[-1])
+                    home = home or self._extended(ends, scope, read) or self._opened(scope, opening) or number
+                    ends.add(end)
+                    execute("INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", (scope, end, home))
+                execute("INSERT OR REPLACE INTO named VALUES (?, ?, ?)", (scope, f"opening {head.opening}", home))
+            elif home is None:
+                home = number
+                execute("INSERT INTO named VALUES (?, ?, ?)", (scope, name, home))
+            execute("UPDATE heads SET home = ? WHERE number = ?", (home, number))
+        return skipped
+
+    def sessions(self, wanted: str) -> Iterator[tuple[Head, Iterator[Head]]]:
+        """Yield the first recording of each session, and all of them, by time."""
+        execute = self._base.execute
+        homes = "SELECT first.number, first.head FROM heads AS first WHERE first.number = first.home"
+        for home, packed in execute(f"{homes} ORDER BY first.at, first.response"):
+            head = _unpacked(packed)
+            if wanted in ("", _name_of(head)):
+                members = execute("SELECT head FROM heads WHERE home = ? ORDER BY at, response", (home,))
+                yield head, (_unpacked(member) for (member,) in members)
+
+    def keys_of(self, session: str) -> set[str]:
+        """Return the keys that have a session with an id."""
+        statement = """
+            SELECT DISTINCT key FROM heads JOIN scopes ON scopes.number = heads.scope
+            WHERE heads.name IN ('session ' || ?1, 'conversation ' || ?1) OR heads.response = ?1
+        """
+        return {key for (key,) in self._base.execute(statement, (session,))}
+
+    def _named(self, scope: int, name: str) -> int | None:
+        return self._one("SELECT home FROM named WHERE scope = ? AND name = ?", scope, name)
+
+    def _home_of(self, scope: int, response: str) -> int | None:
+        return self._one("SELECT home FROM heads WHERE scope = ? AND response = ?", scope, response)
+
+    def _extended(self, ends: Ends, scope: int, hashes: NDArray[np.int64]) -> int | None:
+        for _, end in ends.within(hashes):
+            if home := self._one("SELECT home FROM ends WHERE scope = ? AND hash = ?", scope, end):
+                return home
+        return None
+
+    def _opened(self, scope: int, opening: str) -> int | None:
+        return self._named(scope, f"opening {opening}") if opening else None
+
+    def _one(self, statement: str, *values: int | str) -> int | None:
+        row = self._base.execute(statement, values).fetchone()
+        return row[0] if row else None
+
+
+_decode_head = msgspec.msgpack.Decoder(Head, dec_hook=lambda kind, value: kind(value)).decode
+
+
+def _unpacked(packed: bytes) -> Head:
+    return _decode_head(packed)
+
+
+def _name_of(head: Head) -> str:
+    return head.session or head.conversation or head.response
+
+
+def _assembled(first: Head, members: Iterable[Head]) -> Session:
+    tree, skipped = Tree(_name_of(first), first.key), []
+    for head in members:
+        try:
+            turns = read_turns(head.folder)
+        except (Unusable, UnreadableRecording) as error:
+            skipped.append(Skipped(str(head.folder), str(error)))
+            continue
+        for turn in turns:
+            tree.add(head, turn)
+    return Session(_name_of(first), first.key, first.model, tree.paths(), tuple(skipped))
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A turn of the tree."""
+
+    head: Head
+    number: int
+    folder: Path
+    path: _Path
+    place: int
+    """Its place among the turns of the path."""
+    end: int
+    parent: _Turn | None
+    results: frozenset[str]
+    """The ids of the calls whose results it read since the turn before."""
+
+
+@dataclass(eq=False)
+class _Path:
+    number: int
+    tokens: array[int]
+    mask: bytearray
+    logprobs: array[float]
+    turns: list[PathTurn] = field(default_factory=list)
+    cut: Cut | None = None
+    branch: Branch | None = None
+    source: str = ""
+
+
+class Tree:
+    """The turns of a session, in the order of their beginning."""
+
+    def __init__(self, session: str, key: str) -> None:
+        self._session = session
+        self._key = key
+        self._paths: list[_Path] = []
+        self._ends = Ends()
+        self._by_end: dict[int, list[_Turn]] = {}
+        self._latest: dict[str, _Turn] = {}
+        """The latest turn of each response, each conversation and each opening."""
+
+    def paths(self) -> tuple[TokenPath, ...]:
+        """Return the paths."""
+        return tuple(
+            TokenPath(
+                session=self._session,
+                key=self._key,
+                number=path.number,
+                token_ids=path.tokens,
+                mask=path.mask,
+                logprobs=path.logprobs,
+                turns=tuple(path.turns),
+                source=path.source,
+                cut=path.cut,
+                branch=path.branch,
+            )
+            for path in self._paths
+        )
+
+    def add(self, head: Head, turn: RecordedTurn) -> None:
+        """Add the next turn."""
+        linked, hashes = self._linked(head, turn), hashes_of(turn.prompt, turn.output)
+        parent = self._parent(turn, hashes[: len(turn.prompt)], linked)
+        path = self._continued(parent) if parent else self._begun()
+        if path.source == "":
+            path.source = head.source
+        if linked and not _is_behind(linked, parent) and (parent is None or turn.number > 1 or head.previous):
+            path.cut = self._cut(linked, turn)
+        read_from = len(path.tokens) if parent is None else parent.end
+        results = _results(turn, parent)
+        self._append(path, turn, read_from)
+        made = _Turn(
+            head,
+            turn.number,
+            folder=turn.folder,
+            path=path,
+            place=len(path.turns),
+            end=len(path.tokens),
+            parent=parent,
+            results=frozenset(result.call_id for result in results),
+        )
+        path.turns.append(
+            PathTurn(
+                response=turn.response,
+                number=turn.number,
+                read_from=read_from,
+                begin=len(turn.prompt),
+                end=len(path.tokens),
+                is_trained=True,
+                at=turn.at,
+                model=head.model,
+                stop=turn.stop,
+                sampling=turn.sampling,
+                weights=turn.weights,
+                results=results,
+            )
+        )
+        end = int(hashes[-1])
+        self._ends.add(end)
+        self._by_end.setdefault(end, []).append(made)
+        for name in _names(head):
+            self._latest[name] = made
+
+    def _parent(self, turn: RecordedTurn, hashes: NDArray[np.int64], linked: _Turn | None) -> _Turn | None:
+        """Return the turn with the longest prompt and output that the prompt of a turn begins with."""
+        for length, end in self._ends.within(hashes):
+            same = [
+                earlier
+                for earlier in self._by_end.get(end, ())
+                if earlier.end == length and _begins(turn.prompt, earlier.path.tokens, length)
+            ]
+            if linked in same:
+                return linked
+            if same:  # of equal ones, the latest that has not been extended
+                return next((each for each in reversed(same) if len(each.path.tokens) == length), same[-1])
+        return None
+
+    def _linked(self, head: Head, turn: RecordedTurn) -> _Turn | None:
+        """Return the turn that a turn continues, as its ids say."""
+        if found := self._latest.get(f"response {turn.response}"):
+            return found
+        if found := self._latest.get(f"response {head.previous}"):
+            return found
+        if head.conversation:
+            return self._latest.get(f"conversation {head.conversation}")
+        return self._latest.get(f"opening {head.opening}") if head.has_history and head.opening else None
+
+    def _begun(self) -> _Path:
+        path = _Path(len(self._paths), array(UINT32), bytearray(), array("d"))
+        self._paths.append(path)
+        return path
+
+    def _continued(self, parent: _Turn) -> _Path:
+        """Return the path of a turn, if nothing has extended it yet; else a new one that begins with it."""
+        path, end = parent.path, parent.end
+        if len(path.tokens) == end:
+            return path
+        branched = _Path(
+            len(self._paths),
+            path.tokens[:end],
+            bytearray(end),
+            array("d", [NO_LOGPROB]) * end,
+            turns=[msgspec.structs.replace(turn, is_trained=False) for turn in path.turns[: parent.place + 1]],
+            branch=Branch(path.number, end),
+        )
+        self._paths.append(branched)
+        return branched
+
+    def _append(self, path: _Path, turn: RecordedTurn, read_from: int) -> None:
+        read = turn.prompt[read_from:]
+        path.tokens += read
+        path.tokens += turn.output
+        path.mask += bytes(len(read)) + b"\1" * len(turn.output)
+        path.logprobs += array("d", [NO_LOGPROB]) * len(read)
+        path.logprobs += turn.logprobs
+
+    def _cut(self, was: _Turn, turn: RecordedTurn) -> Cut:
+        return cut_of(was.path.turns[was.place], was.path.tokens[: was.end], turn)
+
+
+def _names(head: Head) -> Iterator[str]:
+    yield f"response {head.response}"
+    if head.conversation:
+        yield f"conversation {head.conversation}"
+    if head.opening:
+        yield f"opening {head.opening}"
+
+
+def _begins(tokens: array[int], beginning: array[int], length: int) -> bool:
+    return bool(np.array_equal(np.frombuffer(tokens, np.uint32, length), np.frombuffer(beginning, np.uint32, length)))
+
+
+def _is_behind(earlier: _Turn, turn: _Turn | None) -> bool:
+    """Return True if a turn is another, or one that it extends."""
+    while turn is not None and turn is not earlier and turn.end > earlier.end:
+        turn = turn.parent
+    return turn is earlier
+
+
+def _results(turn: RecordedTurn, parent: _Turn | None) -> tuple[ToolResult, ...]:
+    """Return the results that a turn read since the one that it extends."""
+    before = parent
+    while before is not None and not before.results:
+        before = before.parent
+    known = before.results if before else frozenset()
+    fresh: list[ToolResult] = []
+    for output in reversed(turn.outputs):
+        if output.call_id in known:
+            break
+        fresh.append(ToolResult(output.call_id, turn.results.get(output.item_id) or output.text))
+    return tuple(reversed(fresh))
