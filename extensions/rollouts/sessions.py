@@ -5,7 +5,6 @@ An index on disk tells which recordings belong to a session; only the tokens of 
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.extensions.rollouts.cuts import cut_of
+from penstock.extensions.rollouts.index import Index, Skipped, name_of, temporary
 from penstock.extensions.rollouts.paths import NO_LOGPROB, Branch, Cut, PathTurn, TokenPath, ToolResult
 from penstock.extensions.rollouts.prefixes import Ends, hashes_of
 from penstock.extensions.rollouts.reading import (
@@ -30,13 +30,6 @@ from penstock.extensions.rollouts.reading import (
 )
 from penstock.extensions.rollouts.rewards import rewarded, rewards_in
 from penstock.pipeline.recordings.format import UnreadableRecording
-
-
-class Skipped(msgspec.Struct, frozen=True):
-    """A recording that is in no path."""
-
-    folder: str
-    reason: str
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -58,7 +51,7 @@ def rollouts(folders: Sequence[Path], *, session: str = "") -> Iterator[Session]
 
     The order of the folders does not matter.  Raise `UnreadableRecording` for a folder without recordings.
     """
-    with closing(Index()) as index, rewards_in(folders) as rewards:
+    with closing(Index(temporary())) as index, rewards_in(folders) as rewards:
         homeless: list[Skipped] = []
         for folder in sorted(recordings_in(folders)):
             try:
@@ -67,134 +60,16 @@ def rollouts(folders: Sequence[Path], *, session: str = "") -> Iterator[Session]
                 homeless.append(Skipped(str(folder), str(error)))
         homeless += index.group()
         for head, members in index.sessions(session):
-            made = _assembled(head, members)
+            made = assembled(head, members)
             given = rewards.of(made.id, made.key, index.keys_of(made.id))
             yield msgspec.structs.replace(made, paths=rewarded(made.paths, given))
         if homeless and not session:
             yield Session("", "", "", (), tuple(homeless))
 
 
-_TABLES = """
-CREATE TABLE heads (
-  number INTEGER PRIMARY KEY, response TEXT UNIQUE, at REAL, scope INTEGER, name TEXT, previous TEXT, opening TEXT,
-  home INTEGER, head BLOB
-);
-CREATE INDEX by_time ON heads (at, response);
-CREATE INDEX by_name ON heads (name);
-CREATE INDEX by_home ON heads (home, at, response);
-CREATE TABLE scopes (number INTEGER PRIMARY KEY, key TEXT, model TEXT, UNIQUE (key, model));
-CREATE TABLE named (scope INTEGER, name TEXT, home INTEGER, PRIMARY KEY (scope, name)) WITHOUT ROWID;
-CREATE TABLE ends (scope INTEGER, hash INTEGER, home INTEGER, PRIMARY KEY (scope, hash)) WITHOUT ROWID;
-"""
-
-
-class Index:
-    """The recordings by their sessions, in a temporary file."""
-
-    def __init__(self) -> None:
-        self._base = sqlite3.connect("", isolation_level=None)
-        self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {_TABLES} BEGIN;")
-
-    def close(self) -> None:
-        """Delete the file."""
-        self._base.close()
-
-    def add(self, head: Head) -> None:
-        """Add a recording.  Raise `Unusable` if there is one of the same response already."""
-        execute = self._base.execute
-        execute("INSERT OR IGNORE INTO scopes (key, model) VALUES (?, ?)", (head.key, head.model))
-        found = execute("SELECT number FROM scopes WHERE key = ? AND model = ?", (head.key, head.model)).fetchone()
-        name = f"session {head.session}" if head.session else f"conversation {head.conversation}"
-        row = (head.response, head.at, found[0], name if head.session or head.conversation else "", head.previous)
-        try:
-            execute(
-                "INSERT INTO heads (response, at, scope, name, previous, opening, head) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*row, head.opening if head.has_history else "", msgspec.msgpack.encode(head, enc_hook=str)),
-            )
-        except sqlite3.IntegrityError:
-            raise Unusable("there is another recording of the same response") from None
-
-    def group(self) -> list[Skipped]:
-        """Give each recording its home: the number of the first one of its session.  Return those without tokens."""
-        skipped: list[Skipped] = []
-        execute = self._base.execute
-        ends = Ends()
-        rows = execute("SELECT number, scope, name, previous, opening, head FROM heads ORDER BY at, response")
-        for number, scope, name, previous, opening, packed in rows:
-            home = self._named(scope, name) if name else self._home_of(scope, previous)
-            if not name:
-                head = _unpacked(packed)
-                try:
-                    turns = read_turns(head.folder)
-                except (Unusable, UnreadableRecording) as error:
-                    turns = ()
-                    if home is None:
-                        skipped.append(Skipped(str(head.folder), str(error)))
-                        continue
-                for turn in turns:
-                    hashes = hashes_of(turn.prompt, turn.output)
-                    read, end = hashes[: len(turn.prompt)], int(hashes[-1])
-                    home = home or self._extended(ends, scope, read) or self._opened(scope, opening) or number
-                    ends.add(end)
-                    execute("INSERT OR REPLACE INTO ends VALUES (?, ?, ?)", (scope, end, home))
-                execute("INSERT OR REPLACE INTO named VALUES (?, ?, ?)", (scope, f"opening {head.opening}", home))
-            elif home is None:
-                home = number
-                execute("INSERT INTO named VALUES (?, ?, ?)", (scope, name, home))
-            execute("UPDATE heads SET home = ? WHERE number = ?", (home, number))
-        return skipped
-
-    def sessions(self, wanted: str) -> Iterator[tuple[Head, Iterator[Head]]]:
-        """Yield the first recording of each session, and all of them, by time."""
-        execute = self._base.execute
-        homes = "SELECT first.number, first.head FROM heads AS first WHERE first.number = first.home"
-        for home, packed in execute(f"{homes} ORDER BY first.at, first.response"):
-            head = _unpacked(packed)
-            if wanted in ("", _name_of(head)):
-                members = execute("SELECT head FROM heads WHERE home = ? ORDER BY at, response", (home,))
-                yield head, (_unpacked(member) for (member,) in members)
-
-    def keys_of(self, session: str) -> set[str]:
-        """Return the keys that have a session with an id."""
-        statement = """
-            SELECT DISTINCT key FROM heads JOIN scopes ON scopes.number = heads.scope
-            WHERE heads.name IN ('session ' || ?1, 'conversation ' || ?1) OR heads.response = ?1
-        """
-        return {key for (key,) in self._base.execute(statement, (session,))}
-
-    def _named(self, scope: int, name: str) -> int | None:
-        return self._one("SELECT home FROM named WHERE scope = ? AND name = ?", scope, name)
-
-    def _home_of(self, scope: int, response: str) -> int | None:
-        return self._one("SELECT home FROM heads WHERE scope = ? AND response = ?", scope, response)
-
-    def _extended(self, ends: Ends, scope: int, hashes: NDArray[np.int64]) -> int | None:
-        for _, end in ends.within(hashes):
-            if home := self._one("SELECT home FROM ends WHERE scope = ? AND hash = ?", scope, end):
-                return home
-        return None
-
-    def _opened(self, scope: int, opening: str) -> int | None:
-        return self._named(scope, f"opening {opening}") if opening else None
-
-    def _one(self, statement: str, *values: int | str) -> int | None:
-        row = self._base.execute(statement, values).fetchone()
-        return row[0] if row else None
-
-
-_decode_head = msgspec.msgpack.Decoder(Head, dec_hook=lambda kind, value: kind(value)).decode
-
-
-def _unpacked(packed: bytes) -> Head:
-    return _decode_head(packed)
-
-
-def _name_of(head: Head) -> str:
-    return head.session or head.conversation or head.response
-
-
-def _assembled(first: Head, members: Iterable[Head]) -> Session:
-    tree, skipped = Tree(_name_of(first), first.key), []
+def assembled(first: Head, members: Iterable[Head]) -> Session:
+    """Return the session of a first recording and all of its recordings, without rewards."""
+    tree, skipped = Tree(name_of(first), first.key), []
     for head in members:
         try:
             turns = read_turns(head.folder)
@@ -203,7 +78,7 @@ def _assembled(first: Head, members: Iterable[Head]) -> Session:
             continue
         for turn in turns:
             tree.add(head, turn)
-    return Session(_name_of(first), first.key, first.model, tree.paths(), tuple(skipped))
+    return Session(name_of(first), first.key, first.model, tree.paths(), tuple(skipped))
 
 
 @dataclass(eq=False)
