@@ -67,6 +67,8 @@ class PathTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reason for its end, as in ``GenerationFinished``; empty if it did not reach its end."""
     sampling: Mapping[str, Any] = {}
     """The sampling parameters, without those that are neutral."""
+    is_held: bool = False
+    """True if a grammar held what it wrote: then its tokens are likelier than they are without one."""
     weights: tuple[WeightSpan, ...] = ()
     """The versions of the weights that wrote it, by tokens of its output; empty if the engine names none."""
     results: tuple[ToolResult, ...] = ()

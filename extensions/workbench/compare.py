@@ -6,56 +6,35 @@ No answer is generated again: the recorded tokens pass through the engine, which
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import uvloop
 
 from penstock.api.cli.arguments import Parser
-from penstock.api.cli.command_line import parsed_settings, refuse_unknown
-from penstock.api.cli.mistakes import explained, location
-from penstock.api.metrics.log_settings import LogSettings
 from penstock.api.settings import Settings
-from penstock.api.settings.engine_settings import FACTORY, REPLAY, ChatSettings, EngineSettings
-from penstock.api.settings.options import options
-from penstock.api.settings.sources import option_name
-from penstock.api.start.backends import model_here, over_http, start_shown
-from penstock.api.start.parts import UNSTARTABLE
 from penstock.extensions.workbench.forced.as_json import answer_line, summary_line
 from penstock.extensions.workbench.forced.comparison import AT_ONCE, Compared, Comparison, Figures
+from penstock.extensions.workbench.forced.engines import (
+    check_model,
+    engine_failures,
+    engine_settings,
+    reading_engine,
+)
 from penstock.extensions.workbench.forced.page import layout_of, page_of
 from penstock.extensions.workbench.forced.recorded import read_answer, recordings_in
 from penstock.extensions.workbench.forced.scores import SAMPLED, reason_left_out
 from penstock.extensions.workbench.forced.table import Table
-from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.extensions.workbench.inspect import write_page
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import counted, log_to_stderr
 from penstock.pipeline.recordings.format import UnreadableRecording
-from penstock.services.engines.engine import ScoresPrompts, TextBackend
-from penstock.services.engines.replicas import ForeignServer
-
-ENGINE_OPTIONS = frozenset(settings.SECTION for settings in (EngineSettings, ChatSettings, LogSettings))
-"""The sections of the options of ``penstock serve`` that this command takes, too."""
-
-ENGINE_WAIT = 30.0
-"""Seconds to wait for a server that does not answer."""
 
 ADVICE = " Record requests with top_logprobs: 1, or with temperature 0."
 """The cure of recordings that were sampled: what else the engine could have chosen is not in them."""
-
-COMPARABLE = (
-    "A comparison needs the log probabilities of given tokens, which `vllm serve` returns; so can"
-    " an engine of your own with scores_prompts (docs/ENGINES.md)."
-)
-"""The advice about a server of another make."""
-
-NO_MODEL = re.compile(rf"https?://|{REPLAY}|{FACTORY}$")
-"""The beginning of what ``--engine`` names, if it is not a model."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -69,14 +48,9 @@ def main(arguments: Sequence[str]) -> None:
     if reasons := left_out_before(recordings):
         described = "; ".join(f"{counted(number, 'recording')}: {reason}" for reason, number in reasons.most_common())
         raise CannotRun(f"nothing can be compared: {described}.{ADVICE if SAMPLED in reasons else ''}")
-    try:
-        if not settings.engine:
-            model_here(settings)
+    with engine_failures(arguments):
+        check_model(settings)
         exceeded = uvloop.run(_compare(chosen, settings, recordings))
-    except ForeignServer as error:
-        raise CannotRun(f"--engine: {error.sign} {COMPARABLE}") from error
-    except UNSTARTABLE as error:
-        raise CannotRun(explained(error, arguments)) from error
     if exceeded:
         sys.exit(1)
 
@@ -103,9 +77,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, Settin
     chosen, others = parser.parse_known_args(arguments)
     if chosen.most_calls_changed is not None and not chosen.run_on:
         raise CannotRun("--most-calls-changed needs --run-on")
-    settings = _settings(chosen.engine, others, parser)
-    refuse_unknown(settings, others)
-    return chosen, settings
+    return chosen, engine_settings(chosen.engine, others, parser, "a comparison")
 
 
 def _parser() -> Parser:
@@ -180,25 +152,14 @@ def _positive(text: str) -> int:
     return number
 
 
-def _settings(engines: Sequence[str], others: Sequence[str], parser: Parser) -> Settings:
-    """Return the settings of a server with this engine."""
-    typed = {option_name(argument).replace("--no-", "--", 1) for argument in others}
-    if useless := [each.flag for each in options() if each.flag in typed and each.section not in ENGINE_OPTIONS]:
-        raise CannotRun(f"{', '.join(useless)}: of penstock serve, and without effect on a comparison")
-    is_model = len(engines) == 1 and not NO_MODEL.match(engines[0])
-    named = engines if is_model else [f"--engine={engine}" for engine in engines]
-    settings = parsed_settings([*named, *others], parser.flags)
-    if is_model and settings.engine:
-        raise CannotRun(f"{location('engine', [])}: it names another engine than --engine {engines[0]}")
-    if settings.recordings:
-        raise CannotRun("--engine: recordings say nothing of the probabilities of other tokens")
-    return settings
-
-
 async def _compare(chosen: argparse.Namespace, settings: Settings, recordings: Mapping[str, Path]) -> list[str]:
     """Print the comparison; return the limits that are exceeded."""
-    async with _comparison(chosen, settings) as comparison:
-        table, kept = Table(comparison.vocabulary, list(recordings), chosen.worst), list[Compared]()
+    async with reading_engine(settings) as reading:
+        vocabulary, parse = reading.vocabulary, reading.parse if chosen.run_on else None
+        comparison = Comparison(
+            reading.engine, vocabulary=vocabulary, tie=chosen.tie, at_once=chosen.at_once, parse=parse
+        )
+        table, kept = Table(vocabulary, list(recordings), chosen.worst), list[Compared]()
         if not chosen.json:
             print(table.head, flush=True)
         async with aclosing(comparison.compared(recordings)) as answers:
@@ -206,9 +167,9 @@ async def _compare(chosen: argparse.Namespace, settings: Settings, recordings: M
                 line = table.line(answer)
                 if chosen.html:
                     kept.append(answer)
-                print(answer_line(answer, comparison.vocabulary) if chosen.json else line, flush=True)
+                print(answer_line(answer, vocabulary) if chosen.json else line, flush=True)
     if chosen.html:
-        write_page(chosen.html, page_of(layout_of(kept, table.figures, comparison.vocabulary, _title(chosen))))
+        write_page(chosen.html, page_of(layout_of(kept, table.figures, vocabulary, _title(chosen))))
     exceeded = list(limits_exceeded(table.figures, chosen))
     if chosen.json:
         print(summary_line(table.figures, exceeded))
@@ -222,20 +183,6 @@ async def _compare(chosen: argparse.Namespace, settings: Settings, recordings: M
 def _title(chosen: argparse.Namespace) -> str:
     engines = [Path(engine).name if Path(engine).exists() else engine for engine in chosen.engine]
     return f"{', '.join(path.resolve().name for path in chosen.recordings)} → {', '.join(engines)}"
-
-
-@asynccontextmanager
-async def _comparison(chosen: argparse.Namespace, settings: Settings) -> AsyncGenerator[Comparison, None]:
-    is_elsewhere = bool(settings.engine) and settings.engine_factory is None
-    async with over_http(settings, ENGINE_WAIT) if is_elsewhere else start_shown(settings) as running:
-        engine = running.engine
-        if isinstance(engine, TextBackend) or not isinstance(engine, ScoresPrompts):
-            raise CannotRun("--engine: this engine reports no log probabilities of prompts (scores_prompts)")
-        source = settings.model or getattr(engine, "root", None)
-        model = running.model
-        vocabulary = Vocabulary.of(model.parse.vocabulary, engine.vocabulary_size, model.encoding, source)
-        parse = model.parse if chosen.run_on else None
-        yield Comparison(engine, vocabulary=vocabulary, tie=chosen.tie, at_once=chosen.at_once, parse=parse)
 
 
 def limits_exceeded(figures: Figures, limits: argparse.Namespace) -> Iterator[str]:

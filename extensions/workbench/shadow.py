@@ -216,7 +216,8 @@ class Shadow:
             TURNS.labels("too_long").inc()
             return
         try:
-            scores = await forced(engine, turn, f"resp_shadow{next(self._numbers)}", alternatives(turn), engine.open)
+            name, top = f"resp_shadow{next(self._numbers)}", alternatives(turn)
+            scores = await forced(engine, turn.prompt, turn.tokens, name, top=top, run=engine.open)
         except StageError as error:
             TURNS.labels("failed").inc()
             self._note(error)

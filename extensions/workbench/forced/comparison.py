@@ -6,8 +6,9 @@ A program calls `compared`; ``penstock compare`` shows what it yields.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.extensions.workbench.forced.grammar import Grammars
+from penstock.extensions.workbench.forced.in_order import in_order
 from penstock.extensions.workbench.forced.recorded import read_answer
 from penstock.extensions.workbench.forced.run_on import RunOn, Verdict, run_on
 from penstock.extensions.workbench.forced.scores import (
@@ -187,19 +189,13 @@ class Comparison:
         Raises the error of the engine if it fails.
         """
         grammars = Grammars(self.vocabulary)
-        running: deque[asyncio.Task[Compared]] = deque()
-        waiting = iter(recordings.items())
-        try:
-            while True:
-                while len(running) < self.at_once and (following := next(waiting, None)):
-                    running.append(asyncio.create_task(self._compare(*following, grammars)))
-                if not running:
-                    return
-                yield await running.popleft()
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+
+        async def compare(recording: tuple[str, Path]) -> Compared:
+            return await self._compare(*recording, grammars)
+
+        async with aclosing(in_order(recordings.items(), compare, self.at_once)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def _compare(self, name: str, folder: Path, grammars: Grammars) -> Compared:
         try:
@@ -231,7 +227,9 @@ class Comparison:
             length = self.engine.context_length
             return ForcedTurn(turn, (), f"too long: {tokens} tokens, where the engine's context holds {length}")
         try:
-            scores = await forced(self.engine, turn, self._request_id(), alternatives(turn), self._run)
+            scores = await forced(
+                self.engine, turn.prompt, turn.tokens, self._request_id(), top=alternatives(turn), run=self._run
+            )
         except InvalidRequest as error:
             return ForcedTurn(turn, (), f"refused by the engine: {error.message}")
         grammar, allowed = turn.prompt.grammar, None

@@ -90,19 +90,21 @@ class ForcedTurn:
     was_chosen: bool = False
 
 
-async def forced(engine: Engine, turn: Turn, request_id: str, top: int, run: Run) -> tuple[TokenLogprob, ...]:
-    """Let the engine read a prompt with its recorded output, in one prefill; return the scores of the output.
+async def forced(
+    engine: Engine, prompt: Prompt, tokens: Sequence[int], request_id: str, *, top: int, run: Run
+) -> tuple[TokenLogprob, ...]:
+    """Let the engine read a prompt with the tokens after it, in one prefill; return the scores of these.
 
-    ``run`` is `Engine.open`, or `checked`.  Raise what it raises.
+    Each has the ``top`` likeliest tokens in its place.  ``run`` is `Engine.open`, or `checked`.  Raise what it raises.
     """
     scores: tuple[TokenLogprob, ...] = ()
-    async with run(_forced_prompt(engine, turn, request_id, top)) as frames:
+    async with run(_forced_prompt(engine, prompt, tokens, request_id, top)) as frames:
         async for frame in frames:
             if isinstance(frame, TokenChunk):
                 scores = scores or frame.prompt_logprobs
-    if len(scores) < len(turn.tokens):
+    if len(scores) < len(tokens):
         raise EngineFailed("The engine reported no log probabilities of the prompt.")
-    return scores[-len(turn.tokens) :]
+    return scores[-len(tokens) :]
 
 
 def checked(engine: Engine) -> Run:
@@ -115,11 +117,11 @@ def checked(engine: Engine) -> Run:
     return lambda prompt: pipeline.open(source(prompt))
 
 
-def _forced_prompt(engine: Engine, turn: Turn, request_id: str, top: int) -> Prompt:
+def _forced_prompt(engine: Engine, prompt: Prompt, tokens: Sequence[int], request_id: str, top: int) -> Prompt:
     sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=1, prompt_logprobs=top)
     return replace(
-        renamed(engine, turn.prompt, request_id, sampling),
-        token_ids=(*turn.prompt.token_ids, *turn.tokens),
+        renamed(engine, prompt, request_id, sampling),
+        token_ids=(*prompt.token_ids, *tokens),
         grammar=None,
     )
 

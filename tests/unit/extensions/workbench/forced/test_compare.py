@@ -203,7 +203,7 @@ def test_wrong_option_is_refused(compare: Compare, options: tuple[object, ...], 
 
 @pytest.mark.vllm
 def test_wrong_folder_of_a_model_ends_before_it_is_loaded(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.extensions.workbench.compare.start_shown", None)
+    monkeypatch.setattr("penstock.extensions.workbench.forced.engines.start_shown", None)
     for folder, problem in (("./nowhere", "there is no such folder\n"), ("./recorded", "there are no weights in ")):
         ended = compare(folder)
         assert (ended.status, ended.out) == (2, b"")
@@ -213,7 +213,7 @@ def test_wrong_folder_of_a_model_ends_before_it_is_loaded(compare: Compare, monk
 
 @pytest.mark.io
 def test_server_that_does_not_answer_is_not_waited_for(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.extensions.workbench.compare.ENGINE_WAIT", 0.1)
+    monkeypatch.setattr("penstock.extensions.workbench.forced.engines.ENGINE_WAIT", 0.1)
     ended = compare("http://127.0.0.1:9")
     assert (ended.status, ended.out) == (2, b"")
     assert "No engine answers" in ended.err
@@ -236,7 +236,7 @@ def test_sampled_recordings_are_refused_before_an_engine_starts(
         shutil.rmtree(tmp_path / "recorded" / f"resp_{number}")
     shutil.rmtree(tmp_path / "recorded" / "resp_drawn")
     write_turns(tmp_path / "recorded" / "resp_drawn", recorded_turn([1004], [1005, 1006], temperature=1.0))
-    monkeypatch.setattr("penstock.extensions.workbench.compare.start_shown", None)
+    monkeypatch.setattr("penstock.extensions.workbench.forced.engines.start_shown", None)
     ended = compare("same")
     assert (ended.status, ended.out) == (2, b"")
     assert "1 recording: sampled, without top_logprobs" in ended.err
