@@ -92,6 +92,7 @@ class _Prompt(msgspec.Struct, frozen=True, tag="Prompt"):
 class _Started(msgspec.Struct, frozen=True, tag="GenerationStarted"):
     facts: _Facts
     prompt_tokens: int
+    held_to_grammar: bool = False
     prompt: tuple[int, ...] = ()
     at: float = 0.0
 
@@ -197,6 +198,8 @@ class RecordedTurn:
     """The outputs of calls among the items that it read, without those of an earlier history."""
     results: Mapping[str, str]
     """The texts that it read as results, by the ids of items, if these do not show them."""
+    is_held: bool
+    """True if a grammar held what it wrote."""
     summarizes: bool
     """True if it wrote the summary of a compaction."""
 
@@ -384,6 +387,7 @@ class _Turns:
             weights=finished.weights if finished else (),
             outputs=tuple(_outputs(facts.input)),
             results=facts.results,
+            is_held=started.held_to_grammar,
             summarizes=facts.purpose.summarizes,
         )
 

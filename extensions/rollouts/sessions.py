@@ -173,6 +173,7 @@ class Tree:
                 model=head.model,
                 stop=turn.stop,
                 sampling=turn.sampling,
+                is_held=turn.is_held,
                 weights=turn.weights,
                 results=results,
             )
