@@ -253,6 +253,12 @@ ENGINE_CACHED_BLOCKS = Gauge(
     ["engine"],
     multiprocess_mode="livemax",
 )
+ENGINE_WEIGHTS = Gauge(
+    "penstock_engine_weights",
+    "1 for the version of its weights that an engine named last, if it names them",
+    ["engine", "version"],
+    multiprocess_mode="livemax",
+)
 ENGINE_FAILOVERS = Counter(
     "penstock_engine_failovers", "Prompts that an engine lost or refused, and that were sent to another", ["engine"]
 )

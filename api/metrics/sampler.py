@@ -17,7 +17,7 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.pipeline.distribution import own_version
-from penstock.services.engines.engine import MODEL_STATES, Backend, SeveralEngines
+from penstock.services.engines.engine import MODEL_STATES, Backend, NamesWeights, SeveralEngines
 from penstock.services.engines.vllm_http import VllmHttpEngine
 from penstock.services.runs.run import Mode
 from penstock.stages.models.vllm_private import installed_vllm
@@ -80,7 +80,7 @@ class Sampler:
 
     def _sample_engines(self) -> None:
         """Set the gauges of the engines; those of models and servers that are gone end."""
-        values = dict(_of_engines(self._scheduler.engine))
+        values = dict(of_engines(self._scheduler.engine))
         for gauge, *labels in self._shown - values.keys():
             if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # its files keep them
                 gauge.labels(*labels).set(0)
@@ -91,11 +91,13 @@ class Sampler:
         self._shown = set(values)
 
 
-def _of_engines(engine: Backend) -> Iterator[tuple[Series, float]]:
+def of_engines(engine: Backend) -> Iterator[tuple[Series, float]]:
+    """Yield the gauges of an engine, or of several."""
     several: object = engine
     if not isinstance(several, SeveralEngines):
         if not isinstance(engine, VllmHttpEngine):
             yield (metrics.ENGINE_UP, "local"), engine.is_alive
+            yield from _of_weights("local", engine)
             return
         for replica in engine.replicas.all:
             yield (metrics.ENGINE_UP, replica.address), replica.is_healthy
@@ -107,6 +109,7 @@ def _of_engines(engine: Backend) -> Iterator[tuple[Series, float]]:
             yield (metrics.MODEL_STATE, model.name, state), state == model.state
         if model.name in engine.models:
             yield (metrics.ENGINE_UP, model.name), model.state == "ready"
+            yield from _of_weights(model.name, several.of(model.name))
             yield from _of_servers(several.of(model.name), model.name if model.is_child else None)
 
 
@@ -119,5 +122,16 @@ def _of_servers(engine: Backend, title: str | None = None) -> Iterator[tuple[Ser
     for replica in engine.replicas.all:
         label = title or replica.address
         yield (metrics.ENGINE_RUNNING, label), len(replica.running)
+        yield from _of_version(label, replica.weights.shown)
         if replica.url in blocks:
             yield (metrics.ENGINE_CACHED_BLOCKS, label), blocks[replica.url]
+
+
+def _of_weights(label: str, engine: Backend) -> Iterator[tuple[Series, float]]:
+    if isinstance(engine, NamesWeights):
+        yield from _of_version(label, engine.weight_version)
+
+
+def _of_version(label: str, version: str) -> Iterator[tuple[Series, float]]:
+    if version:
+        yield (metrics.ENGINE_WEIGHTS, label, version), 1

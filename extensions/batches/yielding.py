@@ -28,10 +28,12 @@ from penstock.pipeline.frames import (
     GenerationStarted,
     Prompt,
     TokenFrame,
+    WeightSpan,
     with_facts,
 )
 from penstock.pipeline.halfway import handed_over
 from penstock.services.engines.engine import Prioritizing, SeveralEngines, engine_of, sampling_parameters
+from penstock.services.engines.weights import joined, moved
 from penstock.services.slots import Slots
 from penstock.stages.optional.admit import Admit
 
@@ -264,6 +266,9 @@ class Going:
     _parts: int = 0
     _cached: int = 0
     _seconds: float = 0.0
+    _weights: tuple[WeightSpan, ...] = ()
+    _before: int = 0
+    """The tokens of the parts before."""
 
     def __post_init__(self) -> None:
         sampling = self.prompt.facts.sampling
@@ -274,6 +279,7 @@ class Going:
         """Return the prompt of the next part."""
         self.goes_on, self.is_left = False, False
         self._parts += 1
+        self._before = len(self.tokens)
         if not self.tokens:
             return self.prompt
         given = self.prompt.facts.sampling
@@ -300,13 +306,14 @@ class Going:
 
     def _finish(self, frame: GenerationFinished) -> GenerationFinished | None:
         self._seconds += frame.duration
+        self._weights = joined(self._weights, moved(frame.weights, self._before))
         reason = self._own_end if self.turn.is_asked and frame.reason == "cancelled" else frame.reason
         if reason is None:
             self.goes_on = True
             return None
         if self._parts == 1:
             return replace(frame, reason=reason)
-        return replace(frame, reason=reason, cached_tokens=self._cached, duration=self._seconds)
+        return replace(frame, reason=reason, cached_tokens=self._cached, duration=self._seconds, weights=self._weights)
 
     @property
     def _own_end(self) -> FinishReason | None:

@@ -145,6 +145,16 @@ class ScoresTokens(Protocol):
         ...
 
 
+@runtime_checkable
+class NamesWeights(Protocol):
+    """An engine that knows the version of its weights, which `GenerationFinished.weights` of its frames names."""
+
+    @property
+    def weight_version(self) -> str:
+        """The version in its latest answers; empty if none has named one."""
+        ...
+
+
 ModelState: TypeAlias = Literal["ready", "asleep", "starting", "stopping", "stopped", "failed"]
 MODEL_STATES: tuple[ModelState, ...] = get_args(ModelState)
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob, WeightSpan
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.protocol.sse import EventSplitter, TooLong
 from penstock.services.engines.engine import sampling_parameters
@@ -71,6 +71,8 @@ class _Choice(msgspec.Struct, Generic[Logprobs], frozen=True, gc=False):
     token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
+    weight_versions: tuple[WeightSpan, ...] | None = None
+    """The versions that wrote the whole output, at its end.  ``/v1/completions`` has none, nor has an older vLLM."""
 
 
 class _Line(msgspec.Struct, Generic[Logprobs], frozen=True, gc=False):
@@ -123,6 +125,9 @@ class Answer(Generic[Logprobs]):
         self.prompt_tokens: int | None = None
         """Tokens of the prompt as the engine counted them; None until it reports them."""
         self.cached_tokens = 0
+        self.tokens = 0
+        """Tokens of the output."""
+        self.weights: tuple[WeightSpan, ...] = ()
         self.is_complete = False
         self.fault: RequestRefused | EngineFailed | None = None
         """The error that ended the stream, after all tokens before it: reported by the server, or unreadable data."""
@@ -167,10 +172,12 @@ class Answer(Generic[Logprobs]):
     def _tokens(self, choice: _Choice[Logprobs]) -> TokenChunk | None:
         if choice.finish_reason is not None:
             self.finish_reason = choice.finish_reason
+            self.weights = choice.weight_versions or ()
         if choice.token_ids is None:
             raise EngineFailed("The engine sent no token ids.")
         if not choice.token_ids:
             return None
+        self.tokens += len(choice.token_ids)
         logprobs = self._logprobs(choice.logprobs, self._top) if choice.logprobs else ()
         return TokenChunk(choice.token_ids, logprobs)
 

@@ -28,6 +28,7 @@ from penstock.services.engines.engine import PARAMETERS
 from penstock.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
 from penstock.services.engines.http_scores import prompt_logprobs, separated
 from penstock.services.engines.replicas import Replica, Replicas
+from penstock.services.engines.weights import spans
 from penstock.services.foreign import Unreadable, read_whole
 
 logger = logging.getLogger(__name__)
@@ -124,8 +125,16 @@ class HttpGeneration:
         if reason not in ("stop", "length", "cancelled"):
             raise self._failed(f"ended the generation with the reason {reason!r}")
         prompt_tokens = self._answer.prompt_tokens if self.prompt.images else None
-        duration = time.monotonic() - self.started
-        yield GenerationFinished(reason, self._answer.cached_tokens, duration, prompt_tokens)
+        duration, weights = time.monotonic() - self.started, spans(self._answer.weights, self._answer.tokens)
+        if self._replica:
+            self._replicas.hear(self._replica, weights, self.started)
+        yield GenerationFinished(
+            reason,
+            cached_tokens=self._answer.cached_tokens,
+            duration=duration,
+            prompt_tokens=prompt_tokens,
+            weights=weights,
+        )
 
     async def _next(self) -> TokenChunk | None:
         while True:

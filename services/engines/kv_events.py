@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 import zmq
@@ -69,6 +70,8 @@ class _Server:
     """True if every block that it holds was heard of."""
     is_stale: bool = False
     """True if its cache has to be forgotten."""
+    cleared_at: float = -inf
+    """The time of the event that it is empty."""
     has_complaint: bool = False
 
 
@@ -113,10 +116,10 @@ class KvEvents:
         """Return the number of blocks that each server is known to hold; servers that reported none are left out."""
         return {server.url: self._blocks.count(server.cache) for server in self._all if server.due is not None}
 
-    def forget(self, url: str) -> None:
-        """Forget the cache of a server, which may have started again."""
+    def forget(self, url: str, unless_cleared_after: float | None = None) -> None:
+        """Forget the cache of a server, unless an event after a time says that it is empty."""
         for server in self._all:
-            if server.url == url:
+            if server.url == url and (unless_cleared_after is None or server.cleared_at <= unless_cleared_after):
                 server.is_stale, server.is_whole = True, False  # the thread then forgets its blocks
 
     def close(self) -> None:
@@ -163,7 +166,8 @@ class KvEvents:
             self._count(server, int.from_bytes(number))
             for event in _decode_batch(payload).events:
                 self._blocks.take(server.cache, event)
-                server.is_whole |= isinstance(event, AllBlocksCleared)
+                if isinstance(event, AllBlocksCleared):
+                    server.is_whole, server.cleared_at = True, time.monotonic()
         except Exception as error:  # noqa: BLE001
             self._forget(server)
             if not server.has_complaint:

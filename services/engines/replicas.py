@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline import metrics
-from penstock.pipeline.frames import Prompt, RequestFacts
+from penstock.pipeline.frames import Prompt, RequestFacts, WeightSpan
 from penstock.pipeline.urls import host_of
 from penstock.services.engines.affinity import (
     FARTHEST,
@@ -42,6 +42,7 @@ from penstock.services.engines.http_endpoints import (
     constrained_to,
     read_refusal,
 )
+from penstock.services.engines.weights import LatestWeights
 from penstock.services.foreign import Unreadable, decoded, read_start, read_whole
 from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
 
@@ -130,8 +131,11 @@ class PrefixCaches(Protocol):
         """Return the number of blocks that each server is known to hold, by URL; silent servers are left out."""
         ...
 
-    def forget(self, url: str) -> None:
-        """Forget the cache of a server, which may have started again."""
+    def forget(self, url: str, unless_cleared_after: float | None = None) -> None:
+        """Forget the cache of a server, which may have started again, or has other weights than before.
+
+        The cache stays known if an event after a time of `time.monotonic` says that it was cleared.
+        """
         ...
 
 
@@ -174,6 +178,9 @@ class Replica:
     """Generations of other clients, when the server last reported its load."""
     _missed: int = 0
     _complaint: str = ""
+
+    def __post_init__(self) -> None:
+        self.weights = LatestWeights(f"The engine at {self.url}")
 
     @property
     def address(self) -> str:
@@ -368,6 +375,12 @@ class Replicas:
         if len(prompt.token_ids) > LONG_PROMPT:
             return await asyncio.to_thread(self.caches.cached, prompt, adapter)
         return self.caches.cached(prompt, adapter)
+
+    def hear(self, replica: Replica, weights: Sequence[WeightSpan], began: float) -> None:
+        """Take in the weights that a generation of a server names; what its cache has of older ones is no use."""
+        last = replica.weights.note(weights, began)
+        if last is not None and self.caches:
+            self.caches.forget(replica.url, unless_cleared_after=last)
 
     def choose(
         self,

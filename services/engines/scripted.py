@@ -12,8 +12,17 @@ from typing import Literal
 from msgspec import UNSET
 
 from penstock.pipeline.errors import EngineDead, EngineFailed, ServerStopping, StageError
-from penstock.pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.frames import (
+    EngineFrame,
+    FinishReason,
+    GenerationFinished,
+    Prompt,
+    TokenChunk,
+    TokenLogprob,
+    WeightSpan,
+)
 from penstock.services.engines.engine import sampling_parameters
+from penstock.services.engines.weights import spans
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 
 
@@ -38,6 +47,8 @@ class Script:
     """True if the stop tokens of a prompt end its generation, as with a model; the script may go on after them."""
     logprobs: Sequence[TokenLogprob] = ()
     """Log probabilities, one for each token, of the prompt too; emitted only if the prompt requests them."""
+    weights: Sequence[WeightSpan] = ()
+    """The versions of the weights, by tokens of the script."""
 
 
 @dataclass
@@ -114,7 +125,7 @@ class ScriptedEngine:
         while chunk := tuple(islice(tokens, script.chunk_size)):
             await run.sleep(script.latency)
             if run.is_cancelled:
-                yield GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+                yield GenerationFinished("cancelled", 0, 0.0, weights=spans(script.weights, generated))
                 return
             if self.is_stopping:
                 raise EngineFailed("The server is stopping.")
@@ -131,7 +142,7 @@ class ScriptedEngine:
             self.is_alive = not script.dies
             raise script.error if isinstance(script.error, Exception) else script.error()
         reason = "length" if generated == limit and not stop else script.reason
-        yield GenerationFinished(reason, cached_tokens=0, duration=0.0)
+        yield GenerationFinished(reason, 0, 0.0, weights=spans(script.weights, generated))
 
 
 def _scores(script: Script, prompt: Prompt) -> tuple[TokenLogprob, ...]:

@@ -38,6 +38,7 @@ from penstock.services.engines.vllm_cores import (
     launched,
     reached,
 )
+from penstock.services.engines.weights import LatestWeights, spans
 from penstock.services.engines.workers import mark_workers, take_steps_whole
 from penstock.stages.models.vllm_private import (
     Unread,
@@ -119,6 +120,7 @@ class VllmEngine:
     _unread: dict[str, Unread] = field(default_factory=dict)
     """Token ids by vLLM's id of a request, if vLLM's output processor passes them on."""
 
+    _weights: LatestWeights = field(default_factory=lambda: LatestWeights("The engine"))
     _running: set[_Generation] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -136,6 +138,10 @@ class VllmEngine:
     def bounds_thoughts(self) -> bool:
         bounding = self.llm.vllm_config.reasoning_config
         return bounding is not None and bounding.enabled
+
+    @property
+    def weight_version(self) -> str:
+        return self._weights.shown
 
     @property
     def schedules_by_priority(self) -> bool:
@@ -227,6 +233,7 @@ class VllmEngine:
             top_logprobs=sampling.most_alternatives,
             prompt_top=prompt_top,
             unread=unread,
+            weights=self._weights,
         )
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
@@ -297,6 +304,7 @@ class _Generation:
     """The number of alternatives to report for each token of the prompt."""
     unread: Unread
     """Token ids that precede the output in the collector."""
+    weights: LatestWeights = field(default_factory=lambda: LatestWeights("The engine"))
 
     is_finished: bool = False
     is_cancelled: bool = False
@@ -307,6 +315,7 @@ class _Generation:
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
         """Yield all tokens, then the end.  Those that were not read in time come in one chunk."""
         cached_tokens, prompt_tokens, unread, has_begun = 0, None, self.unread, False
+        written = 0
         of_prompt: tuple[TokenLogprob, ...] = ()
         with _faults():
             while not self.is_finished:
@@ -325,6 +334,7 @@ class _Generation:
                     completion = output.outputs[0]
                     token_ids += tuple(completion.token_ids)
                     logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
+                written += len(token_ids)
                 if token_ids and has_begun:
                     yield TokenChunk(token_ids, logprobs)
                 elif token_ids:
@@ -342,7 +352,15 @@ class _Generation:
         reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise errors.EngineFailed(f"The engine ended the generation with the reason {reason!r}.")
-        yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
+        weights = spans(completion.weight_versions, written)
+        self.weights.note(weights, self.started)
+        yield GenerationFinished(
+            reason,
+            cached_tokens=cached_tokens,
+            duration=time.monotonic() - self.started,
+            prompt_tokens=prompt_tokens,
+            weights=weights,
+        )
 
 
 def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:

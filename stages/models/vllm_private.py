@@ -64,7 +64,7 @@ ENGINE_PARTS = (
     PrivatePart(
         "vllm.v1.engine.output_processor",
         "RequestState",
-        ("detokenizer", "is_prefilling", "queue"),
+        ("detokenizer", "is_prefilling", "queue", "track_weight_version"),
         "the same",
     ),
     PrivatePart(
@@ -205,12 +205,13 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
 
     Some outputs still go vLLM's way: those of requests that are not in ``unread``, the first of a request, which has
     facts about its prompt, the last, and any while the request's collector holds one.  So the ids in ``unread`` precede
-    the output in the collector.  What vLLM keeps of a request is the same either way: its statistics and its tokens.
-    It knows no stream interval, so an operator who sets one gets vLLM's way alone.
+    the output in the collector.  What vLLM keeps of a request is the same either way: its statistics, its tokens, and
+    the versions of the weights that wrote them.  It knows no stream interval, so an operator who sets one gets vLLM's
+    way alone.
     """
     process = processor.process_outputs
 
-    def is_passed_on(output: Any, timestamp: Any, statistics: Any) -> bool:
+    def is_passed_on(output: Any, timestamp: Any, statistics: Any, weights: str | None) -> bool:
         tokens, state = unread.get(output.request_id), processor.request_states.get(output.request_id)
         if tokens is None or state is None or state.is_prefilling or output.finish_reason is not None:
             return False
@@ -220,6 +221,8 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
         if statistics is not None:
             processor._update_stats_from_output(state, output, timestamp, statistics)  # noqa: SLF001
         new = output.new_token_ids
+        if new and weights is not None:
+            state.track_weight_version(weights)
         generated += new
         tokens += new
         if len(tokens) >= tokens.step:
@@ -227,7 +230,8 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
         return True
 
     def processed(outputs: Sequence[Any], timestamp: Any = None, statistics: Any = None, **options: Any) -> Any:
-        others = [output for output in outputs if not is_passed_on(output, timestamp, statistics)]
+        weights = options.get("weight_version")
+        others = [output for output in outputs if not is_passed_on(output, timestamp, statistics, weights)]
         return process(others, timestamp, statistics, **options)
 
     processor.process_outputs = processed

@@ -68,6 +68,8 @@ class FakeVllm:
     after: int = 0
     """Tokens before the fault."""
     cached_tokens: int | None = None
+    weights: Sequence[tuple[str, int, int]] | None = None
+    """The versions of the weights, by tokens, that `/inference/v1/generate` names at the end."""
     is_well: bool = True
     is_silent: bool = False
     """True if requests for health, models and tokens get no answer."""
@@ -316,7 +318,7 @@ def _ranked(token: int, top: int) -> list[tuple[int, float]]:
 
 
 def _generate_chunk(
-    _: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None, chosen: Sequence[int] = ()
+    server: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None, chosen: Sequence[int] = ()
 ) -> bytes:
     logprobs: dict[str, Any] | None = None
     if top is not None:
@@ -340,7 +342,8 @@ def _generate_chunk(
         "token_ids": tokens,
         "routed_experts": None,
     }
-    choice |= {"sampling_mask": None, "weight_versions": None, "logprobs": logprobs}
+    named = [{"version": version, "start": start, "end": end} for version, start, end in server.weights or ()]
+    choice |= {"sampling_mask": None, "weight_versions": (named or None) if reason else None, "logprobs": logprobs}
     return _sse_line({"request_id": "x", "usage": None, "output_mode": "tokens", "choices": [choice]})
 
 

@@ -7,9 +7,18 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds
+from penstock.pipeline.frames import (
+    EngineFrame,
+    FinishReason,
+    GenerationFinished,
+    Prompt,
+    TokenChunk,
+    TokenIds,
+    WeightSpan,
+)
 from penstock.services.engines.engine import sampling_parameters
 from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.engines.weights import spans
 
 
 @dataclass
@@ -25,6 +34,8 @@ class SteppingEngine(ScriptedEngine):
     """The prompts that went on."""
     most_running: int = 0
     cached: int = 3
+    version: str = "one"
+    """The version of the weights."""
     steps: int = 0
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -54,10 +65,14 @@ class SteppingEngine(ScriptedEngine):
             while self.steps == seen and not run.is_cancelled:
                 await self._stepped.wait()
             if run.is_cancelled:
-                yield GenerationFinished("cancelled", self.cached, duration=1.0)
+                yield GenerationFinished("cancelled", self.cached, duration=1.0, weights=self._weights(count - 1))
                 return
             yield TokenChunk((token,), cached_tokens=self.cached if count == 1 else 0)
             run.is_finished = token in ends or count == limit
             if run.is_finished:
-                yield GenerationFinished("stop" if token in ends else "length", self.cached, duration=1.0)
+                reason: FinishReason = "stop" if token in ends else "length"
+                yield GenerationFinished(reason, self.cached, duration=1.0, weights=self._weights(count))
                 return
+
+    def _weights(self, tokens: int) -> tuple[WeightSpan, ...]:
+        return spans([WeightSpan(self.version, 0, tokens)], tokens)

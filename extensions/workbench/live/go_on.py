@@ -11,7 +11,16 @@ from msgspec.structs import replace
 
 from penstock.pipeline.core import Stage, source_of
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import GenerationStarted, Prompt, TokenChunk, TokenFrame, TokenIds, with_facts
+from penstock.pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    Prompt,
+    TokenChunk,
+    TokenFrame,
+    TokenIds,
+    with_facts,
+)
+from penstock.services.engines.weights import moved
 
 
 @dataclass
@@ -40,6 +49,8 @@ class GoOn:
                         yield replace(frame, prompt_tokens=len(self.prompt), prompt=read)
                         for token in self.written:
                             yield TokenChunk((token,))
+                    elif goes_on and isinstance(frame, GenerationFinished):
+                        yield replace(frame, weights=moved(frame.weights, len(self.written)))
                     else:
                         yield frame
 

@@ -142,8 +142,8 @@ class WithoutTexts(Redaction):
         tokens = self._speaking.finish() if token_ids is None else self._speaking.feed(token_ids)
         if tokens:
             yield TokenChunk(tuple(tokens))
-        if token_ids is None:
-            yield frame
+        if isinstance(frame, GenerationFinished):
+            yield replace(frame, weights=())  # they count other tokens than those that are left
 
     def _without_tokens(self, frame: Any) -> Any:
         match frame:

@@ -16,7 +16,7 @@ from penstock.api.limits.admission import Admission
 from penstock.extensions.workbench.live import live as routes
 from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import Watch
-from penstock.pipeline.frames import GenerationFinished, TokenChunk
+from penstock.pipeline.frames import GenerationFinished, TokenChunk, WeightSpan
 from penstock.pipeline.recordings.format import CAUSES, FORMAT, LEFT, UNFINISHED, End, Failure, Header, line
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -134,11 +134,13 @@ async def test_answer_goes_on_from_any_token(server: Server[ScriptedEngine]) -> 
     first = await watched(server, {"input": "Hi", "store": False})
     (prompt,) = of(first, "Prompt")
     for count in range(1, len(ids)):
-        server.engine.script = Script(ids[count:])
+        server.engine.script = Script(ids[count:], weights=[WeightSpan("two", 0, len(ids) - count)])
         go_on = {"prompt": prompt["token_ids"], "tokens": ids[:count]}
         second = await watched(server, {"input": "Hi", "store": False, "go_on": go_on})
         assert server.engine.prompts[-1].token_ids == (*prompt["token_ids"], *ids[:count])
         assert tokens(second) == tokens(first)
+        (finished,) = of(second, "GenerationFinished")
+        assert finished["weights"] == [{"version": "two", "start": count, "end": len(ids)}]
         for kind in ("ItemDelta", "MessageOpened", "ReasoningOpened", "ItemClosed"):
             assert untimed(of(second, kind)) == untimed(of(first, kind))
         ends = [of(events, "response.completed")[0]["response"] for events in (first, second)]

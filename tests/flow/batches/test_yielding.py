@@ -27,7 +27,7 @@ from penstock.extensions.batches.places import Rule
 from penstock.extensions.batches.yielding import PRIORITY, HoldLines, Yielding
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineOverloaded, ServerStopping
-from penstock.pipeline.frames import ParsedFrame, ResolvedRequest
+from penstock.pipeline.frames import GenerationFinished, ParsedFrame, ResolvedRequest, TokenFrame, WeightSpan
 from penstock.pipeline.halfway import handed_over
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.slots import LINES, Slots
@@ -53,6 +53,7 @@ class Shift:
     yielding: Yielding
     lines: list[asyncio.Task[LineAnswer]] = field(default_factory=list)
     others: list[asyncio.Task[LineAnswer]] = field(default_factory=list)
+    ends: list[GenerationFinished] = field(default_factory=list)
 
     @property
     def engine(self) -> SteppingEngine:
@@ -112,18 +113,23 @@ class Shift:
 
 @asynccontextmanager
 async def shift(rule: Rule, places: int = 4, **engine: Any) -> AsyncGenerator[Shift, None]:
-    slots = Slots(places)
+    slots, ends = Slots(places), list[GenerationFinished]()
+
+    async def noting(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+        async for frame in source:
+            if isinstance(frame, GenerationFinished):
+                ends.append(frame)
+            yield frame
 
     def admitting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         runs = pipeline.stage("persist").runs
-        return pipeline.insert_before(
-            "generate", "admit", Admit(lambda _: Places(slots), runs.is_accepted, lambda _: None)
-        )
+        admit = Admit(lambda _: Places(slots), runs.is_accepted, lambda _: None)
+        return pipeline.insert_before("generate", "admit", admit).insert_after("generate", "note", noting)
 
     async with running_server(
         SteppingEngine(script(HELLO), places=places, **engine), NullDatabase(), edit=admitting
     ) as served:
-        yield Shift(served, slots, Yielding(served.scheduler, rule))
+        yield Shift(served, slots, Yielding(served.scheduler, rule), ends=ends)
 
 
 def text_of(answer: LineAnswer) -> tuple[Any, Any]:
@@ -195,6 +201,22 @@ async def test_paused_line_is_one_generation_for_its_client() -> None:
         assert use is not None
         assert (use.output_tokens, use.cached_tokens) == (TOKENS, now.engine.cached)
         assert use.input_tokens == len(now.engine.prompts[0].token_ids)
+
+
+@pytest.mark.parametrize("version", ["one", "two"])
+async def test_paused_line_names_the_weights_of_its_parts(version: str) -> None:
+    async with shift(Rule(beside=0)) as now:
+        now.begin_line()
+        await now.settle()
+        for _ in range(5):
+            await now.step()
+        now.begin_other()
+        await now.settle()
+        now.engine.version = version
+        await now.finish()
+        parts = (WeightSpan("one", 0, 5), WeightSpan("two", 5, TOKENS))
+        whole = (WeightSpan("one", 0, TOKENS),)
+        assert now.ends[-1].weights == (whole if version == "one" else parts)
 
 
 async def test_limit_of_tokens_holds_over_pauses() -> None:

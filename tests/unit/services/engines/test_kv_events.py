@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -129,6 +130,20 @@ async def test_blocks_from_before_are_not_known(caches: KvEvents, publishers: li
     assert caches.cached(salted((1, 2, 3, 4)), None) is None
     assert caches.cached(salted((*TOKENS, *range(9))), None) is None
     assert caches.cached(salted((*TOKENS, 1)), None) == {URL: 8}
+
+
+async def test_cache_that_was_cleared_since_stays_known(caches: KvEvents, publishers: list[Publisher]) -> None:
+    one = await reported(caches, publishers)
+    before = time.monotonic()
+    one.publish(AllBlocksCleared(), STORED)
+    one.publish(BlockStored([b"c"], None, [1, 2, 3, 4], 4, None, [None], 0, "full_attention"))
+    await known(caches, 3)
+    caches.forget(URL, unless_cleared_after=before)
+    caches.forget(OTHER, unless_cleared_after=before)
+    await wait_until(lambda: OTHER not in caches.sizes())
+    assert caches.sizes() == {URL: 3}
+    caches.forget(URL, unless_cleared_after=time.monotonic())
+    await wait_until(lambda: not caches.sizes())
 
 
 async def test_silent_server_makes_nothing_known(caches: KvEvents) -> None:

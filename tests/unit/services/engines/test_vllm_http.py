@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import cycle, islice
+from math import inf
 from typing import Any
 
 import aiohttp
@@ -15,8 +16,10 @@ import pytest
 from aiohttp import web
 from llguidance import LLMatcher, grammar_from
 
+from penstock.api.metrics.sampler import of_engines
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
-from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, TokenLogprob
+from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, TokenLogprob, WeightSpan
+from penstock.pipeline.metrics import ENGINE_WEIGHTS
 from penstock.services.engines import replicas
 from penstock.services.engines.affinity import RETURNING, WORTH
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
@@ -704,6 +707,7 @@ class Caches:
     reported: tuple[str, ...]
     known: dict[str, int] | None = None
     forgotten: list[str] = field(default_factory=list)
+    cleared_at: float = -inf
 
     def cached(self, prompt: Prompt, adapter: str | None) -> dict[str, int] | None:
         self.asked = prompt, adapter
@@ -712,8 +716,9 @@ class Caches:
     def sizes(self) -> dict[str, int]:
         return dict.fromkeys(self.reported, 1)
 
-    def forget(self, url: str) -> None:
-        self.forgotten.append(url)
+    def forget(self, url: str, unless_cleared_after: float | None = None) -> None:
+        if unless_cleared_after is None or self.cleared_at <= unless_cleared_after:
+            self.forgotten.append(url)
 
 
 async def test_prompt_goes_to_the_server_that_holds_it() -> None:
@@ -797,3 +802,49 @@ async def test_cache_of_a_server_that_was_away_is_forgotten() -> None:
         one.is_well = True
         await wait_until(lambda: engine.replicas.all[0].is_healthy)
         assert caches.forgotten == [one.url]
+
+
+# Weights
+
+
+@pytest.mark.parametrize("extra", [{}, {"prompt_logprobs": 0}], ids=["streamed", "whole"])
+async def test_weights_of_an_output_are_named_by_its_tokens(extra: dict[str, Any]) -> None:
+    fake = FakeVllm(TOKENS, weights=(("one", 0, 2), ("two", 2, 9), ("three", 9, 11)))
+    async with engine_over(fake) as engine:
+        assert last(await generate(engine, prompt_for_fakes(**extra))).weights == (
+            WeightSpan("one", 0, 2),
+            WeightSpan("two", 2, len(TOKENS)),
+        )
+        assert engine.replicas.all[0].weights.version == "two"
+
+
+@either
+async def test_server_that_names_no_weights_has_none(endpoint: Endpoint[Any]) -> None:
+    async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
+        assert last(await generate(engine, prompt_for_fakes())).weights == ()
+        assert engine.replicas.all[0].weights.version == ""
+
+
+async def test_cache_of_older_weights_is_forgotten_unless_it_was_cleared() -> None:
+    one, other = FakeVllm(TOKENS, weights=[("one", 0, 5)]), FakeVllm(TOKENS, weights=[("one", 0, 5)])
+    async with engine_over(one, other) as engine:
+        here, there = engine.replicas.all
+        engine.follow(caches := Caches((one.url, other.url)))
+        await generate(engine, prompt_at(one, engine))
+        await generate(engine, prompt_at(one, engine))
+        assert caches.forgotten == []
+        one.weights = [("one", 0, 2), ("two", 2, 5)]
+        await generate(engine, prompt_at(one, engine))
+        assert caches.forgotten == [one.url]
+        one.weights, caches.cleared_at = [("three", 0, 5)], inf
+        await generate(engine, prompt_at(one, engine))
+        assert caches.forgotten == [one.url]
+        assert weights_shown(engine) == {(here.address, "three")}
+        other.weights = [("two", 0, 5)]
+        await generate(engine, prompt_at(other, engine))
+        assert weights_shown(engine) == {(here.address, "three"), (there.address, "two")}
+
+
+def weights_shown(engine: VllmHttpEngine) -> set[tuple[str, ...]]:
+    """The engine and the version of each series of the metric."""
+    return {(*labels,) for (gauge, *labels), _ in of_engines(engine) if gauge is ENGINE_WEIGHTS}

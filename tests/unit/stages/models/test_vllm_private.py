@@ -73,13 +73,13 @@ class Frontend:
         if logprobs is None:
             self.unread[name] = Unread()
 
-    def process(self, outputs: list[Any], now: float) -> dict[str, Any]:
+    def process(self, outputs: list[Any], now: float, weights: str | None = None) -> dict[str, Any]:
         """Process the outputs of a step; return vLLM's statistics of it."""
         from vllm.v1.metrics.stats import IterationStats  # noqa: PLC0415 - takes seconds
 
         statistics: Any = IterationStats()
         statistics.iteration_timestamp = now
-        processed = self.processor.process_outputs(deepcopy(outputs), now, statistics, weight_version=None)
+        processed = self.processor.process_outputs(deepcopy(outputs), now, statistics, weight_version=weights)
         assert not processed.request_outputs
         assert not processed.reqs_to_abort
         statistics.inter_token_latencies_iter.sort()  # they go into a histogram
@@ -97,7 +97,8 @@ class Frontend:
             self.read[name] += completion.token_ids
             assert (completion.logprobs is None) == (name in self.unread)
             if output.finished:
-                self.ends[name] = (completion.finish_reason, output.num_cached_tokens, vars(output.metrics))
+                facts = completion.finish_reason, output.num_cached_tokens, completion.weight_versions
+                self.ends[name] = (*facts, vars(output.metrics))
         collector.ready.clear()
 
 
@@ -139,7 +140,8 @@ def test_readers_and_statistics_get_what_vllm_gives(seed: int) -> None:
         ours.add(name)
         peer.add(name)
     for step, outputs in enumerate(engine_steps(draw)):
-        assert ours.process(outputs, step) == peer.process(outputs, step)
+        weights = f"after {step // 7}"
+        assert ours.process(outputs, step, weights) == peer.process(outputs, step, weights)
         for name in NAMES:
             is_read, is_aborted = draw.random() < 0.7, draw.random() < 0.01
             for frontend in (ours, peer):

@@ -23,6 +23,7 @@ from penstock.stages.models.harmony.vocabulary import MESSAGE, RETURN, HarmonyEn
 from penstock.stages.parse.harmony.parse import ParseHarmony
 from tests.support.event_streams import run_stage
 from tests.support.fixture_cases import HARMONY_CASES
+from tests.support.stored_responses import facts
 
 SPELLED = frozenset(
     {
@@ -145,6 +146,13 @@ def test_similar_names_do_not_slow_redaction(encoding: HarmonyEncoding) -> None:
     machine = HarmonyWords(encoding, ["a" * length for length in range(1, 60)])
     machine.feed(encoding.encode("a" * 190 + "!"))
     assert machine.finish()
+
+
+def test_weights_are_left_out_as_they_count_other_tokens() -> None:
+    redaction = WithoutTexts(harmony_words)
+    list(redaction.frames("generate", frames.GenerationStarted(facts(), prompt_tokens=1)))
+    finished = frames.GenerationFinished("stop", 0, 0.0, weights=(frames.WeightSpan("one", 0, 7),))
+    assert list(redaction.frames("generate", finished)) == [frames.GenerationFinished("stop", 0, 0.0)]
 
 
 def test_chat_tokens_are_left_out() -> None:
