@@ -49,7 +49,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom release pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet figures bench load prometheus board clean
+.PHONY: help lock sbom release pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx trainers engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet figures bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -291,6 +291,9 @@ entrypoints: $(DONE)/test $(TINY).built ## vLLM's tests of Responses, Chat Compl
 
 ogx: $(DONE)/test ## OGX's tests of files, vector stores and file search, against penstock: a minute; ARGS: -k EXPRESSION
 	@$(BIN)/python -m tests.oracles.ogx $(ARGS)
+
+trainers: $(DONE)/test ## The forms of rollouts, read by the code of TRL, verl and SkyRL: half a minute
+	@$(BIN)/python -m tests.oracles.trainers
 
 engine: $(DONE)/test $(TINY).built prometheus
 	@$(SUITE) engine tests/live/engine -m "$(WHICH)" \

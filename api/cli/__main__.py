@@ -26,6 +26,7 @@ DOORS = {
     ),
     "Build: penstock launch claude": ("launch", "conformance"),
     "Extend: penstock show": ("show",),
+    "Train: penstock rollouts RECORDINGS": ("rollouts",),
     "Find faults: penstock inspect RECORDING": ("inspect", "record", "replay", "diff", "shrink", "compare"),
 }
 """The commands by what they are for, each group under the first ones to try."""

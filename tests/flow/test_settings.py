@@ -255,8 +255,9 @@ OF_VLLM = {
 OF_COMMANDS = {
     *("--model", "--small-model", "--file", "--limits", "--tools", "--expires", "--json", "--sse", "--to"),
     *("--api", "--by", "--csv", "--key", "--since", "--team", "--until", "--in-order"),
+    *("--form", "--session"),
 }
-"""Options of ``penstock batch``, ``keys``, ``launch``, ``replay`` and ``usage``, and of ``make load``."""
+"""Options of ``penstock batch``, ``keys``, ``launch``, ``replay``, ``rollouts`` and ``usage``, and of ``make load``."""
 
 OF_OTHERS = {
     *("CLIENTS.md", "COMPARE.md", "COMPARING.md", "CONFORMANCE.md", "INSTALL.md", "MANY_GPUS.md"),

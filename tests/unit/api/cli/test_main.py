@@ -65,6 +65,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "keys": ("make", "alice", "--store", "none"),
     "launch": ("claude",),
     "record": ("--upstream", "http://a"),
+    "rollouts": ("folder", "-o", "rollouts.jsonl"),
 }
 """What a command needs besides its options."""
 

@@ -1,0 +1,122 @@
+"""Rollouts: turn recordings into what trainers read: tokens, masks, log probabilities and rewards, a row for each path.
+
+A path is a chain of turns that extend one another token by token.  RECORDINGS also have the rewards that clients sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
+
+from penstock.api.cli.arguments import Parser
+from penstock.extensions.rollouts.forms import FORMS, TRIED, reward_of, rows
+from penstock.extensions.rollouts.paths import TokenPath
+from penstock.extensions.rollouts.sessions import Session, rollouts
+from penstock.extensions.rollouts.writing import STANDARD, check_out, written
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import counted
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Turn recordings into rollouts: tokens, masks, log probabilities and rewards, as trainers read them.
+
+    It exits with status 2 if nothing could be exported.
+    """
+    chosen = _parser().parse_args(arguments)
+    check_out(chosen.out)
+    summary = Summary()
+    with written(chosen.out, chosen.form) as write:
+        for session in rollouts(chosen.recordings, session=chosen.session):
+            summary.add(session)
+            for row in rows(chosen.form, session.paths):
+                write(row)
+                summary.rows += 1
+        if not summary.rows:
+            raise CannotRun("\n".join(("nothing could be exported", *summary.reasons())))
+    place = "stdout" if chosen.out == STANDARD else chosen.out
+    print("\n".join(summary.lines(f"{place}, as {_name(chosen.form)} reads them")), file=sys.stderr)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="penstock rollouts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "recordings", metavar="RECORDINGS", type=Path, nargs="+", help="a recording's folder, or one with such folders"
+    )
+    parser.add_argument(
+        "-o", "--out", metavar="OUT", required=True, help="the file: .jsonl or .parquet; - for JSON lines on stdout"
+    )
+    trainers = ", ".join(_name(form) for form in TRIED)
+    parser.add_argument(
+        "--form",
+        choices=FORMS,
+        default="penstock",
+        help=f"the names of the fields: penstock has all; tried: {trainers}",
+    )
+    parser.add_argument("--session", metavar="ID", default="", help="only the sessions with this id")
+    return parser
+
+
+def _name(form: str) -> str:
+    return f"{form} {TRIED[form]}" if form in TRIED else form
+
+
+@dataclass
+class Summary:
+    """The numbers of what was exported, and of what was not."""
+
+    sessions: int = 0
+    paths: int = 0
+    rows: int = 0
+    """Paths that were written: a trainer gets none of which the model wrote nothing."""
+    tokens: int = 0
+    trained: int = 0
+    """Tokens that the model wrote."""
+    unknown: int = 0
+    """Tokens that the model wrote whose log probability is not known."""
+    unrewarded: int = 0
+    """Sessions without a reward."""
+    cuts: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Recordings by the reason for which they are in no path."""
+
+    def add(self, session: Session) -> None:
+        """Count a session."""
+        self.skipped.update(each.reason.removeprefix(f"{each.folder}/") for each in session.skipped)
+        if not session.paths:
+            return
+        self.sessions += 1
+        self.unrewarded += all(reward_of(path) is None for path in session.paths)
+        for path in session.paths:
+            self._add(path)
+
+    def _add(self, path: TokenPath) -> None:
+        self.paths += 1
+        self.tokens += len(path.token_ids)
+        self.trained += path.mask.count(1)
+        self.unknown += sum(own and isnan(each) for own, each in zip(path.mask, path.logprobs, strict=True))
+        if path.cut:
+            self.cuts[path.cut.reason] += 1
+
+    def lines(self, place: str) -> Iterator[str]:
+        """Yield what was exported to a place, in words, and what is missing."""
+        words = (counted(self.sessions, "session", ","), counted(self.rows, "path", ","))
+        yield f"{', '.join(words)}, {counted(self.tokens, 'token', ',')}, {self.trained:,} of them trained: {place}"
+        if self.cuts:
+            yield f"cuts: {', '.join(f'{number:,} {reason}' for reason, number in self.cuts.most_common())}"
+        if empty := self.paths - self.rows:
+            yield f"left out: {counted(empty, 'path', ',')} of which the model wrote nothing"
+        if self.unknown:
+            yield f"without a log probability: {counted(self.unknown, 'trained token', ',')}"
+        if self.unrewarded:
+            yield f"without a reward: {counted(self.unrewarded, 'session', ',')}"
+        yield from self.reasons()
+
+    def reasons(self) -> Iterator[str]:
+        """Yield why recordings were skipped."""
+        for reason, number in self.skipped.most_common():
+            yield f"skipped: {counted(number, 'recording', ',')}: {reason}"
