@@ -9,14 +9,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from penstock.pipeline.errors import ContextTooLong, EngineFailed, EngineOverloaded, InvalidPrompt
 from penstock.pipeline.frames import (
     EngineFrame,
     GenerationFinished,
     GenerationStarted,
+    Origin,
     Prompt,
     TokenFrame,
     TokenIds,
@@ -33,17 +34,24 @@ def _never(response_id: str) -> bool:
     return False
 
 
+def _none(response_id: str, origin: Origin) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Generate:
     """Let ``engine`` continue each prompt.  Closing the stream aborts the generation.
 
     ``is_accepted`` tells if a response, given by its id, can no longer be refused.  If the engine has no room for a
-    prompt of such a response, the prompt waits, and the engine gets it again after ``retry_seconds``.
+    prompt of such a response, the prompt waits, and the engine gets it again after ``retry_seconds``.  The engine
+    also reports log probabilities for the responses that ``is_scored`` names: the frames have them, and the parsers
+    read them only if the request asks for them.
     """
 
     engine: Engine
     is_accepted: Callable[[str], bool] = _never
     retry_seconds: float = 1.0
+    is_scored: Callable[[str, Origin], bool] = _none
 
     async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[TokenFrame, None]:
         """Yield the tokens of each prompt; the first frame means that the engine has accepted the prompt.
@@ -106,7 +114,13 @@ class Generate:
             raise InvalidPrompt(
                 "The engine of this server reports no log probabilities of chosen tokens.", param="logprob_token_ids"
             )
-        return with_facts(prompt, sampling=msgspec.structs.replace(prompt.facts.sampling, max_tokens=limit))
+        return with_facts(prompt, sampling=replace(prompt.facts.sampling, max_tokens=limit, logprobs=self._top(prompt)))
+
+    def _top(self, prompt: Prompt) -> int | None:
+        """Return the number of alternatives to report: none beside the token itself if only a recording wants them."""
+        facts = prompt.facts
+        is_extra = facts.sampling.logprobs is None and self.is_scored(facts.response_id, facts.origin)
+        return 0 if is_extra else facts.sampling.logprobs
 
 
 def _are_within(token_ids: TokenIds, size: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from penstock.pipeline.core import Pipeline, Stage
 from penstock.pipeline.errors import CannotStart
-from penstock.pipeline.frames import ConversedFrame, ParsedFrame, Prompt, ResolvedRequest
+from penstock.pipeline.frames import ConversedFrame, Origin, ParsedFrame, Prompt, ResolvedRequest
 from penstock.pipeline.logs import counted
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -107,6 +107,20 @@ def reading_files(
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with another reader of files."""
     return pipeline.replace("resolve", replace(pipeline.stage("resolve"), files=files))
+
+
+def scoring(
+    pipeline: Pipeline[CreateResponse, ResponseEvent], is_scored: Callable[[str, Origin], bool]
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Return the pipeline whose engine also reports log probabilities for the responses that ``is_scored`` names.
+
+    Raises `CannotStart` if the pipeline has no tokens.
+    """
+    if "generate" not in pipeline.names():
+        raise CannotStart(
+            "--record-logprobs needs the stage generate, which this pipeline lacks: its backend gives texts"
+        )
+    return pipeline.replace("generate", replace(pipeline.stage("generate"), is_scored=is_scored))
 
 
 def prompting(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from penstock.api.values import listed
@@ -37,6 +37,10 @@ class RecordingSettings(BaseSettings):
         examples=["0.01"],
     )
     record_texts: bool = Field(default=True, description="record texts; without them only their shape")
+    record_logprobs: bool = Field(
+        default=False,
+        description="ask the engine for the log probability of each token of the responses that are recorded",
+    )
 
     @field_validator("record", mode="before")
     @classmethod
@@ -58,6 +62,20 @@ class RecordingSettings(BaseSettings):
         if value is not None:
             Condition.parse(value)
         return value
+
+    @model_validator(mode="after")
+    def _has_place_of_logprobs(self) -> Self:
+        if self.record_logprobs and self.record is None:
+            raise ValueError("--record-logprobs needs --record")
+        if self.record_logprobs and not self.record_texts:
+            raise ValueError(
+                "--record-logprobs: log probabilities would tell texts, so --no-record-texts leaves them out"
+            )
+        if self.record_logprobs and "generate" not in self.record_after:
+            raise ValueError(
+                "--record-logprobs needs generate in --record-after: the tokens have their log probabilities"
+            )
+        return self
 
     @property
     def recorded_if(self) -> Condition:

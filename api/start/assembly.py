@@ -71,6 +71,7 @@ from penstock.stages.responses import (
     prompting,
     reading_files,
     responses_pipeline,
+    scoring,
     sealing,
 )
 
@@ -235,6 +236,8 @@ async def assembled(
     pipeline = responses_pipeline(running.model, running.engine, runs, tools, limits, caches)
     pipeline = allowing(aliasing(sealing(pipeline, sealer), aliases_of(settings, running)), running.allowed)
     pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
+    if settings.record_logprobs:
+        pipeline = scoring(pipeline, settings.recorded_if.chooses)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from penstock.pipeline import errors
 from penstock.pipeline.distribution import vllm_requirement
-from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenIds, TokenLogprob
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.tasks import MANY_VALUES, apart
@@ -222,7 +222,8 @@ class VllmEngine:
         collector = await self._add(prompt)
         sampling, unread = prompt.facts.sampling, Unread(LINE_STEP if prompt.facts.origin.line else 1)
         prompt_top = None if sampling.prompt_logprobs is UNSET else sampling.prompt_logprobs
-        if sampling.logprobs is None and prompt_top is None:  # only the token ids are read
+        has_alternatives = bool(sampling.logprobs) or sampling.logprob_token_ids is not UNSET
+        if not has_alternatives and prompt_top is None:
             self._unread[collector.request_id] = unread
         response_id, has_images = prompt.facts.response_id, bool(prompt.images)
         return _Generation(
@@ -319,9 +320,8 @@ class _Generation:
         of_prompt: tuple[TokenLogprob, ...] = ()
         with _faults():
             while not self.is_finished:
-                token_ids: TokenIds = tuple(unread)
-                logprobs: tuple[TokenLogprob, ...] = ()
-                unread.clear()
+                token_ids, scores = unread.take()
+                logprobs = tuple(map(TokenLogprob, scores))
                 output: Any = self.collector.get_nowait()
                 if output:
                     self.is_finished = output.finished
@@ -333,7 +333,8 @@ class _Generation:
                         of_prompt = await apart(len(flat) > MANY_VALUES, _prompt_logprobs, flat, self.prompt_top)
                     completion = output.outputs[0]
                     token_ids += tuple(completion.token_ids)
-                    logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
+                    if completion.logprobs:  # without tokens, vLLM gives those of all tokens again
+                        logprobs += _logprobs(completion.logprobs, self.top_logprobs)[: len(completion.token_ids)]
                 written += len(token_ids)
                 if token_ids and has_begun:
                     yield TokenChunk(token_ids, logprobs)

@@ -195,13 +195,22 @@ class Unread(list[int]):
     def __init__(self, step: int = 1) -> None:
         super().__init__()
         self.step = step
+        self.logprobs: list[float] = []
+        """The log probability of each, if the request has ``logprobs``."""
+
+    def take(self) -> tuple[tuple[int, ...], list[float]]:
+        """Return the token ids and their log probabilities, and forget them."""
+        token_ids, logprobs = tuple(self), self.logprobs
+        self.clear()
+        self.logprobs = []
+        return token_ids, logprobs
 
 
 def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
     """Let vLLM's output ``processor`` append token ids to the list of their request in ``unread``, and wake its reader.
 
-    For each output of an engine core, vLLM builds a `RequestOutput` and a `CompletionOutput`.  Without text and log
-    probabilities, that is most of its work, and penstock's streams read only the token ids.
+    For each output of an engine core, vLLM builds a `RequestOutput` and a `CompletionOutput`.  Without text and
+    alternatives, that is most of its work, and penstock's streams read only the token ids and their log probabilities.
 
     Some outputs still go vLLM's way: those of requests that are not in ``unread``, the first of a request, which has
     facts about its prompt, the last, and any while the request's collector holds one.  So the ids in ``unread`` precede
@@ -225,6 +234,8 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
             state.track_weight_version(weights)
         generated += new
         tokens += new
+        if output.new_logprobs is not None:
+            tokens.logprobs += output.new_logprobs.logprobs[:, 0].tolist()  # the first of each row is the token's own
         if len(tokens) >= tokens.step:
             collector.ready.set()
         return True

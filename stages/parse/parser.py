@@ -96,6 +96,8 @@ class TurnParser(ABC):
 
     def __init__(self, started: frames.GenerationStarted) -> None:
         self._sampling = started.facts.sampling
+        self._wants_logprobs = self._sampling.logprobs is not None
+        """False for those that the engine may have reported for a recording alone."""
         self._stopped_by = ""
         """The stop string that ended the turn; the engine may still generate."""
         self._prompt_tokens = started.prompt_tokens

@@ -42,7 +42,7 @@ class PlainParser(TurnParser):
         self._plain_texts = None
         text, is_first = self._text, self._text is None
         if text is None:
-            stop, reports = self._stop_strings(frames.MessageOpened()), bool(chunk.logprobs)
+            stop, reports = self._stop_strings(frames.MessageOpened()), self._wants_logprobs and bool(chunk.logprobs)
             text = self._text = PlainText(self._vocabulary, stop, reports=reports, shows=self._raw.shows_special)
         if is_first and self._raw.echoes:
             yield from self._written(self._echo(chunk.prompt_logprobs))
@@ -82,7 +82,7 @@ class PlainParser(TurnParser):
 
     def _echo(self, logprobs: Sequence[TokenLogprob]) -> Iterator[ItemDelta]:
         """Yield the prompt, as its client sent it: the special tokens in one of tokens are text."""
-        given, reports = self._raw.text, self._sampling.logprobs is not None
+        given, reports = self._raw.text, self._wants_logprobs
         if reports and len(logprobs) != len(self._prompt) - 1:
             raise EngineFailed("The engine gave no log probabilities of the prompt.")
         text = PlainText(self._vocabulary, None, reports=reports, shows=not given)

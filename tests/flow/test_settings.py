@@ -194,7 +194,7 @@ def test_help_shows_what_most_need_and_all_if_asked(capsys: pytest.CaptureFixtur
         ("prefix", {"share-caches", "salt-caches"}),
         ("--METRICS_port", {"metrics-port"}),
         ("webhook", {"webhook"}),
-        ("record-", {"record-after", "record-if", "record-texts"}),
+        ("record-", {"record-after", "record-if", "record-logprobs", "record-texts"}),
     ],
 )
 def test_help_finds_options_by_name_or_group(capsys: pytest.CaptureFixture[str], word: str, found: set[str]) -> None:

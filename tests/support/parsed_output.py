@@ -75,9 +75,10 @@ def turn_started(
     tools: Toolset = ONE_FUNCTION,
     stop: tuple[str, ...] = (),
     sampling: frames.Sampling | None = None,
+    logprobs: int | None = None,
     **fields: Any,
 ) -> frames.GenerationStarted:
-    sampling = sampling or frames.Sampling(1.0, 1.0, stop=stop)
+    sampling = sampling or frames.Sampling(1.0, 1.0, stop=stop, logprobs=logprobs)
     return frames.GenerationStarted(facts(tools=tools, sampling=sampling), 0, **fields)
 
 
@@ -211,7 +212,7 @@ def parse_chat_tokens(
     likely: bool = False,
     **fields: Any,
 ) -> list[frames.ParsedFrame]:
-    written = token_chunks(token_ids, size, likely=likely)
+    written, fields = token_chunks(token_ids, size, likely=likely), {"logprobs": 0 if likely else None, **fields}
     return parse_chat_frames(
         family_model(family), [chat_turn_started(family, **fields), *written, frames.GenerationFinished(reason, 0, 0.0)]
     )

@@ -130,7 +130,7 @@ class ChatParser(TurnParser):
         """Leading white space of an item that is not open yet."""
         self._has_called = False
         self._unclaimed: UnclaimedTokens | None = None
-        """None if the engine reports no log probabilities."""
+        """None if the request wants no log probabilities, or the engine reports none."""
         self._uncounted = 0
         """Tokens that are not added to those of reasoning yet, as the next piece decides that."""
         self._was_slow = False
@@ -162,7 +162,7 @@ class ChatParser(TurnParser):
 
     def _read(self, chunk: frames.TokenChunk) -> Iterator[frames.ParsedFrame]:
         self._end_plain_text()
-        if chunk.logprobs and self._unclaimed is None:
+        if self._wants_logprobs and chunk.logprobs and self._unclaimed is None:
             self._unclaimed = UnclaimedTokens()
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
             yield from self._read_token(token, logprob)

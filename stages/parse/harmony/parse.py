@@ -89,7 +89,7 @@ class HarmonyParser(TurnParser):
         self._has_logprobs = False
 
     def _read(self, chunk: frames.TokenChunk) -> Iterator[frames.ParsedFrame]:
-        self._has_logprobs = bool(chunk.logprobs)
+        self._has_logprobs = self._wants_logprobs and bool(chunk.logprobs)
         if self._continued and chunk.token_ids and not self._tokens:
             yield from self._open(HeaderFields(channel=self._continued))
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):

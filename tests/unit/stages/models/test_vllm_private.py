@@ -27,8 +27,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
 
-NAMES = ("one", "two", "three", "likely")
-"""Requests; the last has log probabilities, so it goes vLLM's way."""
+NAMES = ("one", "two", "likely", "ranked")
+"""Requests; the last two have log probabilities, and the last has alternatives, so it goes vLLM's way."""
+
+ALTERNATIVES = {"likely": 0, "ranked": 2}
 
 STEPS = 60
 
@@ -43,6 +45,7 @@ class Frontend:
         self.collectors: dict[str, Any] = {}
         self.unread: dict[str, Unread] = {}
         self.read: dict[str, list[int]] = {}
+        self.scores: dict[str, list[float]] = {}
         self.ends: dict[str, Any] = {}
         self.passed_on = 0
         if passes_on:
@@ -53,7 +56,7 @@ class Frontend:
         from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415
         from vllm.v1.engine.output_processor import RequestOutputCollector  # noqa: PLC0415
 
-        delta, logprobs = RequestOutputKind.DELTA, 0 if name == "likely" else None
+        delta, logprobs = RequestOutputKind.DELTA, ALTERNATIVES.get(name)
         request = EngineCoreRequest(
             request_id=name,
             prompt_token_ids=[1, 2, 3],
@@ -68,9 +71,9 @@ class Frontend:
             data_parallel_rank=None,
             external_req_id=f"external {name}",
         )
-        self.collectors[name], self.read[name] = RequestOutputCollector(delta, name), []
+        self.collectors[name], self.read[name], self.scores[name] = RequestOutputCollector(delta, name), [], []
         self.processor.add_request(request, None, queue=self.collectors[name])
-        if logprobs is None:
+        if not logprobs:
             self.unread[name] = Unread()
 
     def process(self, outputs: list[Any], now: float, weights: str | None = None) -> dict[str, Any]:
@@ -90,12 +93,16 @@ class Frontend:
         collector, unread = self.collectors[name], self.unread.get(name, Unread())
         assert collector.ready.is_set() or not (unread or collector.output)
         self.passed_on += len(unread)
-        self.read[name] += unread
-        unread.clear()
+        token_ids, scores = unread.take()
+        self.read[name] += token_ids
+        self.scores[name] += scores
         if output := collector.get_nowait():
             (completion,) = output.outputs
             self.read[name] += completion.token_ids
-            assert (completion.logprobs is None) == (name in self.unread)
+            assert (completion.logprobs is None) == (name not in ALTERNATIVES)
+            if flat := completion.logprobs:  # those of a token begin with its own; without tokens, all come again
+                starts = flat.start_indices[: len(completion.token_ids)]
+                self.scores[name] += [flat.logprobs[start] for start in starts]
             if output.finished:
                 facts = completion.finish_reason, output.num_cached_tokens, completion.weight_versions
                 self.ends[name] = (*facts, vars(output.metrics))
@@ -117,12 +124,14 @@ def engine_steps(draw: random.Random) -> Iterator[list[Any]]:
                 continue
             tokens = [draw.randrange(1_000) for _ in range(draw.choice([0, 1, 1, 1, 3]))]
             count = len(tokens)
-            likely = LogprobsLists(np.zeros((count, 1), int), np.zeros((count, 1)), np.ones(count, int))
+            columns = draw.choice([1, 3]) if name == "likely" else 3  # others of a batch may have alternatives
+            scores = -np.array([[draw.random() for _ in range(columns)] for _ in tokens]).reshape(count, columns)
+            likely = LogprobsLists(np.zeros((count, columns), int), scores, np.ones(count, int))
             events = draw.choice([(), (), (), (queued, scheduled), (preempted,)])
             output = EngineCoreOutput(
                 name,
                 tokens,
-                new_logprobs=likely if name == "likely" else None,
+                new_logprobs=likely if name in ALTERNATIVES else None,
                 events=[EngineCoreEvent(event, step - 0.5) for event in events] or None,
                 prefill_stats=PrefillStats(3, 1, 2, 2),
             )
@@ -151,7 +160,9 @@ def test_readers_and_statistics_get_what_vllm_gives(seed: int) -> None:
                     frontend.take(name)
             if is_read:
                 assert ours.read[name] == peer.read[name]
-    assert ours.read == peer.read
+                assert ours.scores[name] == peer.scores[name]
+    assert (ours.read, ours.scores) == (peer.read, peer.scores)
+    assert all(len(ours.scores[name]) == len(ours.read[name]) for name in ALTERNATIVES)
     assert ours.ends == peer.ends
     assert ours.ends.keys() == set(NAMES)
     assert ours.passed_on > len(NAMES)

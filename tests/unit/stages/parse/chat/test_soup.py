@@ -167,7 +167,7 @@ def test_logprobs_spell_unparsed_marks(token_ids: list[int], reason: FinishReaso
     found = TokenLogprob(-1.0)
     chunks = [TokenChunk((token,), (found,)) for token in token_ids]
     for item in parsed_items(
-        parse_chat_frames(unread(), [turn_started(), *chunks, GenerationFinished(reason, 0, 0.0)])
+        parse_chat_frames(unread(), [turn_started(logprobs=0), *chunks, GenerationFinished(reason, 0, 0.0)])
     ):
         spelled = b"".join(bytes(logprob.bytes) for logprob in item.logprobs).decode(errors="replace")
         assert item.text in spelled

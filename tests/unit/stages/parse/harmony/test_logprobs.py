@@ -32,7 +32,9 @@ def parse_likely(
         TokenChunk(tuple(tokens[at : at + size]), logprobs[at : at + size]) for at in range(0, len(tokens), size)
     ]
     return parsed_items(
-        parse_harmony_frames(encoding, [turn_started(stop=stop), *chunks, GenerationFinished("stop", 0, 0.0)])
+        parse_harmony_frames(
+            encoding, [turn_started(stop=stop, logprobs=0), *chunks, GenerationFinished("stop", 0, 0.0)]
+        )
     )
 
 
@@ -73,7 +75,7 @@ def test_logprobs_come_with_their_text(encoding: HarmonyEncoding) -> None:
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode(f"One {ASTRONAUT}, two 𓀀."), RETURN]
     frames = [TokenChunk((token,), (TokenLogprob(-0.5),)) for token in tokens]
     text, spelling = "", b""
-    for frame in parse_harmony_frames(encoding, [turn_started(), *frames]):
+    for frame in parse_harmony_frames(encoding, [turn_started(logprobs=0), *frames]):
         if isinstance(frame, ItemDelta):
             text, spelling = text + frame.text, spelling + spelled(frame.logprobs)
             assert spelling.decode(errors="ignore") == text
@@ -86,7 +88,9 @@ def test_token_across_two_deltas_comes_with_the_first(encoding: HarmonyEncoding)
     assert encoding.token_bytes[space] == b" \xf0\x9f\x8e"
     frames = [TokenChunk((token,), (TokenLogprob(-0.5),)) for token in (*encoding.encode_markup(FINAL), space, rest)]
     deltas = [
-        frame for frame in parse_harmony_frames(encoding, [turn_started(), *frames]) if isinstance(frame, ItemDelta)
+        frame
+        for frame in parse_harmony_frames(encoding, [turn_started(logprobs=0), *frames])
+        if isinstance(frame, ItemDelta)
     ]
     assert [(delta.text, spelled(delta.logprobs)) for delta in deltas] == [
         (" ", b" \xf0\x9f\x8e"),
@@ -99,7 +103,7 @@ def test_alternatives_may_be_any_tokens(encoding: HarmonyEncoding) -> None:
     top = ((RETURN, -0.25), (part, -1.5), (200_050, -3.0), (13, -inf))
     chunk = TokenChunk((13,), (TokenLogprob(-inf, top),))
     header = TokenChunk(tuple(encoding.encode_markup(FINAL)), (TokenLogprob(0.0),) * 3)
-    *_, delta = parse_harmony_frames(encoding, [turn_started(), header, chunk])
+    *_, delta = parse_harmony_frames(encoding, [turn_started(logprobs=0), header, chunk])
     raw = encoding.token_bytes[part]
     assert delta == ItemDelta(
         ".",

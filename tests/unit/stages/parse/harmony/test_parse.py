@@ -24,6 +24,7 @@ from penstock.pipeline.frames import (
     TokenChunk,
     TokenFrame,
     TurnFinished,
+    with_sampling,
 )
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.harmony.vocabulary import (
@@ -181,7 +182,8 @@ def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> Non
 def test_any_tokens_give_items(
     tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
 ) -> None:
-    cuts = data.draw(st.sets(st.integers(0, len(tokens))))
+    cuts, wants = data.draw(st.sets(st.integers(0, len(tokens)))), data.draw(st.booleans())
+    begun = with_sampling(begun, logprobs=0 if wants else None)
     finished = GenerationFinished(reason, 0, 0.0)
     drawn, single = (
         parse_harmony_frames(load_encoding(), [begun, *cut_chunks(tokens, some, likely=likely), finished])
@@ -191,11 +193,13 @@ def test_any_tokens_give_items(
     assert drawn[-1] == single[-1]
 
 
-@given(any_harmony_tokens(), any_turn_start(), st.data())
+@given(any_harmony_tokens(), any_turn_start(), st.booleans(), st.data())
 @examples(200)
-def test_hot_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
+def test_hot_path_equals_slow_path(
+    tokens: list[int], begun: GenerationStarted, likely: bool, data: st.DataObject
+) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
-    frames: list[TokenFrame] = [begun, *cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
+    frames: list[TokenFrame] = [begun, *cut_chunks(tokens, cuts, likely=likely), GenerationFinished("stop", 0, 0.0)]
     assert parse_harmony_frames(load_encoding(), frames) == parse_harmony_slowly(load_encoding(), frames)
 
 
