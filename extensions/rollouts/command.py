@@ -37,7 +37,8 @@ def main(arguments: Sequence[str]) -> None:
                 write(row)
                 summary.rows += 1
         if not summary.rows:
-            raise CannotRun("\n".join(("nothing could be exported", *summary.reasons())))
+            reason = f": there is no session {chosen.session}" if chosen.session else ""
+            raise CannotRun("\n".join((f"nothing could be exported{reason}", *summary.reasons())))
     place = "stdout" if chosen.out == STANDARD else chosen.out
     print("\n".join(summary.lines(f"{place}, as {_name(chosen.form)} reads them")), file=sys.stderr)
 
