@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 
 from penstock.extensions.rollouts.rewards import RewardLine, write_reward
+from penstock.pipeline.frames import TokenLogprob
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.api_clients import Json
@@ -17,6 +17,7 @@ from tests.support.processes import RunCommand
 from tests.support.server import CALL, HELLO, WEATHER, recording_server, script
 
 INCLUDE = ["message.output_text.logprobs"]
+LOGPROBS = [TokenLogprob(-0.25), TokenLogprob(-1.5)]
 
 
 async def record(folder: Path, *, session: str = "work") -> tuple[list[Json], list[list[int]]]:
@@ -24,10 +25,10 @@ async def record(folder: Path, *, session: str = "work") -> tuple[list[Json], li
     engine = ScriptedEngine()
     asked: dict[str, Any] = {"model": "tiny", "session_id": session, "tools": [WEATHER], "include": INCLUDE}
     async with recording_server(engine, folder) as served:
-        engine.script = script(CALL)
+        engine.script = script(CALL, logprobs=LOGPROBS)
         _, called = await served.post({**asked, "input": "How is the weather?"})
         (call,) = [item for item in called["output"] if item["type"] == "function_call"]
-        engine.script = script(HELLO)
+        engine.script = script(HELLO, logprobs=LOGPROBS)
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "18 °C"}
         _, answered = await served.post({**asked, "input": [output], "previous_response_id": called["id"]})
         edited = {**asked, "instructions": "Be brief.", "previous_response_id": answered["id"]}
