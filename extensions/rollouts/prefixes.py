@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cmp_to_key, lru_cache
+from itertools import takewhile
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,21 @@ _HALF = np.uint64(32)
 _BITS = 16
 """The size of the first filter, as a power of two."""
 
+_TIES = 64
+"""Equally like sequences to each side that are looked at."""
+
 _SPARSE = 64
 """Places in a filter for each sequence: it takes one token of so many for an end that is none."""
+
+
+Value = TypeVar("Value")
+
+
+def common(one: array[int], other: array[int], length: int | None = None) -> int:
+    """Return the number of tokens with which both begin, the first one up to a length."""
+    most = min(len(one) if length is None else length, len(other))
+    differ = np.frombuffer(one, np.uint32, most) != np.frombuffer(other, np.uint32, most)
+    return int(differ.argmax()) if differ.any() else most
 
 
 def hashes_of(*parts: array[int]) -> NDArray[np.int64]:
@@ -68,3 +83,55 @@ class Ends:
 
     def _place(self, hashes: NDArray[np.int64]) -> NDArray[np.uint64]:
         return (hashes.view(np.uint64) * _MIXING) >> np.uint64(64 - self._bits)
+
+
+class _Sequence(NamedTuple, Generic[Value]):
+    tokens: array[int]
+    length: int
+    value: Value
+
+
+class Alike(Generic[Value]):
+    """Sequences in the order of their tokens: the most like another are the neighbours of its place among them."""
+
+    def __init__(self) -> None:
+        self._ordered: list[_Sequence[Value]] = []
+        self._new: list[_Sequence[Value]] = []
+
+    def add(self, tokens: array[int], length: int, value: Value) -> None:
+        """Add a sequence: the first ``length`` tokens, which never change."""
+        self._new.append(_Sequence(tokens, length, value))
+
+    def most_like(self, tokens: array[int]) -> list[Value]:
+        """Return the values of the sequences that have the longest common beginning with others, of many only some."""
+        if self._new:
+            self._ordered = sorted([*self._ordered, *self._new], key=cmp_to_key(_compared))
+            self._new.clear()
+        at, low, high = _Sequence(tokens, len(tokens), None), 0, len(self._ordered)
+        while low < high:
+            middle = (low + high) // 2
+            if _compared(self._ordered[middle], at) < 0:
+                low = middle + 1
+            else:
+                high = middle
+        beside = [range(low - 1, max(low - _TIES, 0) - 1, -1), range(low, min(low + _TIES, len(self._ordered)))]
+        shared = [_shared(self._ordered[places[0]], tokens) for places in beside if places]
+        most = max(shared, default=0)
+        return [
+            each.value
+            for places in beside
+            for each in takewhile(
+                lambda each: _shared(each, tokens) == most, (self._ordered[place] for place in places)
+            )
+        ]
+
+
+def _shared(sequence: _Sequence[Any], tokens: array[int]) -> int:
+    return common(sequence.tokens, tokens, sequence.length)
+
+
+def _compared(one: _Sequence[Any], other: _Sequence[Any]) -> int:
+    at = common(one.tokens, other.tokens, min(one.length, other.length))
+    if at == min(one.length, other.length):
+        return one.length - other.length
+    return one.tokens[at] - other.tokens[at]

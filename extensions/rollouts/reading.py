@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.extensions.rollouts.paths import NO_LOGPROB
 from penstock.pipeline.frames import Sampling, WeightSpan
-from penstock.pipeline.protocol.history import is_given, opening
+from penstock.pipeline.protocol.history import opening
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.recordings import older
 from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header
@@ -24,6 +24,9 @@ from penstock.pipeline.recordings.wire import WIRE
 TOKENS, PROMPTS = FILES["generate"][0], FILES["render"][0]
 
 _NAMES = frozenset({WIRE, *(name for name, _ in FILES.values())})
+
+_MARKED = 64
+"""The bytes at the beginning of a line that have the type of its frame."""
 
 UINT32 = "I"
 """The type code of arrays of tokens."""
@@ -44,6 +47,7 @@ class _Response(msgspec.Struct, frozen=True):
 
 
 class _Origin(msgspec.Struct, frozen=True):
+    position: int = 0
     opening: str = ""
     key: str = ""
 
@@ -61,26 +65,36 @@ class _Item(msgspec.Struct, frozen=True):
     """What shows the place of an item in a conversation, and the output of a call."""
 
     type: str = ""
+    role: str = ""
     id: str = ""
     call_id: str = ""
     output: msgspec.Raw | UnsetType = UNSET
 
+    @property
+    def is_given(self) -> bool:
+        """True for a message of the client."""
+        return self.type == "message" and self.role != "assistant"
+
+    @property
+    def response(self) -> str:
+        """The id of the response that has made it, as far as it has an id of this server."""
+        own = _OWN_ID.fullmatch(self.call_id) or _OWN_ID.fullmatch(self.id)
+        return f"resp_{own[1]}" if own else ""
+
 
 class _Facts(msgspec.Struct, frozen=True):
     response: _Response
-    input: tuple[_Item, ...] = ()
+    input: tuple[msgspec.Raw, ...] = ()
     sampling: Mapping[str, Any] = {}
     origin: _Origin = _Origin()
     scheduling: _Scheduling = _Scheduling()
     purpose: _Purpose = _Purpose()
     results: Mapping[str, str] = {}
 
-
-class _WholeItems(msgspec.Struct, frozen=True):
-    class Facts(msgspec.Struct, frozen=True):
-        input: tuple[msgspec.Raw, ...] = ()
-
-    facts: Facts
+    @property
+    def items(self) -> tuple[_Item, ...]:
+        """The items that came with the request, and after a turn with calls of the server those of that turn."""
+        return tuple(map(_decode_item, self.input))
 
 
 class _Prompt(msgspec.Struct, frozen=True, tag="Prompt"):
@@ -120,8 +134,8 @@ _Line: TypeAlias = _Started | _Chunk | _Finished | _End
 
 _decode_line: Callable[[bytes], _Line] = msgspec.json.Decoder(_Line).decode
 _decode_prompt = msgspec.json.Decoder(_Prompt | _End).decode
-_decode_items = msgspec.json.Decoder(_WholeItems).decode
-_decode_item: Any = msgspec.json.Decoder(Item).decode
+_decode_item = msgspec.json.Decoder(_Item).decode
+_decode_whole_item: Callable[[msgspec.Raw], Item] = msgspec.json.Decoder(Item).decode
 
 _NEUTRAL = {
     **{
@@ -144,14 +158,14 @@ class Output(msgspec.Struct, frozen=True):
     """The output of a call among the items of a turn."""
 
     call_id: str
-    item_id: str
-    raw: bytes
-    """The output in JSON."""
+    """The id of the call, or of its item if it has none."""
+    written: msgspec.Raw | str
+    """The output: in JSON, or as the model reads it."""
 
     @property
     def text(self) -> str:
         """The output as one text, as far as it is one."""
-        return _text_of(msgspec.json.decode(self.raw)) if self.raw else ""
+        return self.written if isinstance(self.written, str) else text_of(msgspec.json.decode(self.written))
 
 
 @dataclass(frozen=True)
@@ -170,8 +184,10 @@ class Head:
     conversation: str = ""
     previous: str = ""
     """The id of the response that it continues, as the request says, or the ids of its items."""
+    is_linked: bool = False
+    """True if the request says what it continues."""
     opening: str = ""
-    """The opening of the conversation (see `opening`); empty if other ids say where it belongs."""
+    """The opening of the items (see `opening`): all turns of a conversation have it, and others that begin alike."""
     has_history: bool = False
     """True if the conversation did not begin with this response."""
 
@@ -195,9 +211,7 @@ class RecordedTurn:
     sampling: Mapping[str, Any]
     weights: tuple[WeightSpan, ...]
     outputs: tuple[Output, ...]
-    """The outputs of calls among the items that it read, without those of an earlier history."""
-    results: Mapping[str, str]
-    """The texts that it read as results, by the ids of items, if these do not show them."""
+    """The outputs of calls among the items of its request, or for a later turn of a response the new ones."""
     is_held: bool
     """True if a grammar held what it wrote."""
     summarizes: bool
@@ -234,39 +248,28 @@ def read_head(folder: Path) -> Head:
     if not isinstance(started, _Started):
         raise Unusable("the engine gave no tokens")
     facts, response = started.facts, started.facts.response
+    items = facts.items
     conversation = response.conversation.id if response.conversation else ""
-    previous = response.previous_response_id or _continued(facts.input)
-    begun, has_history = facts.origin.opening, True
-    if not (facts.scheduling.session or conversation or previous) or (facts.scheduling.session and not previous):
-        begun, has_history = _opening(_upgraded(first, header), response.id)
+    begun = facts.origin.opening or opening(map(_decode_whole_item, facts.input), response.id)
     return Head(
         folder,
-        response=folder.name if (folder / WIRE).is_file() else response.id,
+        response=_response(folder, facts),
         at=_begun_at(header, response),
         key=facts.origin.key,
         model=header.model,
         source=header.source or "",
         session=facts.scheduling.session,
         conversation=conversation,
-        previous=previous,
-        opening=facts.origin.opening or begun,
-        has_history=has_history,
+        previous=response.previous_response_id or next(filter(None, (item.response for item in reversed(items))), ""),
+        is_linked=bool(response.previous_response_id or conversation),
+        opening=conversation or begun,
+        has_history=bool(facts.origin.opening or facts.origin.position) or not all(item.is_given for item in items),
     )
 
 
-def _continued(items: Sequence[_Item]) -> str:
-    """Return the id of the response that made the latest item with an id of this server, if any has one."""
-    for item in reversed(items):
-        for name in (item.call_id, item.id):
-            if own := _OWN_ID.fullmatch(name):
-                return f"resp_{own[1]}"
-    return ""
-
-
-def _opening(first: bytes, response: str) -> tuple[str, bool]:
-    """Return the opening of the items of a first frame, and True if they have more than what the client gave."""
-    items = [_decode_item(item) for item in _decode_items(first).facts.input]
-    return opening(items, response), not all(map(is_given, items))
+def _response(folder: Path, facts: _Facts) -> str:
+    """Return the id of a response; a server of another make is not asked by the ids of this one."""
+    return folder.name if (folder / WIRE).is_file() else facts.response.id
 
 
 def _begun_at(header: Header, response: _Response) -> float:
@@ -325,80 +328,149 @@ def _upgraded(data: bytes, header: Header) -> bytes:
     return msgspec.json.encode(older.upgraded(frame, header.format)) if frame.get("type") in changed else data
 
 
+def frames_of(path: Path, kind: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the frames of a file, or only those of a type, as JSON values; none if there is no such file."""
+    if not path.is_file():
+        return
+    header = read_header(path)
+    mark = b'"type":"%b' % kind.encode()
+    with path.open("rb") as file:
+        file.readline()
+        for line in file:
+            if mark in line[:_MARKED] and line.endswith(b"\n"):
+                yield msgspec.json.decode(_upgraded(line, header))
+
+
+@dataclass
+class _Written:
+    """A turn while it is read."""
+
+    started: _Started
+    tokens: array[int]
+    logprobs: array[float]
+    finished: _Finished | None = None
+
+
 class _Turns:
     """The turns of a file, from its lines."""
 
     def __init__(self, folder: Path, header: Header) -> None:
         self._folder = folder
         self._header = header
-        self._turns: list[tuple[_Started, array[int], array[float], _Finished | None]] = []
+        self._turns: list[_Written] = []
 
     def take(self, line: _Started | _Chunk | _Finished) -> None:
         """Take the next line."""
         match line:
             case _Chunk(token_ids, logprobs):
-                _, tokens, known, _ = self._turns[-1]
-                tokens.extend(token_ids)
+                turn = self._turns[-1]
+                turn.tokens.extend(token_ids)
                 if len(logprobs) == len(token_ids):
-                    known.extend([each.logprob for each in logprobs])
+                    turn.logprobs.extend([each.logprob for each in logprobs])
                 else:
-                    known.extend([NO_LOGPROB] * len(token_ids))
+                    turn.logprobs.extend([NO_LOGPROB] * len(token_ids))
             case _Started():
-                self._turns.append((line, array(UINT32), array("d"), None))
+                self._turns.append(_Written(line, array(UINT32), array("d")))
             case _Finished():
-                self._turns[-1] = (*self._turns[-1][:3], line)
+                self._turns[-1].finished = line
 
     def all(self, *, is_ended: bool) -> tuple[RecordedTurn, ...]:
         """Return the turns with an output: all if the file has an end, or else those that have one."""
-        turns = self._turns
-        if not is_ended and turns and turns[-1][3] is None:
-            turns = turns[:-1]
-        prompts = _Prompts(self._folder, self._header)
-        made = [
-            self._made(number, *turn, prompts)
-            for number, turn in enumerate(turns, start=1)
-            if turn[1] and turn[0].facts.purpose.generates
-        ]
+        prompts, served = _Prompts(self._folder, self._header), _Served(self._folder, len(self._turns))
+        made: list[RecordedTurn] = []
+        for number, turn in enumerate(self._turns, start=1):
+            outputs = tuple(served.outputs(number, turn.started.facts))
+            if turn.tokens and turn.started.facts.purpose.generates and (is_ended or turn.finished):
+                made.append(self._made(number, turn, prompts.of(number, turn), outputs))
         if not made:
             raise Unusable("the engine gave no tokens")
         return tuple(made)
 
-    def _made(
-        self,
-        number: int,
-        started: _Started,
-        tokens: array[int],
-        logprobs: array[float],
-        finished: _Finished | None,
-        prompts: _Prompts,
-    ) -> RecordedTurn:
-        facts = started.facts
-        prompt = prompts.of(number, started, finished)
+    def _made(self, number: int, turn: _Written, prompt: array[int], outputs: tuple[Output, ...]) -> RecordedTurn:
+        facts, finished = turn.started.facts, turn.finished
         return RecordedTurn(
             self._folder,
-            response=self._folder.name if (self._folder / WIRE).is_file() else facts.response.id,
+            response=_response(self._folder, facts),
             number=number,
-            at=_begun_at(self._header, facts.response) + started.at,
+            at=_begun_at(self._header, facts.response) + turn.started.at,
             prompt=prompt,
-            output=tokens,
-            logprobs=logprobs,
+            output=turn.tokens,
+            logprobs=turn.logprobs,
             stop=finished.reason if finished else "",
             sampling={name: value for name, value in facts.sampling.items() if _NEUTRAL.get(name, UNSET) != value},
             weights=finished.weights if finished else (),
-            outputs=tuple(_outputs(facts.input)),
-            results=facts.results,
-            is_held=started.held_to_grammar,
+            outputs=outputs,
+            is_held=turn.started.held_to_grammar,
             summarizes=facts.purpose.summarizes,
         )
 
 
-def _outputs(items: Sequence[_Item]) -> Iterator[Output]:
-    for item in items:
-        if item.type.endswith("_output"):
-            yield Output(item.call_id or item.id, item.id, b"" if item.output is UNSET else bytes(item.output))
+class _Called(msgspec.Struct, frozen=True, tag="CallFinished"):
+    result: str = ""
 
 
-def _text_of(output: Any) -> str:
+class _NextTurn(msgspec.Struct, frozen=True, tag="GenerationStarted"):
+    pass
+
+
+class _Listing(msgspec.Struct, frozen=True, tag="McpListToolsOpened"):
+    pass
+
+
+_decode_called: Callable[[bytes], _Called | _NextTurn | _Listing] = msgspec.json.Decoder(
+    _Called | _NextTurn | _Listing
+).decode
+
+_CALLS = re.compile(rb'"type":"(?:CallFinished|GenerationStarted|McpListToolsOpened)"')
+
+_RESULTS = frozenset({"mcp_call", "code_interpreter_call", "web_search_call", "file_search_call"}) | {
+    "shell_call_output",
+    "tool_search_output",
+    "program_output",
+}
+"""The types of the items that have the results of calls of the server, or stand for them."""
+
+
+class _Served:
+    """The results of the calls that the server has made between the turns of a response, as the model read them."""
+
+    def __init__(self, folder: Path, turns: int) -> None:
+        self._results: list[list[str]] = [[]]
+        path = folder / FILES["converse"][0]
+        if turns > 1 and path.is_file():
+            with path.open("rb") as file:
+                self._read(file)
+        self._before = 0
+
+    def _read(self, file: Iterable[bytes]) -> None:
+        is_listing = False
+        for line in file:
+            if not (_CALLS.search(line, 0, _MARKED) and line.endswith(b"\n")):
+                continue
+            match _decode_called(line):
+                case _NextTurn():
+                    self._results.append([])
+                case _Listing():
+                    is_listing = True
+                case _Called(result):
+                    if not is_listing:
+                        self._results[-1].append(result)
+                    is_listing = False
+
+    def outputs(self, number: int, facts: _Facts) -> Iterator[Output]:
+        """Yield the outputs of calls for the next turn: of a later turn of a response, those that are new in it."""
+        items, before = facts.items, self._before
+        self._before = len(items)
+        results = iter(self._results[number - 1] if number - 1 < len(self._results) else ())
+        for item in items[before:] if number > 1 else items:
+            if number > 1 and item.type in _RESULTS:
+                yield Output(item.call_id or item.id, next(results, ""))
+            elif item.type.endswith("_output") and item.output is not UNSET:
+                yield Output(item.call_id or item.id, facts.results.get(item.id) or item.output)
+
+
+def text_of(output: Any) -> str:
+    """Return the content of an item as one text, as far as it is one."""
     match output:
         case str():
             return output
@@ -416,8 +488,9 @@ class _Prompts:
         self._header = header
         self._read: list[_Prompt] | None = None
 
-    def of(self, number: int, started: _Started, finished: _Finished | None) -> array[int]:
+    def of(self, number: int, turn: _Written) -> array[int]:
         """Return the prompt of a turn.  Raise `Unusable` if it is not known, or has more than tokens."""
+        started, finished = turn.started, turn.finished
         has_images = finished is not None and finished.prompt_tokens not in (None, started.prompt_tokens)
         if started.prompt and not has_images and (finished or not self._path.is_file()):
             return array(UINT32, started.prompt)

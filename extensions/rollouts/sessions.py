@@ -6,19 +6,21 @@ An index on disk tells which recordings belong to a session; only the tokens of 
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.extensions.rollouts.cuts import cut_of
+from penstock.extensions.rollouts.cuts import Place, cut_of
 from penstock.extensions.rollouts.index import Index, Skipped, name_of, temporary
 from penstock.extensions.rollouts.paths import NO_LOGPROB, Branch, Cut, PathTurn, TokenPath, ToolResult
-from penstock.extensions.rollouts.prefixes import Ends, hashes_of
+from penstock.extensions.rollouts.prefixes import Alike, Ends, hashes_of
 from penstock.extensions.rollouts.reading import (
     UINT32,
     Head,
@@ -30,6 +32,9 @@ from penstock.extensions.rollouts.reading import (
 )
 from penstock.extensions.rollouts.rewards import rewarded, rewards_in
 from penstock.pipeline.recordings.format import UnreadableRecording
+
+_TAIL = 5
+"""Tokens at the end of an output that are looked for in a prompt, with the one that ended it."""
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -85,16 +90,29 @@ def assembled(first: Head, members: Iterable[Head]) -> Session:
 class _Turn:
     """A turn of the tree."""
 
-    head: Head
-    number: int
-    folder: Path
+    order: int
+    """Its number in the session, by time."""
     path: _Path
     place: int
     """Its place among the turns of the path."""
     end: int
     parent: _Turn | None
+    before: _Turn | None
+    """The turn that it extends or, after a cut, continues."""
     results: frozenset[str]
     """The ids of the calls whose results it read since the turn before."""
+
+    @property
+    def tail(self) -> array[int]:
+        """The end of what it wrote, without the token that ended it."""
+        return self.path.tokens[max(self.path.turns[self.place].begin, self.end - _TAIL) : self.end - 1]
+
+    def follows(self, earlier: _Turn) -> bool:
+        """Return True if it is another turn, or extends or continues it."""
+        turn: _Turn | None = self
+        while turn is not None and turn.order > earlier.order:
+            turn = turn.before
+        return turn is earlier
 
 
 @dataclass(eq=False)
@@ -104,6 +122,8 @@ class _Path:
     mask: bytearray
     logprobs: array[float]
     turns: list[PathTurn] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+    """The recordings of the turns."""
     cut: Cut | None = None
     branch: Branch | None = None
     source: str = ""
@@ -116,10 +136,13 @@ class Tree:
         self._session = session
         self._key = key
         self._paths: list[_Path] = []
+        self._count = 0
         self._ends = Ends()
         self._by_end: dict[int, list[_Turn]] = {}
         self._latest: dict[str, _Turn] = {}
-        """The latest turn of each response, each conversation and each opening."""
+        """The latest turn of each response and each conversation."""
+        self._alike = defaultdict[str, Alike[_Turn]](Alike)
+        """The turns of each opening."""
 
     def paths(self) -> tuple[TokenPath, ...]:
         """Return the paths."""
@@ -141,24 +164,25 @@ class Tree:
 
     def add(self, head: Head, turn: RecordedTurn) -> None:
         """Add the next turn."""
-        linked, hashes = self._linked(head, turn), hashes_of(turn.prompt, turn.output)
+        hashes, linked = hashes_of(turn.prompt, turn.output), self._linked(head, turn)
         parent = self._parent(turn, hashes[: len(turn.prompt)], linked)
+        if parent is None and head.has_history and not head.is_linked and turn.number == 1:
+            linked = self._most_like(head, turn, linked)  # its items may name one in the middle
         path = self._continued(parent) if parent else self._begun()
         if path.source == "":
             path.source = head.source
-        if linked and not _is_behind(linked, parent) and (parent is None or turn.number > 1 or head.previous):
+        if linked and not _is_behind(linked, parent) and not (parent and path is parent.path):
             path.cut = self._cut(linked, turn)
         read_from = len(path.tokens) if parent is None else parent.end
-        results = _results(turn, parent)
+        results = _results(turn, parent or linked)
         self._append(path, turn, read_from)
         made = _Turn(
-            head,
-            turn.number,
-            folder=turn.folder,
+            self._count,
             path=path,
             place=len(path.turns),
             end=len(path.tokens),
             parent=parent,
+            before=parent or linked,
             results=frozenset(result.call_id for result in results),
         )
         path.turns.append(
@@ -178,11 +202,15 @@ class Tree:
                 results=results,
             )
         )
+        path.folders.append(turn.folder)
+        self._count += 1
         end = int(hashes[-1])
         self._ends.add(end)
         self._by_end.setdefault(end, []).append(made)
-        for name in _names(head):
-            self._latest[name] = made
+        self._alike[head.opening].add(path.tokens, made.end, made)
+        self._latest[f"response {turn.response}"] = made
+        if head.conversation:
+            self._latest[f"conversation {head.conversation}"] = made
 
     def _parent(self, turn: RecordedTurn, hashes: NDArray[np.int64], linked: _Turn | None) -> _Turn | None:
         """Return the turn with the longest prompt and output that the prompt of a turn begins with."""
@@ -200,13 +228,21 @@ class Tree:
 
     def _linked(self, head: Head, turn: RecordedTurn) -> _Turn | None:
         """Return the turn that a turn continues, as its ids say."""
-        if found := self._latest.get(f"response {turn.response}"):
-            return found
-        if found := self._latest.get(f"response {head.previous}"):
-            return found
-        if head.conversation:
-            return self._latest.get(f"conversation {head.conversation}")
-        return self._latest.get(f"opening {head.opening}") if head.has_history and head.opening else None
+        names = f"response {turn.response}", f"response {head.previous}", f"conversation {head.conversation}"
+        return next((self._latest[name] for name in names if name in self._latest), None)
+
+    def _most_like(self, head: Head, turn: RecordedTurn, linked: _Turn | None) -> _Turn | None:
+        """Return the turn whose tokens have most in common with the prompt of a turn that extends none.
+
+        Of equal ones it is the latest whose end stands in the prompt, and that follows the one that ids of items name.
+        """
+        alike = self._alike[head.opening].most_like(turn.prompt)
+        prompt = turn.prompt.tobytes()
+        return max(
+            alike,
+            key=lambda each: (each.tail.tobytes() in prompt, linked is not None and each.follows(linked), each.order),
+            default=linked,
+        )
 
     def _begun(self) -> _Path:
         path = _Path(len(self._paths), array(UINT32), bytearray(), array("d"))
@@ -224,6 +260,7 @@ class Tree:
             bytearray(end),
             array("d", [NO_LOGPROB]) * end,
             turns=[msgspec.structs.replace(turn, is_trained=False) for turn in path.turns[: parent.place + 1]],
+            folders=path.folders[: parent.place + 1],
             branch=Branch(path.number, end),
         )
         self._paths.append(branched)
@@ -238,15 +275,8 @@ class Tree:
         path.logprobs += turn.logprobs
 
     def _cut(self, was: _Turn, turn: RecordedTurn) -> Cut:
-        return cut_of(was.path.turns[was.place], was.path.tokens[: was.end], turn)
-
-
-def _names(head: Head) -> Iterator[str]:
-    yield f"response {head.response}"
-    if head.conversation:
-        yield f"conversation {head.conversation}"
-    if head.opening:
-        yield f"opening {head.opening}"
+        path, count = was.path, was.place + 1
+        return cut_of(Place(path.tokens[: was.end], path.turns[:count], path.folders[:count]), turn)
 
 
 def _begins(tokens: array[int], beginning: array[int], length: int) -> bool:
@@ -260,15 +290,10 @@ def _is_behind(earlier: _Turn, turn: _Turn | None) -> bool:
     return turn is earlier
 
 
-def _results(turn: RecordedTurn, parent: _Turn | None) -> tuple[ToolResult, ...]:
-    """Return the results that a turn read since the one that it extends."""
-    before = parent
+def _results(turn: RecordedTurn, before: _Turn | None) -> tuple[ToolResult, ...]:
+    """Return the results that a turn read since the one before it."""
     while before is not None and not before.results:
-        before = before.parent
+        before = before.before
     known = before.results if before else frozenset()
-    fresh: list[ToolResult] = []
-    for output in reversed(turn.outputs):
-        if output.call_id in known:
-            break
-        fresh.append(ToolResult(output.call_id, turn.results.get(output.item_id) or output.text))
-    return tuple(reversed(fresh))
+    fresh = list(takewhile(lambda output: output.call_id not in known, reversed(turn.outputs)))
+    return tuple(ToolResult(output.call_id, output.text) for output in reversed(fresh))

@@ -285,7 +285,7 @@ async def recording_server(
     engine: Engine, folder: Path, *, recorder: dict[str, Any] | None = None, **options: Any
 ) -> AsyncGenerator[Server[Any], None]:
     """Serve and record for the length of the block; after it all recordings are complete."""
-    taps = Recorder(folder, RECORDING_HEADER, **(recorder or {}))
+    taps = Recorder(folder, **{"described": RECORDING_HEADER, **(recorder or {})})
     options = {"edit": taps.tapped, "closing": taps.closing} | options
     try:
         async with running_server(engine, str(folder.with_name(f"{folder.name}.sqlite3")), **options) as served:
