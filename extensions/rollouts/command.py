@@ -99,7 +99,7 @@ class Summary:
         self.paths += 1
         self.tokens += len(path.token_ids)
         self.trained += path.mask.count(1)
-        self.unknown += sum(own and isnan(each) for own, each in zip(path.mask, path.logprobs, strict=True))
+        self.unknown += sum(map(isnan, path.logprobs)) - path.mask.count(0)
         if path.cut:
             self.cuts[path.cut.reason] += 1
 

@@ -27,6 +27,7 @@ STAYING = {
     "tests/bench/mutants": "tests/bench/test_bare.py",
     "tests/bench/soak": "tests/flow/api/test_retention.py",
     "tests/bench/test_bench.py": "tests/bench/test_bare.py",
+    "tests/bench/test_rollouts.py": "tests/flow/rollouts/test_command.py",
     "tests/flow/api/test_collector.py": "tests/unit/api/runs/test_heap.py",
     "tests/flow/api/test_connections.py": "tests/flow/api/test_limits.py",
     "tests/flow/api/test_garbage.py": "tests/unit/api/runs/test_heap.py",
