@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from penstock.api.http.access_log import MODEL, RESPONSE, STARTED, client_request_id, name_model
+from penstock.api.http.agent_sessions import session_of_agent
 from penstock.api.http.auth import OWNER, team_of, title_of
 from penstock.api.http.beginning import Beginning, Delivery
 from penstock.api.http.conventions import OPENAI, REQUEST_ID, Conventions, Spoken
@@ -266,6 +267,7 @@ class Edge:
             is_recorded=self.recorded_if.is_met_by(headers),
             request_id=client_request_id(request, reading.request.request_id),
             session=headers.get(SESSION_HEADER, ""),
+            agent_session=session_of_agent(headers),
             key_name=title_of(request),
             team=team_of(request),
             api=self.dialect.name,

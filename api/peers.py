@@ -32,6 +32,7 @@ from aiohttp import (
 from yarl import URL
 
 from penstock.api.http.access_log import MODEL
+from penstock.api.http.agent_sessions import AGENTS
 from penstock.api.http.conventions import conventions_of
 from penstock.api.http.errors import STREAMING, Handler
 from penstock.api.http.prefix import mount_of
@@ -42,6 +43,7 @@ from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.protocol.sse import EventSplitter
 from penstock.pipeline.urls import shown_url
 from penstock.services import tracing
+from penstock.services.engines.affinity import SESSION_HEADER
 from penstock.services.foreign import read_whole
 from penstock.services.store.heartbeats import STALE, Servers
 from penstock.services.store.stored import Server
@@ -69,7 +71,10 @@ RELAYED_HEADERS = ("Content-Type", "Retry-After")
 PASSED_ON = (*RELAYED_HEADERS, "Cache-Control", "Content-Disposition", "X-Accel-Buffering", "X-Content-Type-Options")
 """The headers of an answer to a request about a container, or to one whose container another server has."""
 
-OF_BODIES = ("Content-Type", "X-Request-Id", "X-Penstock-Record", "anthropic-version", "anthropic-beta")
+OF_BODIES = (
+    *("Content-Type", "X-Request-Id", "X-Penstock-Record", "anthropic-version", "anthropic-beta"),
+    *(SESSION_HEADER, *AGENTS),
+)
 """The headers that a request with a body is passed on with, besides those with the key."""
 
 

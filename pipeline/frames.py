@@ -142,6 +142,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """The id of the line of a batch that the request is; empty if it is none."""
     key: str = ""
     """In a recording, a digest of the owner: it tells owners apart, and reveals none."""
+    session: str = ""
+    """The id of the session of the client, or of its coding agent, at most 256 characters; empty if it sends none."""
 
 
 TokenIds: TypeAlias = tuple[int, ...]

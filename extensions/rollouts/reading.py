@@ -50,6 +50,7 @@ class _Origin(msgspec.Struct, frozen=True):
     position: int = 0
     opening: str = ""
     key: str = ""
+    session: str = ""
 
 
 class _Scheduling(msgspec.Struct, frozen=True):
@@ -258,7 +259,7 @@ def read_head(folder: Path) -> Head:
         key=facts.origin.key,
         model=header.model,
         source=header.source or "",
-        session=facts.scheduling.session,
+        session=facts.origin.session or facts.scheduling.session,
         conversation=conversation,
         previous=response.previous_response_id or next(filter(None, (item.response for item in reversed(items))), ""),
         is_linked=bool(response.previous_response_id or conversation),

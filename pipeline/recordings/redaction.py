@@ -58,7 +58,7 @@ def public(frame: Any) -> Any:
 
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items())
 
-_PUBLIC_ORIGIN = frozenset({"position", "opening", "key"})
+_PUBLIC_ORIGIN = frozenset({"position", "opening", "key", "session"})
 _PUBLIC_SCHEDULING = frozenset({"priority", "session"})
 """The fields of the origin and of the engine's options of a request that are written."""
 

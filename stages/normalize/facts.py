@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any
 
 from msgspec import UNSET
@@ -18,6 +19,9 @@ from penstock.stages.normalize.frames import ReadRequest, RecalledRequest
 from penstock.stages.normalize.parameters import template_of
 from penstock.stages.normalize.tool_types import choice_without_secrets
 from penstock.stages.normalize.toolset import ToolsetBuilder
+
+SESSION_CHARACTERS = 256
+"""The most characters of the id of a session; a longer one becomes a digest."""
 
 DEFAULT_THRESHOLD_TOKENS = 200_000
 """The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""
@@ -71,7 +75,16 @@ def _origin(recalled: RecalledRequest) -> Origin:
         team=envelope.team,
         api=envelope.api,
         line=envelope.line,
+        session=_session(recalled.request),
     )
+
+
+def _session(request: CreateResponse) -> str:
+    """Return the id of the session of a request, or a digest of one that is long, or has characters not to be shown."""
+    session = request.session_id or request.envelope.session or request.envelope.agent_session
+    if len(session) <= SESSION_CHARACTERS and session.isprintable():
+        return session
+    return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _purpose(recalled: RecalledRequest) -> Purpose:

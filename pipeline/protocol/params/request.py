@@ -182,6 +182,8 @@ class Envelope:
     """The client's own id of the request, from the headers or the body."""
     session: str = ""
     """The client's own id of its session, from the headers."""
+    agent_session: str = ""
+    """The id of its session that a coding agent sends in a header of its own."""
     key_name: str = ""
     """The name of the API key for people."""
     team: str = ""
