@@ -28,40 +28,39 @@ def write_recordings(folder: Path, turns: int) -> Iterator[list[int]]:
 
     Of two sessions, one has an id of the client's, and the other is a chain of responses.
     """
-    header, started = (json.loads(line) for line in _lines(HARMONY / "logprobs" / "tokens.jsonl")[:2])
-    tokens, previous = list[int](), ""
-    for number in range(turns):
-        if number % TURNS == 0:
-            if tokens:
-                yield tokens
-            random, session = Random(number), number // TURNS
-            tokens, previous = _tokens(random, BEGUN), ""
-        facts, response = started["facts"], f"resp_{number:032x}"
-        facts["response"] |= {"id": response, "created_at": BEGAN + number, "previous_response_id": previous or None}
-        facts["scheduling"]["session"] = f"session-{session}" if session % 2 else ""
-        facts["origin"] = {"opening": f"opening-{session}"}
-        previous = response
+    for first in range(0, turns, TURNS):
+        yield _write_session(folder, range(first, min(first + TURNS, turns)))
+
+
+def _write_session(folder: Path, numbers: range) -> list[int]:
+    """Write the recordings of turns with these numbers, which are one session, and return its tokens."""
+    header, started = (
+        json.loads(line) for line in (HARMONY / "logprobs" / "tokens.jsonl").read_text().splitlines()[:2]
+    )
+    random, facts, previous = Random(numbers[0]), started["facts"], None
+    facts["scheduling"]["session"] = f"session-{numbers[0]}" if numbers[0] // TURNS % 2 else ""
+    facts["origin"] = {"opening": f"opening-{numbers[0]}"}
+    tokens = _tokens(random, BEGUN)
+    for number in numbers:
+        response = f"resp_{number:032x}"
+        facts["response"] |= {"id": response, "created_at": BEGAN + number, "previous_response_id": previous}
         tokens += _tokens(random, READ)
+        wrote = _tokens(random, WROTE)
         place = folder / response
         place.mkdir(parents=True)
-        prompt = {"at": 0.01, "type": "Prompt", "facts": facts, "token_ids": tokens}
-        _write(place / "prompt.jsonl", header, prompt)
-        wrote = _tokens(random, WROTE)
-        chunks = [
-            {
-                "at": 0.02 + index / 50,
-                "type": "TokenChunk",
-                "token_ids": [token],
-                "logprobs": [{"logprob": -random.random(), "top": []}],
-            }
-            for index, token in enumerate(wrote)
-        ]
-        finished = {"at": 1.0, "type": "GenerationFinished", "reason": "stop", "cached_tokens": 0, "duration": 1.0}
+        _write(place / "prompt.jsonl", header, {"at": 0.01, "type": "Prompt", "facts": facts, "token_ids": tokens})
         begun = {**started, "at": 0.02, "facts": facts, "prompt_tokens": len(tokens)}
+        finished = {"at": 1.0, "type": "GenerationFinished", "reason": "stop", "cached_tokens": 0, "duration": 1.0}
+        chunks = [_chunk(at, token, -random.random()) for at, token in enumerate(wrote)]
         _write(place / "tokens.jsonl", header, begun, *chunks, finished)
         tokens += wrote
-    if tokens:
-        yield tokens
+        previous = response
+    return tokens
+
+
+def _chunk(at: int, token: int, logprob: float) -> Any:
+    logprobs = [{"logprob": logprob, "top": []}]
+    return {"at": 0.02 + at / 50, "type": "TokenChunk", "token_ids": [token], "logprobs": logprobs}
 
 
 def _tokens(random: Random, number: int) -> list[int]:
@@ -71,7 +70,3 @@ def _tokens(random: Random, number: int) -> list[int]:
 def _write(path: Path, header: Any, *frames: Any) -> None:
     lines = (header, *frames, {"type": "End", "frames": len(frames)})
     path.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()

@@ -60,9 +60,10 @@ class Exported(NamedTuple):
 def exported(recordings: Path, form: str, out: str) -> Exported:
     """Export recordings in a process of its own."""
     read = sum(file.stat().st_size for file in recordings.rglob("*.jsonl"))
-    command = [Path(sys.executable).with_name("penstock"), "rollouts", recordings, "-o", recordings.parent / out]
+    program, place = str(Path(sys.executable).with_name("penstock")), str(recordings.parent / out)
+    command = [program, "rollouts", str(recordings), "-o", place, "--form", form]
     began = time.monotonic()
-    process = subprocess.Popen([*command, "--form", form], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
