@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from math import isnan
 from pathlib import Path
+
+import msgspec
 
 from penstock.api.cli.arguments import Parser
 from penstock.extensions.rollouts.forms import FORMS, TRIED, reward_of, rows
 from penstock.extensions.rollouts.paths import TokenPath
+from penstock.extensions.rollouts.proving import add_options, is_exact, read_settings
 from penstock.extensions.rollouts.sessions import Session, rollouts
-from penstock.extensions.rollouts.writing import STANDARD, check_out, written
+from penstock.extensions.rollouts.writing import STANDARD, Write, check_out, written
 from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.logs import counted
 
@@ -25,22 +31,53 @@ from penstock.pipeline.logs import counted
 def main(arguments: Sequence[str]) -> None:
     """Turn recordings into rollouts: tokens, masks, log probabilities and rewards, as trainers read them.
 
-    It exits with status 2 if nothing could be exported.
+    It exits with status 2 if nothing could be exported.  With ``--prove``, it does so if nothing could be proved, and
+    with status 1 if the engine finds a token less or more likely than it was.
     """
-    chosen = _parser().parse_args(arguments)
-    check_out(chosen.out)
-    summary = Summary()
-    with written(chosen.out, chosen.form) as write:
-        for session in rollouts(chosen.recordings, session=chosen.session):
-            summary.add(session)
-            for row in rows(chosen.form, session.paths):
-                write(row)
-                summary.rows += 1
-        if not summary.rows:
+    parser = _parser()
+    chosen, others = parser.parse_known_args(arguments)
+    settings = read_settings(chosen, others, parser)
+    if chosen.out:
+        check_out(chosen.out)
+    elif settings is None:
+        parser.error("the following arguments are required: -o/--out, or --prove")
+    summary, is_off = Summary(), False
+    with written(chosen.out, chosen.form) if chosen.out else nullcontext(_unwritten) as write:
+        paths = _exported(chosen, summary, write)
+        first = next(paths, None)  # before an engine is loaded
+        if first is None:
             reason = f": there is no session {chosen.session}" if chosen.session else ""
             raise CannotRun("\n".join((f"nothing could be exported{reason}", *summary.reasons())))
-    place = "stdout" if chosen.out == STANDARD else chosen.out
-    print("\n".join(summary.lines(f"{place}, as {_name(chosen.form)} reads them")), file=sys.stderr)
+        if settings:
+            is_off = not is_exact(chain([first], paths), settings, chosen.tolerance, arguments, say=_say(chosen.out))
+        deque(paths, maxlen=0)
+    print("\n".join(summary.lines(_place(chosen))), file=sys.stderr)
+    if is_off:
+        sys.exit(1)
+
+
+def _exported(chosen: argparse.Namespace, summary: Summary, write: Write) -> Iterator[TokenPath]:
+    """Write the rows of all paths, session by session, and yield the paths."""
+    for session in rollouts(chosen.recordings, session=chosen.session):
+        summary.add(session)
+        for row in rows(chosen.form, session.paths):
+            write(row)
+            summary.rows += 1
+        yield from (path for path in session.paths if 1 in path.mask)
+
+
+def _unwritten(_: msgspec.Struct) -> None:
+    """Write nothing."""
+
+
+def _say(out: str) -> Callable[[str], None]:
+    return partial(print, file=sys.stderr if out == STANDARD else sys.stdout, flush=True)
+
+
+def _place(chosen: argparse.Namespace) -> str:
+    if not chosen.out:
+        return "written nowhere"
+    return f"{'stdout' if chosen.out == STANDARD else chosen.out}, as {_name(chosen.form)} reads them"
 
 
 def _parser() -> Parser:
@@ -49,7 +86,7 @@ def _parser() -> Parser:
         "recordings", metavar="RECORDINGS", type=Path, nargs="+", help="a recording's folder, or one with such folders"
     )
     parser.add_argument(
-        "-o", "--out", metavar="OUT", required=True, help="the file: .jsonl or .parquet; - for JSON lines on stdout"
+        "-o", "--out", metavar="OUT", default="", help="the file: .jsonl or .parquet; - for JSON lines on stdout"
     )
     trainers = ", ".join(_name(form) for form in TRIED)
     parser.add_argument(
@@ -59,6 +96,7 @@ def _parser() -> Parser:
         help=f"the names of the fields: penstock has all; tried: {trainers}",
     )
     parser.add_argument("--session", metavar="ID", default="", help="only the sessions with this id")
+    add_options(parser)
     return parser
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,10 +19,10 @@ from math import isnan
 from penstock.extensions.rollouts.paths import PathTurn, TokenPath
 from penstock.extensions.workbench.forced.comparison import AT_ONCE
 from penstock.extensions.workbench.forced.in_order import in_order
-from penstock.extensions.workbench.forced.scores import FLOOR, SHAPING, Run, checked, forced
+from penstock.extensions.workbench.forced.scores import FLOOR, SHAPING, Reading, Run, checked, forced
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.errors import InvalidRequest
-from penstock.pipeline.frames import Prompt, RequestFacts, Sampling, TokenLogprob
+from penstock.pipeline.frames import Prompt, RequestFacts, Sampling
 from penstock.pipeline.protocol.response import ECHOED, Response
 from penstock.services.engines.engine import Engine
 
@@ -68,8 +68,8 @@ class Figures:
     worst: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
     """The tokens that prove nothing, by reason."""
-    versions: Counter[str] = field(default_factory=Counter)
-    """The tokens by the version of the weights that wrote them, if the engine named one."""
+    versions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """The tokens that other weights wrote than those that prove them, by the versions of both."""
 
     @property
     def mean(self) -> float | None:
@@ -124,12 +124,12 @@ class Proof:
         if (highest := max(path.token_ids)) >= self.vocabulary.size:
             return _unread(path, f"the engine has no token {highest}")
         try:
-            scores = await self._scores(path, begin, end) if begin < end else ()
+            reading = await self._reading(path, begin, end) if begin < end else Reading((), "")
         except InvalidRequest as error:
             return _unread(path, f"refused by the engine: {error.message}")
-        return await asyncio.to_thread(judged, path, scores, self.tolerance)
+        return await asyncio.to_thread(judged, path, reading, self.tolerance)
 
-    async def _scores(self, path: TokenPath, begin: int, end: int) -> tuple[TokenLogprob, ...]:
+    async def _reading(self, path: TokenPath, begin: int, end: int) -> Reading:
         prompt, tokens, name = _prompt(path, begin), path.token_ids[begin:end], f"resp_proof{next(self._numbers)}"
         return await forced(self.engine, prompt, tokens, name, top=1, run=self._run)
 
@@ -146,11 +146,12 @@ def _prompt(path: TokenPath, end: int) -> Prompt:
     return Prompt(facts, tuple(path.token_ids[:end]), stop_token_ids=())
 
 
-def judged(path: TokenPath, scores: Sequence[TokenLogprob], tolerance: float) -> ProvedPath:
-    """Compare a path with the ``scores`` of its tokens, from the first one on that the mask has."""
-    figures, first, begin = Figures(), None, path.prompt_tokens
+def judged(path: TokenPath, reading: Reading, tolerance: float) -> ProvedPath:
+    """Compare a path with the reading of its tokens, from the first one on that the mask has."""
+    figures, first, begin, scores = Figures(), None, path.prompt_tokens, reading.scores
     for turn, at in _written(path):
-        figures.versions.update(span.version for span in turn.weights if span.start <= at - turn.begin < span.end)
+        if (version := _version(turn, at)) != reading.weights and version and reading.weights:
+            figures.versions[version, reading.weights] += 1
         if at - begin >= len(scores):
             figures.left_out[BEYOND] += 1
             continue
@@ -178,6 +179,11 @@ def _written(path: TokenPath) -> Iterator[tuple[PathTurn, int]]:
         for at in range(turn.begin, turn.end):
             if path.mask[at]:
                 yield turn, at
+
+
+def _version(turn: PathTurn, at: int) -> str:
+    """Return the version of the weights that wrote a token; empty if the engine named none."""
+    return next((span.version for span in turn.weights if span.start <= at - turn.begin < span.end), "")
 
 
 def _left_out(turn: PathTurn, *, has_score: bool, is_less_likely: bool) -> str:

@@ -42,8 +42,8 @@ class ProofTable:
         cells = (path.number, len(path.token_ids), path.mask.count(1), figures.proved, figures.off, *_means(figures))
         return f"{path.session:{NAME}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
 
-    def end(self, weights: str) -> Iterator[str]:
-        """Yield the lines after the paths; ``weights`` is the version of the engine's, if it names one."""
+    def end(self) -> Iterator[str]:
+        """Yield the lines after the paths."""
         figures = self.figures
         yield ""
         if self.first_off:
@@ -55,10 +55,8 @@ class ProofTable:
             yield f"difference: {figures.mean:.6f} nats on average, {figures.worst:.4f} at worst"
         for reason, number in figures.left_out.most_common():
             yield f"left out: {counted(number, 'token')}: {reason}"
-        for version, number in figures.versions.most_common():
-            if version != weights:
-                now = f"; the engine has {weights} now" if weights else ""
-                yield f"weights: {counted(number, 'token')} of the version {version}{now}"
+        for (version, now), number in figures.versions.most_common():
+            yield f"weights: the version {version} wrote {counted(number, 'token')}, and the engine has {now} now"
 
     @property
     def _counted(self) -> str:

@@ -217,13 +217,13 @@ class Shadow:
             return
         try:
             name, top = f"resp_shadow{next(self._numbers)}", alternatives(turn)
-            scores = await forced(engine, turn.prompt, turn.tokens, name, top=top, run=engine.open)
+            reading = await forced(engine, turn.prompt, turn.tokens, name, top=top, run=engine.open)
         except StageError as error:
             TURNS.labels("failed").inc()
             self._note(error)
             return
         self._failed = False
-        _report(judged(turn, scores, allowed=None, tie=0.0))
+        _report(judged(turn, reading.scores, allowed=None, tie=0.0))
 
     def _note(self, error: Exception) -> None:
         """Log the first failure of several."""

@@ -28,6 +28,27 @@ MODEL = "agent"
 
 ENGINES = ROOT / "tests/support/agent_engine.py"
 
+TINY = ROOT / ".cache/tiny_gpt_oss"
+"""The checkpoint that ``make`` builds."""
+
+OF_TINY_ENGINE = (
+    *("--served-model-name=agent", "--host=127.0.0.1", "--dtype=bfloat16", "--enforce-eager", "--enable-scale-out"),
+    *("--structured-outputs-config.backend=guidance", "--max-model-len=32768", "--max-num-batched-tokens=256"),
+    *("--max-num-seqs=4", "--kv-cache-memory-bytes=67108864"),
+)
+"""The options of an engine for agents; a part of a prompt that is read at once bounds its memory."""
+
+ALONE = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCH_COMPILE_DISABLE": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**32),
+}
+"""The variables of an engine on any machine, which keeps the memory for the probabilities of a vocabulary."""
+
 DONE = "All of it is done."
 """The answer to a message that asks for nothing, as in `agent_engine`."""
 
@@ -79,20 +100,50 @@ def _tokens(lines: Sequence[Json]) -> list[int]:
 
 @contextmanager
 def agent_server(
-    penstock: str, folder: Path, *options: str, window: int = 131_072, models: Sequence[str] = ()
+    penstock: str,
+    folder: Path,
+    *options: str,
+    window: int = 131_072,
+    models: Sequence[str] = (),
+    engine: str = f"{ENGINES}:engine",
 ) -> Iterator[AgentServer]:
-    """Run a server with a key, whose model does what the user says, or all of its ``models``, for a block."""
+    """Run a server with a key, whose model does what the user says, or all of its ``models``, for a block.
+
+    The ``engine`` may be that of `obeying_engine`.
+    """
     url, log, recorded = f"http://127.0.0.1:{free_port()}", folder / "serve.log", folder / "recorded"
     command = [penstock, "serve", "--store=none", "--no-sandbox", f"--record={recorded}"]
     if models:
         tables = (f'[models.{name}]\nengine = ["{ENGINES}:{name}"]\n' for name in models)
         (folder / "penstock.toml").write_text("\n".join(tables))
     else:
-        command += [f"--engine={ENGINES}:engine", "--model-alias=claude-*=agent"]
+        command += [f"--engine={engine}", "--model-alias=claude-*=agent"]
     command += [f"--port={url.rpartition(':')[2]}", *options]
     variables = {"AGENT_CONTEXT": str(window), "PENSTOCK_API_KEYS": KEY}
     with running_process(command, f"{url}/health", log, variables, folder):
         yield AgentServer(url, log, recorded)
+
+
+@contextmanager
+def tiny_engine(penstock: str, folder: Path, checkpoint: Path = TINY, *options: str) -> Iterator[str]:
+    """Run a ``vllm serve`` of the tiny gpt-oss, or of a copy of it, for a block; yield its URL."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command: list[str | Path] = [
+        Path(penstock).with_name("vllm"),
+        "serve",
+        checkpoint,
+        f"--port={url.rpartition(':')[2]}",
+    ]
+    log, variables = folder / "vllm.log", {**ALONE, "PYTHONPATH": str(ROOT)}
+    with running_process([*command, *OF_TINY_ENGINE, *options], f"{url}/health", log, variables, folder):
+        yield url
+
+
+@contextmanager
+def obeying_engine(penstock: str, folder: Path) -> Iterator[str]:
+    """Run a real engine that writes what the user says, as `obeying` does; yield its URL."""
+    with tiny_engine(penstock, folder, TINY, "--logits-processors=tests.support.obeying:Obeying") as url:
+        yield url
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from penstock.pipeline.frames import (
     Prompt,
     TokenChunk,
     TokenLogprob,
+    WeightSpan,
     replace,
 )
 from penstock.pipeline.recordings.format import FORMAT, Header, write_frames
@@ -74,6 +75,8 @@ class BlindEngine:
     vocabulary_size: int = 201_088
     models: tuple[str, ...] = (MODEL,)
     is_alive: bool = True
+    weights: str = ""
+    """The version of the weights; empty if it names none."""
     together: asyncio.Barrier | None = None
     """The prompts that wait for each other."""
     running: int = 0
@@ -123,7 +126,10 @@ class BlindEngine:
         scores = () if top is UNSET else tuple(self.score(tokens[:at], tokens[at], top) for at in range(1, len(tokens)))
         generated = self.greedy(tokens, sampling.max_tokens or 50)
         yield TokenChunk(tuple(generated), prompt_logprobs=scores)
-        yield GenerationFinished("stop" if generated[-1] == RETURN else "length", cached_tokens=0, duration=0.0)
+        named = (WeightSpan(self.weights, 0, len(generated)),) if self.weights else ()
+        yield GenerationFinished(
+            "stop" if generated[-1] == RETURN else "length", cached_tokens=0, duration=0.0, weights=named
+        )
 
     async def cancel(self, response_id: str) -> bool:
         return False

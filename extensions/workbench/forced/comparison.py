@@ -227,12 +227,12 @@ class Comparison:
             length = self.engine.context_length
             return ForcedTurn(turn, (), f"too long: {tokens} tokens, where the engine's context holds {length}")
         try:
-            scores = await forced(
+            reading = await forced(
                 self.engine, turn.prompt, turn.tokens, self._request_id(), top=alternatives(turn), run=self._run
             )
         except InvalidRequest as error:
             return ForcedTurn(turn, (), f"refused by the engine: {error.message}")
-        grammar, allowed = turn.prompt.grammar, None
+        scores, grammar, allowed = reading.scores, turn.prompt.grammar, None
         if grammar is not None:
             end = next(iter(turn.prompt.stop_token_ids), 0)
             others = candidates(turn, scores)

@@ -12,7 +12,18 @@ from msgspec import UNSET
 from penstock.extensions.workbench.forced.turn import Turn
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import Origin, Prompt, Sampling, Scheduling, TokenChunk, TokenFrame, TokenLogprob, replace
+from penstock.pipeline.frames import (
+    GenerationFinished,
+    Origin,
+    Prompt,
+    Sampling,
+    Scheduling,
+    TokenChunk,
+    TokenFrame,
+    TokenLogprob,
+    WeightSpan,
+    replace,
+)
 from penstock.services.engines.custom import guarded_engine
 from penstock.services.engines.engine import Engine
 from penstock.stages.generate import Generate
@@ -90,21 +101,32 @@ class ForcedTurn:
     was_chosen: bool = False
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The ``scores`` of given tokens, and the version of the weights that read them, if the engine names it."""
+
+    scores: tuple[TokenLogprob, ...]
+    weights: str
+
+
 async def forced(
     engine: Engine, prompt: Prompt, tokens: Sequence[int], request_id: str, *, top: int, run: Run
-) -> tuple[TokenLogprob, ...]:
+) -> Reading:
     """Let the engine read a prompt with the tokens after it, in one prefill; return the scores of these.
 
     Each has the ``top`` likeliest tokens in its place.  ``run`` is `Engine.open`, or `checked`.  Raise what it raises.
     """
     scores: tuple[TokenLogprob, ...] = ()
+    weights: tuple[WeightSpan, ...] = ()
     async with run(_forced_prompt(engine, prompt, tokens, request_id, top)) as frames:
         async for frame in frames:
             if isinstance(frame, TokenChunk):
                 scores = scores or frame.prompt_logprobs
+            elif isinstance(frame, GenerationFinished):
+                weights = frame.weights
     if len(scores) < len(tokens):
         raise EngineFailed("The engine reported no log probabilities of the prompt.")
-    return scores[-len(tokens) :]
+    return Reading(scores[-len(tokens) :], weights[0].version if weights else "")
 
 
 def checked(engine: Engine) -> Run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping
@@ -13,9 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import torch
 from prometheus_client import REGISTRY
-from safetensors.torch import load_file, save_file
 
 from penstock.extensions.workbench.forced.comparison import ComparedAnswer, Comparison, Figures
 from penstock.extensions.workbench.forced.recorded import read_answer, recordings_in
@@ -35,29 +32,21 @@ from tests.support.api_clients import wait_until
 from tests.support.engine_requests import ON_SHARED_ENGINE, sampled
 from tests.support.event_streams import generate, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
+from tests.support.noisy import write_noisy
 from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.table_engine import write_turns
-from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
+from tests.support.tiny_engine import ARGUMENTS
 
 pytestmark = ON_SHARED_ENGINE
 
 RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()][:12]
 MOST = 100
-NOISE = 0.15
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny gpt-oss, with weights that are a little off."""
-    folder = tmp_path_factory.mktemp("noisy") / "tiny_gpt_oss"
-    shutil.copytree(CHECKPOINT, folder)
-    path, random = folder / "model.safetensors", torch.Generator().manual_seed(0)
-    weights = {
-        name: (tensor.float() * (1 + NOISE * torch.randn(tensor.shape, generator=random))).to(tensor.dtype)
-        for name, tensor in load_file(path).items()
-    }
-    save_file(weights, path, {"format": "pt"})
-    return folder
+    return write_noisy(tmp_path_factory.mktemp("noisy") / "tiny_gpt_oss")
 
 
 @pytest.fixture(scope="module")

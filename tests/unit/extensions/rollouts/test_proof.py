@@ -155,10 +155,11 @@ async def test_path_that_no_engine_can_read_is_left_out() -> None:
     assert found.figures.left_out == {"refused by the engine: Too much.": 5}
 
 
-async def test_versions_of_the_weights_are_counted_by_token() -> None:
+async def test_tokens_of_other_weights_are_counted() -> None:
     spans = (WeightSpan("1", 0, 1), WeightSpan("2", 1, 3))
-    found = await proved(TableEngine(), path_of(TableEngine(), TWO_TURNS, weights=spans))
-    assert found.figures.versions == {"1": 2, "2": 3}
+    for now, counted in (("2", {("1", "2"): 2}), ("3", {("1", "3"): 2, ("2", "3"): 3}), ("", {})):
+        found = await proved(TableEngine(weights=now), path_of(TableEngine(), TWO_TURNS, weights=spans))
+        assert found.figures.versions == counted
 
 
 async def test_model_of_a_path_is_asked_by_its_name() -> None:
@@ -168,13 +169,13 @@ async def test_model_of_a_path_is_asked_by_its_name() -> None:
 
 
 async def test_table_names_the_first_token_that_is_off() -> None:
-    engine, now = TableEngine(3), TableEngine(3, 0.4)
+    engine, now = TableEngine(3), TableEngine(3, 0.4, weights="8")
     paths = [path_of(engine, TWO_TURNS, weights=(WeightSpan("7", 0, 9),)), path_of(engine, TWO_TURNS, is_scored=False)]
     table = ProofTable(harmony(), 0.4)
     lines = [
         table.head,
         *[table.line(each) async for each in Proof(now, harmony(), 0.4).proved(paths)],
-        *table.end("8"),
+        *table.end(),
     ]
     assert "\n".join(lines) == TABLE
 
@@ -189,4 +190,4 @@ the first: session s, path 0, resp_0, turn 1, token 1 (index 2): '()[.l] onevel*
 s -3.8285 now; the likeliest is ' void' at -1.2924
 difference: 0.603140 nats on average, 0.9311 at worst
 left out: 5 tokens: sampled, and recorded without log probabilities
-weights: 5 tokens of the version 7; the engine has 8 now"""
+weights: the version 7 wrote 5 tokens, and the engine has 8 now"""
