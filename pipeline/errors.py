@@ -239,6 +239,18 @@ class VectorStoreExpired(InvalidRequest):
         super().__init__(f"Vector store {store_id!r} is expired.", param=param, code="vector_store_expired")
 
 
+class RolloutNotFound(InvalidRequest):
+    """A path names no session that has a recording in the folder of ``--record``.
+
+    Cure: use the ``session`` of an entry of ``GET /v1/rollouts``; a recording counts when its response has ended.
+    """
+
+    status = 404
+
+    def __init__(self, session: str, *, param: str | None = "session") -> None:
+        super().__init__(f"Session {session!r} has no recordings.", param=param)
+
+
 class NotRecorded(InvalidRequest):
     """The server answers from recordings and has none for this request.
 

@@ -34,6 +34,7 @@ SHIPPED = (
     "live",
     "passing",
     "prompts",
+    "rollouts",
     "sign_in",
     "uploads",
     "vector_stores",

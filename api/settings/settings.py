@@ -19,6 +19,7 @@ from penstock.api.settings.accounts_settings import AccountsSettings
 from penstock.api.settings.engine_settings import EngineSettings
 from penstock.api.settings.model_settings import SHARED, ModelsSettings, check_tools
 from penstock.api.settings.recording_settings import RecordingSettings
+from penstock.api.settings.rollout_settings import RolloutSettings
 from penstock.api.settings.sources import FILE, PREFIX, check_keywords, keys, read_file, unknown_variables
 from penstock.api.settings.stage_settings import StageSettings, StageTables
 from penstock.api.settings.tool_settings import (
@@ -37,6 +38,7 @@ OF_VLLM = {
 
 
 class Settings(  # pydantic begins with the fields of the last class
+    RolloutSettings,
     RecordingSettings,
     MetricsSettings,
     LogSettings,
@@ -96,6 +98,14 @@ class Settings(  # pydantic begins with the fields of the last class
     def _has_store_of_webhooks(self) -> Self:
         if self.webhook and self.store == NO_STORE:
             raise ValueError("--webhook needs a store")
+        return self
+
+    @model_validator(mode="after")
+    def _has_recordings_of_rollouts(self) -> Self:
+        if self.rollouts_to is not None and self.record is None:
+            raise ValueError("--rollouts-to needs --record")
+        if self.rollouts_to is not None and self.rollouts_folder is None and self.webhook_secret is None:
+            raise ValueError("--rollouts-to needs a secret for a URL: set PENSTOCK_WEBHOOK_SECRET")
         return self
 
     @model_validator(mode="after")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -56,17 +58,13 @@ class Placeless(NamedTuple):
     opening: str
     packed: bytes
 
-    @property
-    def head(self) -> Head:
-        """What the recording says of its place."""
-        return _unpacked(self.packed)
-
 
 class Index:
-    """The recordings by their sessions, in a database."""
+    """The recordings by their sessions, in a database; their folders may be relative to ``root``."""
 
-    def __init__(self, base: sqlite3.Connection) -> None:
+    def __init__(self, base: sqlite3.Connection, root: Path = Path()) -> None:
         self.base = base
+        self.root = root
         for statement in filter(str.strip, _TABLES.split(";")):
             base.execute(statement)
         self.read_ends()
@@ -85,9 +83,7 @@ class Index:
         """Add a recording.  Raise `Unusable` if there is one of the same response already."""
         execute = self.base.execute
         execute("INSERT OR IGNORE INTO scopes (key, model) VALUES (?, ?)", (head.key, head.model))
-        found = execute("SELECT number FROM scopes WHERE key = ? AND model = ?", (head.key, head.model)).fetchone()
-        name = f"session {head.session}" if head.session else f"conversation {head.conversation}"
-        row = (head.response, head.at, found[0], name if head.session or head.conversation else "", head.previous)
+        row = (head.response, head.at, self._scope(head), _named(head), head.previous)
         try:
             execute(
                 "INSERT INTO heads (response, at, scope, name, previous, opening, head) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -112,11 +108,22 @@ class Index:
             return self._named(row.scope, row.name)
         return self._home_of(row.scope, row.previous)
 
+    def is_orphan(self, row: Placeless) -> bool:
+        """True if a recording continues what is not known here, at least by its ids."""
+        is_known = self.linked(row) or self._opened(row.scope, row.opening)
+        return not row.name and bool(row.previous or row.opening) and not is_known
+
+    def home_of(self, head: Head) -> int | None:
+        """Return the home that the ids of a recording name which is not in the index, if it is known."""
+        scope = self._scope(head)
+        row = Placeless(0, scope or 0, name=_named(head), previous=head.previous, opening="", packed=b"")
+        return None if scope is None else self.linked(row)
+
     def place(self, row: Placeless) -> int | Skipped:
         """Give a recording its home, the number of the first one of its session, and return it."""
         execute, home = self.base.execute, self.linked(row)
         if not row.name:
-            head = row.head
+            head = self.unpacked(row.packed)
             try:
                 turns = read_turns(head.folder)
             except (Unusable, UnreadableRecording) as error:
@@ -142,14 +149,24 @@ class Index:
         execute = self.base.execute
         homes = "SELECT first.number, first.head FROM heads AS first WHERE first.number = first.home"
         for home, packed in execute(f"{homes} ORDER BY first.at, first.response"):
-            head = _unpacked(packed)
+            head = self.unpacked(packed)
             if wanted in ("", name_of(head)):
                 yield head, self.members(home)
+
+    def first(self, home: int) -> Head:
+        """Return the recording that a session has its id from."""
+        (packed,) = self.base.execute("SELECT head FROM heads WHERE number = ?", (home,)).fetchone()
+        return self.unpacked(packed)
 
     def members(self, home: int) -> Iterator[Head]:
         """Yield all recordings of a session, by time."""
         members = self.base.execute("SELECT head FROM heads WHERE home = ? ORDER BY at, response", (home,))
-        return (_unpacked(member) for (member,) in members)
+        return (self.unpacked(member) for (member,) in members)
+
+    def unpacked(self, packed: bytes) -> Head:
+        """Return what a recording says of its place."""
+        head = _decode_head(packed)
+        return replace(head, folder=self.root / head.folder)
 
     def keys_of(self, session: str) -> set[str]:
         """Return the keys that have a session with an id."""
@@ -158,6 +175,9 @@ class Index:
             WHERE heads.name IN ('session ' || ?1, 'conversation ' || ?1) OR heads.response = ?1
         """
         return {key for (key,) in self.base.execute(statement, (session,))}
+
+    def _scope(self, head: Head) -> int | None:
+        return self._one("SELECT number FROM scopes WHERE key = ? AND model = ?", head.key, head.model)
 
     def _named(self, scope: int, name: str) -> int | None:
         return self._one("SELECT home FROM named WHERE scope = ? AND name = ?", scope, name)
@@ -182,8 +202,10 @@ class Index:
 _decode_head = msgspec.msgpack.Decoder(Head, dec_hook=lambda kind, value: kind(value)).decode
 
 
-def _unpacked(packed: bytes) -> Head:
-    return _decode_head(packed)
+def _named(head: Head) -> str:
+    if head.session:
+        return f"session {head.session}"
+    return f"conversation {head.conversation}" if head.conversation else ""
 
 
 def name_of(head: Head) -> str:

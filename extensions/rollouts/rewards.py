@@ -6,6 +6,7 @@ session, a key, a name and a response.  A line that a server which was killed ha
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -63,16 +64,17 @@ def write_reward(folder: Path, line: RewardLine) -> RewardLine:
         if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a line that was cut stays a line of its own
             encoded = b"\n" + encoded
         if os.write(descriptor, encoded) < len(encoded):
-            raise OSError("the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     if is_new:
-        _sync_folder(folder)
+        sync_folder(folder)
     return line
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the names of new files of a folder on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -109,15 +111,15 @@ def lines_of(folder: Path, begin: int = 0) -> Iterator[tuple[int, RewardLine]]:
 
 
 _TABLE = """
-    create table rewards (
-        session text, key text, name text, response text, reward real, at real,
+    create table if not exists rewards (
+        session text, key text, name text, response text, reward real, at real, done_at real,
         primary key (session, key, name, response)
     ) without rowid
 """
 
 _PUT = """
-    insert into rewards values (?, ?, ?, ?, ?, ?)
-    on conflict do update set reward = excluded.reward, at = excluded.at where excluded.at >= at
+    insert into rewards values (?, ?, ?, ?, ?, ?, ?) on conflict do update
+    set reward = excluded.reward, at = excluded.at, done_at = max(done_at, excluded.done_at) where excluded.at >= at
 """
 
 _OF = "select key, reward, name, response from rewards where session = ? and key in (?, '') order by at"
@@ -127,14 +129,16 @@ class Rewards:
     """The rewards of folders, in a database on the disk: the last one counts."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
+        database.execute(_TABLE)
         self._database = database
         self.ambiguous: dict[str, tuple[str, ...]] = {}
         """The sessions with a reward without a key that went to none, each with its keys."""
 
     def add(self, lines: Iterable[RewardLine]) -> None:
         """Add rewards."""
-        rows = ((line.session, line.key, line.name, line.response, line.reward, line.at) for line in lines)
-        self._database.executemany(_PUT, rows)
+        for line in lines:
+            row = (line.session, line.key, line.name, line.response, line.reward, line.at, line.at if line.done else 0)
+            self._database.execute(_PUT, row)
 
     def of(self, session: str, key: str, keys: Collection[str]) -> tuple[Reward, ...]:
         """Return the rewards of a session of a key; ``keys`` are all keys that have a session with this id.
@@ -164,8 +168,11 @@ def rewards_in(folders: Sequence[Path]) -> Iterator[Rewards]:
     """Read the rewards of folders into a temporary database, for the length of a block."""
     with closing(sqlite3.connect("", isolation_level=None)) as database:
         database.execute("pragma journal_mode = off")
-        database.execute(_TABLE)
         rewards = Rewards(database)
         for folder in folders:
             rewards.add(line for _, line in lines_of(folder))
         yield rewards
+        for session, keys in rewards.ambiguous.items():
+            logger.warning(
+                "A reward of session %s went to none: it names no key, and there are %s", session, ", ".join(keys)
+            )

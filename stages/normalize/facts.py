@@ -80,8 +80,11 @@ def _origin(recalled: RecalledRequest) -> Origin:
 
 
 def _session(request: CreateResponse) -> str:
-    """Return the id of the session of a request, or a digest of one that is long, or has characters not to be shown."""
-    session = request.session_id or request.envelope.session or request.envelope.agent_session
+    return recorded_session(request.session_id or request.envelope.session or request.envelope.agent_session)
+
+
+def recorded_session(session: str) -> str:
+    """Return the id of a session, or a digest of one that is long, or has characters not to be shown."""
     if len(session) <= SESSION_CHARACTERS and session.isprintable():
         return session
     return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -30,6 +30,7 @@ BY_PROGRAM = frozenset(
         *("host", "port", "frontends", "max_body_bytes", "drain_timeout", "peer_url", "metrics_port", "print_pipeline"),
         *("exit_with_engine", "model_file", "model_groups"),
         *("live", "audit_bytes", "audit_files"),
+        "rollouts_after",
         *("batch_reserve", "batch_beside", "batch_priority", "batch_at_once", "batch_ttl", "ledger_ttl"),
         *("verbose", "log_level", "log_format", "engine_arguments", "api_key_file", "stale_after", "unserved_after"),
     }

@@ -198,6 +198,7 @@ NO_PIPELINE = frozenset(
         "POST /v1/conversations/{conversation_id}",
         "POST /v1/conversations/{conversation_id}/items",
         "POST /v1/responses/{response_id}/cancel",
+        "POST /v1/rollouts/{session}/reward",
         "POST /ping",
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from yarl import URL
 
+from penstock.api.http.auth import Keys
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import JSON
 from tests.support.chat_streams import chunks_of
 from tests.support.deciding_engine import DecidingEngine
 from tests.support.event_streams import read_sse
 from tests.support.examples import examples
+from tests.support.live_server import KEY, bearer, live_server
 from tests.support.messages import events_of
 from tests.support.openapi import ODD, Description, Schema, any_body, in_responses_names, query_values, valid_values
 from tests.support.server import CALL, ScriptedServer, running_server, script
@@ -47,9 +49,10 @@ KNOWN: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content
 
 
 class Target:
-    def __init__(self, runner: asyncio.Runner, served: ScriptedServer) -> None:
+    def __init__(self, runner: asyncio.Runner, served: ScriptedServer, headers: Mapping[str, str] = JSON) -> None:
         self.runner = runner
         self.served = served
+        self.headers = headers
         self.description = Description(self.ask("GET", "/openapi.json")[2])
         response = self.ask("POST", "/v1/responses", b'{"input": "Hi"}')[2]["id"]
         items = b'{"items": [{"role": "user", "id": "msg_0", "content": "Hi"}]}'
@@ -66,7 +69,7 @@ class Target:
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, str, Any]:
         url = URL(self.served.url + path, encoded=True)
-        async with self.served.client.request(method, url, data=body, headers=JSON) as answer:
+        async with self.served.client.request(method, url, data=body, headers=self.headers) as answer:
             content = await answer.read()
         if answer.content_type == "text/event-stream":
             if "starting_after" not in path:
@@ -184,6 +187,28 @@ def test_no_conversation_body_causes_a_server_error(target: Target, end: str) ->
         target.check("POST", template, template.replace("{conversation_id}", target.conversation), body)
 
     ask()
+
+
+def test_no_reward_causes_a_server_error(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        served = live_server(
+            ScriptedEngine(script()), tmp_path, resources=(*RESOURCES, "rollouts"), keys=Keys(operator=KEY), record=True
+        )
+        target = Target(runner, runner.run(stack.enter_async_context(served)), JSON | bearer())
+        template = "/v1/rollouts/{session}/reward"
+        (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
+        wanted, answered = valid_values(target.description, content["schema"]), list[Any]()
+
+        @LONG
+        @given(any_body(wanted), st.text(max_size=20))
+        def ask(body: bytes, session: str) -> None:
+            path = template.replace("{session}", quote(session.encode(errors="replace"), safe="") or "s")
+            answered.append(target.check("POST", template, path, body))
+
+        ask()
+        runner.run(stack.aclose())
+    assert any(answered)
 
 
 @pytest.mark.parametrize("template", ["/v1/batches", "/v1/uploads", "/v1/uploads/{upload_id}/complete"])

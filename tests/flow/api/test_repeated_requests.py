@@ -176,11 +176,12 @@ TABLE = (
 """What a repetition does, of every request that may be repeated."""
 
 ELSEWHERE = {
+    "/rollouts/{session}/reward": "tests/flow/api/test_rollouts.py",
     "/batches/{batch_id}/cancel": "tests/flow/api/test_openai_batches.py",
     "/messages/batches": "tests/flow/api/test_message_batches.py",
     "/messages/batches/{message_batch_id}/cancel": "tests/flow/api/test_message_batches.py",
 }
-"""The tests of repetitions that need an object that still runs, or a list in the form of Anthropic."""
+"""The tests of repetitions that need an object that still runs, a recording, or a list of Anthropic's form."""
 
 OBJECTS: Mapping[str, tuple[str, Any]] = {
     "file_id": ("/files", Upload(b"The moon has no air.", fields=ASSISTANTS)),

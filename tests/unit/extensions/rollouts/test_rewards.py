@@ -155,7 +155,7 @@ def test_write_that_fails_says_so_and_leaves_no_half_line_in_the_way(
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:9]))
-        with pytest.raises(OSError, match="full"):
+        with pytest.raises(OSError, match="No space"):
             write_reward(tmp_path, RewardLine("s", 1))
     (line,) = written(tmp_path, RewardLine("s", 2))
     assert read(tmp_path) == [line]
