@@ -112,7 +112,7 @@ async def _scheduler(
         exporter = tracing.wanted_exporter()
         tools = await closing.enter_async_context(opened_tools(settings, loaded, store))
         started = await closing.enter_async_context(start_engine(settings))
-        backend = started.allowing(loaded.keys.models)
+        backend = started.under(loaded.keys)
         await closing.enter_async_context(tracing.exporting(exporter))  # ends first: the responses have ended by then
         runs = RunRegistry(store, measures_keys=settings.metrics_by_key)
         tools, sealer = backend.toolbox or tools, await sealer_of(settings, store)

@@ -155,6 +155,7 @@ def main(arguments: Sequence[str]) -> None:
     make.add_argument("--tools", metavar="TOOLS", help="the tools that it may use, with commas, or none")
     make.add_argument("--models", metavar="MODELS", help="the models that it may use: names or patterns, with commas")
     make.add_argument("--webhook", metavar="URL", help="the URL that gets its webhooks")
+    make.add_argument("--no-record", action="store_const", const="no", dest="record", help="never record its responses")
     make.add_argument("--expires", metavar="TIME", help="a date (2027-01-31), or a time from now on (90d)")
     commands.add_parser("list", parents=[place], help="list the keys")
     for command, does in (("revoke", "revoke a key"), ("webhook", "print the secret of its webhooks")):
@@ -214,7 +215,7 @@ async def _opened(chosen: argparse.Namespace) -> AsyncGenerator[_KeyStore, None]
 async def _make(place: _KeyStore, chosen: argparse.Namespace) -> None:
     expires = None if chosen.expires is None else _moment(chosen.expires)
     fields = {"name": chosen.name, "team": chosen.team, "limits": chosen.limits, "tools": chosen.tools}
-    fields |= {"models": chosen.models, "webhook": chosen.webhook, "expires": expires}
+    fields |= {"models": chosen.models, "webhook": chosen.webhook, "record": chosen.record, "expires": expires}
     like = dict(word.split("=", 1) for word in (await _found(place, chosen.like)).words.split()) if chosen.like else {}
     fields = like | {field: value for field, value in fields.items() if value is not None}
     words = [f"{field}={value}" for field, value in fields.items()]

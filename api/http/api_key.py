@@ -1,7 +1,7 @@
 """An API key, as a line of a key file or of the store describes it.
 
 A line has the key itself, or the SHA-256 of one as ``sha256:HEX``, and then words that begin with ``name=``, ``team=``,
-``limits=``, ``tools=``, ``models=``, ``webhook=`` or ``expires=``.
+``limits=``, ``tools=``, ``models=``, ``webhook=``, ``record=`` or ``expires=``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class ApiKey(msgspec.Struct, frozen=True):
     """The URL that gets the webhooks of this key; empty for that of the server."""
     expires: float | None = None
     """The time from which the key is refused; None for never."""
+    record: bool = True
+    """False if responses of the client are never recorded."""
 
     @property
     def is_expired(self) -> bool:
@@ -128,6 +130,12 @@ def _time(value: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
+def _choice(value: str) -> bool:
+    if value not in ("yes", "no"):
+        raise ValueError("expected yes or no")
+    return value == "yes"
+
+
 def _readers(own: Collection[str] | None) -> dict[str, Callable[[str], Any]]:
     """Return the function that reads the value of each word."""
     return {
@@ -137,5 +145,6 @@ def _readers(own: Collection[str] | None) -> dict[str, Callable[[str], Any]]:
         "tools": lambda value: named(value.split(","), own),
         "models": _models,
         "webhook": checked_url,
+        "record": _choice,
         "expires": _time,
     }

@@ -194,6 +194,13 @@ class Keys:
         """Return the URL of an owner for webhooks; empty if it has none of its own."""
         return key.webhook if (key := self.of(owner)) else ""
 
+    def may_record(self, owner: str) -> bool:
+        """True if responses of an owner may be recorded; those of a key that is not known, or no longer, may not."""
+        if not self.are_needed or owner == self._operator:
+            return True
+        key = self.of(owner)
+        return key is not None and key.record
+
     def title(self, owner: str) -> str:
         """Return the name of an owner's key for people: its ``name=``, or the first digits of its digest."""
         return key.title if (key := self.of(owner)) else owner[:8]

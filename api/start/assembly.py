@@ -33,6 +33,7 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.tools import StrictLevel
 from penstock.pipeline.recordings.format import Header
 from penstock.pipeline.recordings.recorder import Recorder
+from penstock.pipeline.recordings.sampling import Condition
 from penstock.services.containers import OwnerLimits, no_owner_limits
 from penstock.services.engines.custom import guarded_engine
 from penstock.services.engines.engine import (
@@ -91,12 +92,15 @@ class RunningEngine:
     """Patterns of other names in place of those of the settings; they may change while the server runs."""
     allowed: Callable[[str], Collection[str] | None] = all_models
     """Gives the patterns of the names of models that an owner may use; None for all."""
+    may_record: Callable[[str], bool] = lambda _: True
+    """True for an owner whose responses may be recorded."""
     take: Callable[[Settings], None] | None = None
     """Adds, changes and removes models, so that they are those of the settings; raises `CannotStart` for others."""
 
-    def allowing(self, allowed: Callable[[str], Collection[str] | None]) -> RunningEngine:
-        """Return it with the patterns of the names of models that an owner may use."""
-        return replace(self, allowed=allowed, model=self.model.allowing(allowed))
+    def under(self, keys: Keys) -> RunningEngine:
+        """Return it for clients with these keys, which say what models they may use and if they may be recorded."""
+        model = self.model.allowing(keys.models)
+        return replace(self, allowed=keys.models, model=model, may_record=keys.may_record)
 
 
 def mcp_servers(settings: Settings) -> dict[str, ServerConfig]:
@@ -237,7 +241,7 @@ async def assembled(
     pipeline = allowing(aliasing(sealing(pipeline, sealer), aliases_of(settings, running)), running.allowed)
     pipeline = declared = prompting(reading_files(pipeline, open_files(file_settings(settings))), prompts)
     if settings.record_logprobs:
-        pipeline = scoring(pipeline, settings.recorded_if.chooses)
+        pipeline = scoring(pipeline, recorded_if(settings, running).chooses)
     if settings.engine_factory:
         pipeline = guarded_engine(running.engine, pipeline)
     if settings.log_prompts:
@@ -339,7 +343,13 @@ def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
     is_chat = not isinstance(running.engine, SeveralEngines) and running.model.encoding == "chat"
     if is_chat and not settings.record_texts:
         logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
-    return recorder(settings, settings.record, cache(partial(_header, settings, running)))
+    described = cache(partial(_header, settings, running))
+    return recorder(settings, settings.record, described, recorded_if(settings, running))
+
+
+def recorded_if(settings: Settings, running: RunningEngine) -> Condition:
+    """Return the condition under which a response is recorded: that of the settings, unless its key forbids it."""
+    return replace(settings.recorded_if, allows=running.may_record)
 
 
 def _header(settings: Settings, running: RunningEngine, model: str) -> Header:

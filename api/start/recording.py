@@ -15,6 +15,7 @@ from penstock.pipeline.distribution import own_version
 from penstock.pipeline.recordings.format import FORMAT, Encoding, Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.pipeline.recordings.redaction import Redaction
+from penstock.pipeline.recordings.sampling import Condition
 from penstock.stages.models.chat.load import ChatOptions
 from penstock.stages.models.harmony.token_masking import WithoutTexts, harmony_words
 from penstock.stages.models.vllm_private import installed_vllm
@@ -22,13 +23,12 @@ from penstock.stages.models.vllm_private import installed_vllm
 logger = logging.getLogger(__name__)
 
 
-def recorder(settings: Settings, folder: Path, described: Callable[[str], Header]) -> Recorder:
+def recorder(settings: Settings, folder: Path, described: Callable[[str], Header], condition: Condition) -> Recorder:
     """Create a recorder into ``folder``, and log what it records.
 
     ``described`` gives the header of the recordings of a model, by the name that is served.
     """
     texts = "with all texts" if settings.record_texts else "with the shape of texts only"
-    condition = settings.recorded_if
     logger.info("Recording responses %s, %s, into %s", condition, texts, folder)
     redact = _redaction if settings.record_texts else _without_texts
     return Recorder(folder, described=described, after=settings.record_after, condition=condition, redact=redact)

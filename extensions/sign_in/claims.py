@@ -55,6 +55,8 @@ def grant_words(grant: Grant) -> Iterator[str]:
         yield f"models={_joined(grant.models)}"
     if grant.tools is not None:
         yield f"tools={_joined(grant.tools)}"
+    if not grant.record:
+        yield "record=no"
 
 
 def _words(issuer: Issuer, claims: Claims) -> Iterator[str]:

@@ -42,12 +42,13 @@ class _Table(BaseModel):
 
 
 class Grant(_Table):
-    """The team, limits, models and tools of owners whose claim has a certain value."""
+    """The team, limits, models and tools of owners whose claim has a certain value, and if they may be recorded."""
 
     team: Text | None = None
     limits: Text | None = None
     models: OneOrMore | None = None
     tools: OneOrMore | None = None
+    record: bool = True
 
 
 class Issuer(_Table):

@@ -6,20 +6,28 @@ The fraction is chosen by a hash of the response id instead of at random, so tha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from zlib import crc32
 
 from penstock.pipeline.frames import Origin
 
 
+def _everyone(owner: str) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Condition:
-    """A ``header`` that a request must carry, with this ``value`` unless it is None; without a header, a ``rate``."""
+    """A ``header`` that a request must carry, with this ``value`` unless it is None; without a header, a ``rate``.
+
+    Nothing is recorded of an owner that ``allows`` no recording, be its response run at once, later or elsewhere.
+    """
 
     header: str = ""
     value: str | None = None
     rate: float = 1.0
+    allows: Callable[[str], bool] = field(default=_everyone, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -42,7 +50,8 @@ class Condition:
 
     def chooses(self, response_id: str, origin: Origin) -> bool:
         """True if a response is to be recorded."""
-        return origin.recorded if self.header else crc32(response_id.encode()) < self.rate * 2**32
+        is_chosen = origin.recorded if self.header else crc32(response_id.encode()) < self.rate * 2**32
+        return is_chosen and self.allows(origin.owner)
 
     def __str__(self) -> str:
         """Return the condition in words that follow "responses"."""

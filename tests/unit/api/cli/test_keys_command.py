@@ -163,6 +163,14 @@ def test_key_has_models_of_the_server(place: Place, keys_command: Callable[..., 
     assert keys_command("list", *place).endswith(f" name=alice models={models}\n")
 
 
+def test_key_may_forbid_recordings(place: Place, keys_command: Callable[..., str]) -> None:
+    forbids = keys_command("make", "alice", *place, "--no-record").strip()
+    allows = keys_command("make", "bob", *place).strip()
+    keys = keys_at(place)
+    assert [keys.may_record(keys.owner(f"Bearer {key}")) for key in (forbids, allows)] == [False, True]
+    assert " name=alice record=no\n" in keys_command("list", *place)
+
+
 def test_key_with_an_unknown_model_is_not_made(
     place: Place, keys_command: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
