@@ -255,7 +255,7 @@ OF_VLLM = {
 OF_COMMANDS = {
     *("--model", "--small-model", "--file", "--limits", "--tools", "--expires", "--json", "--sse", "--to"),
     *("--api", "--by", "--csv", "--key", "--since", "--team", "--until", "--in-order"),
-    *("--form", "--session"),
+    *("--form", "--prove", "--session"),
 }
 """Options of ``penstock batch``, ``keys``, ``launch``, ``replay``, ``rollouts`` and ``usage``, and of ``make load``."""
 

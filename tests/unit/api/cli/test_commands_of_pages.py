@@ -41,6 +41,8 @@ REASONS = {
     r"penstock diff .*--against": "tests/flow/api/test_against.py runs it",
     r"penstock batch": "tests/flow/batches/test_command.py runs it",
     r"penstock record": "tests/unit/extensions/workbench/test_record.py runs it",
+    r"penstock rollouts": "tests/flow/rollouts/test_command.py runs it",
+    r"^curl .*/rollouts/": "tests/flow/rollouts sends it, with the key of an operator",
     r"penstock conformance": "tests/unit/extensions/workbench/conformance runs it",
     r"--with redact$": "tests/examples/test_plugins_page.py runs it, with the package of the page",
     r"penstock demo": "tests/unit/extensions/workbench/test_demo.py runs it",
