@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -112,6 +113,10 @@ class _Started(msgspec.Struct, frozen=True, tag="GenerationStarted"):
     at: float = 0.0
 
 
+class _Begun(msgspec.Struct, frozen=True, tag="GenerationStarted"):
+    facts: _Facts
+
+
 class _Logprob(msgspec.Struct, frozen=True, gc=False):
     logprob: float
 
@@ -131,9 +136,13 @@ class _End(msgspec.Struct, frozen=True, tag="End", gc=False):
     frames: int
 
 
+Frame = TypeVar("Frame")
+
 _Line: TypeAlias = _Started | _Chunk | _Finished | _End
 
 _decode_line: Callable[[bytes], _Line] = msgspec.json.Decoder(_Line).decode
+_decode_lines: Callable[[bytes], list[_Line]] = msgspec.json.Decoder(_Line).decode_lines
+_decode_begun: Callable[[bytes], _Begun] = msgspec.json.Decoder(_Begun).decode
 _decode_prompt = msgspec.json.Decoder(_Prompt | _End).decode
 _decode_item = msgspec.json.Decoder(_Item).decode
 _decode_whole_item: Callable[[msgspec.Raw], Item] = msgspec.json.Decoder(Item).decode
@@ -245,13 +254,14 @@ def read_head(folder: Path) -> Head:
     with path.open("rb") as file:
         file.readline()
         first = file.readline()
-    started = _decode(path, 2, first, header) if first.endswith(b"\n") else None
-    if not isinstance(started, _Started):
+    if not first.endswith(b"\n") or b'"type":"GenerationStarted"' not in first[:_MARKED]:
         raise Unusable("the engine gave no tokens")
-    facts, response = started.facts, started.facts.response
-    items = facts.items
+    facts = _decode(path, 2, first, header, _decode_begun).facts
+    response = facts.response
+    with _readable(path, 2):
+        items = facts.items
+        begun = facts.origin.opening or opening(map(_decode_whole_item, facts.input), response.id)
     conversation = response.conversation.id if response.conversation else ""
-    begun = facts.origin.opening or opening(map(_decode_whole_item, facts.input), response.id)
     return Head(
         folder,
         response=_response(folder, facts),
@@ -299,23 +309,36 @@ def read_turns(folder: Path) -> tuple[RecordedTurn, ...]:
 
     A file that has no end, because the server was killed, has its whole turns.
     """
-    header, path = _checked_header(folder), folder / TOKENS
+    header = _checked_header(folder)
     turns, is_ended = _Turns(folder, header), False
-    with path.open("rb") as file:
-        file.readline()
-        for number, data in enumerate(file, start=2):
-            if not data.endswith(b"\n"):
-                break
-            line = _decode(path, number, data, header)
-            if is_ended := isinstance(line, _End):
-                break
+    for line in _lines(folder / TOKENS, header):
+        is_ended = isinstance(line, _End)
+        if not isinstance(line, _End):
             turns.take(line)
     return turns.all(is_ended=is_ended)
 
 
-def _decode(path: Path, number: int, data: bytes, header: Header) -> _Line:
+def _lines(path: Path, header: Header) -> Iterable[_Line]:
+    """Return the whole lines of a file after its header."""
+    data = path.read_bytes()
+    body = data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
+    if header.format not in older.CHANGED:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # or else it is read line by line
+            return _decode_lines(body)
+    return (
+        _decode(path, number, line, header, _decode_line) for number, line in enumerate(body.split(b"\n")[:-1], start=2)
+    )
+
+
+def _decode(path: Path, number: int, data: bytes, header: Header, decode: Callable[[bytes], Frame]) -> Frame:
+    with _readable(path, number):
+        return decode(_upgraded(data, header))
+
+
+@contextmanager
+def _readable(path: Path, number: int) -> Iterator[None]:
     try:
-        return _decode_line(_upgraded(data, header))
+        yield
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecording(path, number, f"not a frame of this file, or of this version: {error}") from error
 
