@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.extensions.rollouts.lines import frames_of
 from penstock.extensions.rollouts.paths import Cut, CutReason, PathTurn
 from penstock.extensions.rollouts.prefixes import common
-from penstock.extensions.rollouts.reading import RecordedTurn, frames_of, text_of
+from penstock.extensions.rollouts.reading import RecordedTurn, text_of
 from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read_header
 from penstock.pipeline.recordings.response_folder import RESPONSE
 from penstock.stages.models.harmony.vocabulary import MESSAGE, START

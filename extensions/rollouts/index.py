@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.extensions.rollouts.lines import Unusable
 from penstock.extensions.rollouts.prefixes import Ends, hashes_of
-from penstock.extensions.rollouts.reading import Head, Unusable, read_turns
+from penstock.extensions.rollouts.reading import Head, read_turns
 from penstock.pipeline.recordings.format import UnreadableRecording
 
 

@@ -74,7 +74,9 @@ class PathTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     results: tuple[ToolResult, ...] = ()
     """The results of tools among what it read since the turn before."""
     left_out: int = 0
-    """The tokens at its end that are left out, because a stage of the operator changed their text."""
+    """The tokens at its end that are left out, because a stage of the operator's changed their text, or a text of
+    `Sampling.stop` stood before them.
+    """
 
 
 class Reward(msgspec.Struct, frozen=True, omit_defaults=True):

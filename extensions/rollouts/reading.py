@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.extensions.rollouts.changed import counted_tokens, kept_tokens
+from penstock.extensions.rollouts.lines import MARKED, Unusable, upgraded
 from penstock.extensions.rollouts.paths import NO_LOGPROB
 from penstock.pipeline.frames import Sampling, WeightSpan
 from penstock.pipeline.protocol.history import opening
@@ -26,15 +28,8 @@ TOKENS, PROMPTS = FILES["generate"][0], FILES["render"][0]
 
 _NAMES = frozenset({WIRE, *(name for name, _ in FILES.values())})
 
-_MARKED = 64
-"""The bytes at the beginning of a line that have the type of its frame."""
-
 UINT32 = "I"
 """The type code of arrays of tokens."""
-
-
-class Unusable(Exception):
-    """A recording, or a turn of one, has no exact tokens; the message says why, worded for any number of them."""
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -226,6 +221,8 @@ class RecordedTurn:
     """True if a grammar held what it wrote."""
     summarizes: bool
     """True if it wrote the summary of a compaction."""
+    left_out: int = 0
+    """The tokens at its end that are left out, because the server read no further, or a stage changed their text."""
 
 
 def recordings_in(folders: Sequence[Path]) -> Iterator[Path]:
@@ -254,7 +251,7 @@ def read_head(folder: Path) -> Head:
     with path.open("rb") as file:
         file.readline()
         first = file.readline()
-    if not first.endswith(b"\n") or b'"type":"GenerationStarted"' not in first[:_MARKED]:
+    if not first.endswith(b"\n") or b'"type":"GenerationStarted"' not in first[:MARKED]:
         raise Unusable("the engine gave no tokens")
     facts = _decode(path, 2, first, header, _decode_begun).facts
     response = facts.response
@@ -332,7 +329,7 @@ def _lines(path: Path, header: Header) -> Iterable[_Line]:
 
 def _decode(path: Path, number: int, data: bytes, header: Header, decode: Callable[[bytes], Frame]) -> Frame:
     with _readable(path, number):
-        return decode(_upgraded(data, header))
+        return decode(upgraded(data, header))
 
 
 @contextmanager
@@ -341,28 +338,6 @@ def _readable(path: Path, number: int) -> Iterator[None]:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRecording(path, number, f"not a frame of this file, or of this version: {error}") from error
-
-
-def _upgraded(data: bytes, header: Header) -> bytes:
-    """Return a line of an older format in today's layout."""
-    changed = older.CHANGED.get(header.format, ())
-    if not changed:
-        return data
-    frame = msgspec.json.decode(data)
-    return msgspec.json.encode(older.upgraded(frame, header.format)) if frame.get("type") in changed else data
-
-
-def frames_of(path: Path, kind: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the frames of a file, or only those of a type, as JSON values; none if there is no such file."""
-    if not path.is_file():
-        return
-    header = read_header(path)
-    mark = b'"type":"%b' % kind.encode()
-    with path.open("rb") as file:
-        file.readline()
-        for line in file:
-            if mark in line[:_MARKED] and line.endswith(b"\n"):
-                yield msgspec.json.decode(_upgraded(line, header))
 
 
 @dataclass
@@ -401,16 +376,22 @@ class _Turns:
     def all(self, *, is_ended: bool) -> tuple[RecordedTurn, ...]:
         """Return the turns with an output: all if the file has an end, or else those that have one."""
         prompts, served = _Prompts(self._folder, self._header), _Served(self._folder, len(self._turns))
+        changed = kept_tokens(self._folder, [turn.tokens for turn in self._turns]) if self._header.stages else {}
         made: list[RecordedTurn] = []
         for number, turn in enumerate(self._turns, start=1):
             outputs = tuple(served.outputs(number, turn.started.facts))
             if turn.tokens and turn.started.facts.purpose.generates and (is_ended or turn.finished):
-                made.append(self._made(number, turn, prompts.of(number, turn), outputs))
+                kept = changed.get(number, len(turn.tokens))
+                if turn.started.facts.sampling.get("stop"):
+                    kept = min(kept, counted_tokens(self._folder).get(number, kept))
+                made.append(self._made(number, turn, prompts.of(number, turn), outputs, kept))
         if not made:
             raise Unusable("the engine gave no tokens")
         return tuple(made)
 
-    def _made(self, number: int, turn: _Written, prompt: array[int], outputs: tuple[Output, ...]) -> RecordedTurn:
+    def _made(
+        self, number: int, turn: _Written, prompt: array[int], outputs: tuple[Output, ...], kept: int
+    ) -> RecordedTurn:
         facts, finished = turn.started.facts, turn.finished
         return RecordedTurn(
             self._folder,
@@ -418,14 +399,15 @@ class _Turns:
             number=number,
             at=_begun_at(self._header, facts.response) + turn.started.at,
             prompt=prompt,
-            output=turn.tokens,
-            logprobs=turn.logprobs,
+            output=turn.tokens[:kept],
+            logprobs=turn.logprobs[:kept],
             stop=finished.reason if finished else "",
             sampling={name: value for name, value in facts.sampling.items() if _NEUTRAL.get(name, UNSET) != value},
             weights=finished.weights if finished else (),
             outputs=outputs,
             is_held=turn.started.held_to_grammar,
             summarizes=facts.purpose.summarizes,
+            left_out=len(turn.tokens) - kept,
         )
 
 
@@ -469,7 +451,7 @@ class _Served:
     def _read(self, file: Iterable[bytes]) -> None:
         is_listing = False
         for line in file:
-            if not (_CALLS.search(line, 0, _MARKED) and line.endswith(b"\n")):
+            if not (_CALLS.search(line, 0, MARKED) and line.endswith(b"\n")):
                 continue
             match _decode_called(line):
                 case _NextTurn():
@@ -545,7 +527,7 @@ class _Prompts:
                 if not data.endswith(b"\n"):
                     return
                 try:
-                    line = _decode_prompt(_upgraded(data, header))
+                    line = _decode_prompt(upgraded(data, header))
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise UnreadableRecording(self._path, number, f"not a prompt: {error}") from error
                 if isinstance(line, _Prompt):

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from penstock.extensions.rollouts.cuts import Place, cut_of
 from penstock.extensions.rollouts.index import Index, Skipped, name_of, temporary
+from penstock.extensions.rollouts.lines import Unusable
 from penstock.extensions.rollouts.paths import NO_LOGPROB, Branch, Cut, PathTurn, TokenPath, ToolResult
 from penstock.extensions.rollouts.prefixes import Alike, Ends, hashes_of
 from penstock.extensions.rollouts.reading import (
     UINT32,
     Head,
     RecordedTurn,
-    Unusable,
     read_head,
     read_turns,
     recordings_in,
@@ -199,6 +199,7 @@ class Tree:
                 sampling=turn.sampling,
                 is_held=turn.is_held,
                 weights=turn.weights,
+                left_out=turn.left_out,
                 results=results,
             )
         )

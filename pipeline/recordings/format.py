@@ -66,7 +66,8 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     ``model`` is the name under which the model was served, ``source`` the folder or id that it was loaded from, and
     ``options`` the operator's settings for its chat template and parsers.  ``answered_from`` is the folder of
     recordings that answered instead of a model.  ``masked`` is True if the letters and digits of all texts
-    were replaced, and with them the tokens.  ``recorded_at`` is an ISO 8601 time; the times of the frames are in
+    were replaced, and with them the tokens.  ``stages`` are the operator's own, by name: what they change differs from
+    one file to the next.  ``recorded_at`` is an ISO 8601 time; the times of the frames are in
     seconds after it.
 
     A recording of the wire has the server ``upstream``, the ``dialect``, the ``path`` and some ``headers`` of the
@@ -82,6 +83,7 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     answered_from: str | None = None
     recorded_at: str | None = None
     masked: bool = False
+    stages: tuple[str, ...] = ()
     upstream: str | None = None
     dialect: str | None = None
     path: str | None = None

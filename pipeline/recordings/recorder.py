@@ -68,6 +68,8 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
     folders: dict[str, ResponseFolder] = field(default_factory=dict)
     """The responses that are passing a tap now, by id."""
+    stages: tuple[str, ...] = ()
+    """The operator's own stages."""
 
     def __post_init__(self) -> None:
         self.writer = Writer[JunctionFile](self.folder, self.pause)
@@ -83,6 +85,8 @@ class Recorder:
         The tap for ``persist`` is the last stage.  A pipeline without token ids has no ``render`` and no ``generate``.
         """
         names = pipeline.names()
+        own = (step.name for step in pipeline.every_step() if step.guard and step.name not in FILES)
+        self.stages = tuple(dict.fromkeys((*self.stages, *own)))
         absent = () if any(stage in names for stage in WITH_TOKENS) else WITH_TOKENS
         try:
             is_changed = any(step.guard for step in pipeline.following("emit").steps)
@@ -167,7 +171,7 @@ class Recorder:
         request_id, body = _latest_request.get()
         recorded_at = datetime.now(UTC).isoformat(timespec="microseconds")
         described = self.described(facts.model) if callable(self.described) else self.described
-        header = replace(described, model=facts.model, recorded_at=recorded_at)
+        header = replace(described, model=facts.model, recorded_at=recorded_at, stages=self.stages)
         return ResponseFolder(
             self.folder / response_id,
             header=header,

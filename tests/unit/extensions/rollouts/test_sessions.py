@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.extensions.rollouts.index import Skipped
 from penstock.extensions.rollouts.paths import NO_LOGPROB, Branch, Cut, TokenPath
 from penstock.extensions.rollouts.reading import RecordedTurn, read_turns, recordings_in
-from penstock.extensions.rollouts.sessions import Session, Skipped, rollouts
+from penstock.extensions.rollouts.sessions import Session, rollouts
 from penstock.pipeline.recordings.format import FORMAT, End, Header, line
 from penstock.pipeline.recordings.response_folder import RESPONSE
 from tests.support.examples import examples
@@ -263,8 +264,8 @@ def test_each_fixture_is_exact(folder: Path) -> None:
     check(sessions, {(turn.response, turn.number): turn for turn in recorded})
     response = msgspec.json.decode((folder / RESPONSE).read_bytes())
     if response["usage"]:
-        masked = sum(sum(path.mask) for session in sessions for path in session.paths)
-        assert masked == response["usage"]["output_tokens"]
+        paths = [path for session in sessions for path in session.paths]
+        assert sum(sum(path.mask) for path in paths) == response["usage"]["output_tokens"]
 
 
 def test_recording_of_an_empty_output_is_skipped() -> None:
