@@ -19,20 +19,25 @@ from pathlib import Path
 import msgspec
 
 from penstock.api.cli.arguments import Parser
+from penstock.api.settings import Settings
+from penstock.api.start.serving import signals_raised
 from penstock.extensions.rollouts.forms import FORMS, TRIED, reward_of, rows
 from penstock.extensions.rollouts.paths import TokenPath
 from penstock.extensions.rollouts.proving import add_options, is_exact, read_settings
 from penstock.extensions.rollouts.sessions import Session, rollouts
 from penstock.extensions.rollouts.writing import STANDARD, Write, check_out, written
-from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.errors import CannotRun, Stopped
 from penstock.pipeline.logs import counted
+
+STOPPED = 130
+"""The exit status if a signal has ended the command."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Turn recordings into rollouts: tokens, masks, log probabilities and rewards, as trainers read them.
 
-    It exits with status 2 if nothing could be exported.  With ``--prove``, it does so if nothing could be proved, and
-    with status 1 if the engine finds a token less or more likely than it was.
+    It exits with status 2 if nothing could be exported, and with 130 if a signal ended it.  With ``--prove``, it exits
+    with 2 if nothing could be proved, and with 1 if the engine finds a token less or more likely than it was.
     """
     parser = _parser()
     chosen, others = parser.parse_known_args(arguments)
@@ -41,7 +46,24 @@ def main(arguments: Sequence[str]) -> None:
         check_out(chosen.out)
     elif settings is None:
         parser.error("the following arguments are required: -o/--out, or --prove")
-    summary, is_off = Summary(), False
+    summary = Summary()
+    try:
+        with signals_raised():
+            is_off = _export(chosen, summary, settings, arguments)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CannotRun(str(error)) from error
+    except Stopped:
+        sys.exit(STOPPED)
+    print("\n".join(summary.lines(_place(chosen))), file=sys.stderr)
+    if is_off:
+        sys.exit(1)
+
+
+def _export(chosen: argparse.Namespace, summary: Summary, settings: Settings | None, arguments: Sequence[str]) -> bool:
+    """Write all paths, and prove them if there are settings of an engine; return True if a token is off."""
+    is_off = False
     with written(chosen.out, chosen.form) if chosen.out else nullcontext(_unwritten) as write:
         paths = _exported(chosen, summary, write)
         first = next(paths, None)  # before an engine is loaded
@@ -51,9 +73,7 @@ def main(arguments: Sequence[str]) -> None:
         if settings:
             is_off = not is_exact(chain([first], paths), settings, chosen.tolerance, arguments, say=_say(chosen.out))
         deque(paths, maxlen=0)
-    print("\n".join(summary.lines(_place(chosen))), file=sys.stderr)
-    if is_off:
-        sys.exit(1)
+    return is_off
 
 
 def _exported(chosen: argparse.Namespace, summary: Summary, write: Write) -> Iterator[TokenPath]:

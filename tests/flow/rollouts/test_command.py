@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from penstock.extensions.rollouts.rewards import RewardLine, write_reward
+from penstock.extensions.rollouts.rewards import FILE, RewardLine, write_reward
 from penstock.pipeline.frames import TokenLogprob
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.api_clients import Json
-from tests.support.processes import RunCommand
+from tests.support.processes import PATIENCE, RunCommand, wait_for
 from tests.support.server import CALL, HELLO, WEATHER, recording_server, script
 
 INCLUDE = ["message.output_text.logprobs"]
@@ -38,6 +41,10 @@ async def record(folder: Path, *, session: str = "work") -> tuple[list[Json], li
 
 def lines(out: bytes) -> list[Json]:
     return [json.loads(line) for line in out.splitlines()]
+
+
+def names(folder: Path, pattern: str = "*") -> list[str]:
+    return sorted(path.name for path in folder.glob(pattern))
 
 
 async def test_turns_of_an_agent_become_paths(tmp_path: Path, penstock: RunCommand) -> None:
@@ -110,3 +117,23 @@ def test_folder_without_recordings_is_named(tmp_path: Path, penstock: RunCommand
     assert (ended.status, ended.out, ended.err) == (2, b"", message)
     ended = penstock("rollouts", tmp_path, "-o", "out.json")
     assert (ended.status, ended.err.startswith("penstock: -o out.json: ")) == (2, True)
+
+
+async def test_place_that_cannot_be_written_is_named(tmp_path: Path, penstock: RunCommand) -> None:
+    await record(tmp_path / "recordings")
+    (out := tmp_path / "out.jsonl").mkdir()
+    ended = penstock("rollouts", tmp_path / "recordings", "-o", out)
+    assert (ended.status, ended.err.count("\n"), "Is a directory" in ended.err) == (2, 1, True)
+    assert names(tmp_path, "*out*") == ["out.jsonl"]
+
+
+def test_command_that_a_signal_ends_leaves_no_file(tmp_path: Path) -> None:
+    """It waits for rewards, whose file is a pipe without a writer."""
+    (tmp_path / "recordings").mkdir()
+    os.mkfifo(tmp_path / "recordings" / FILE)
+    program = Path(sys.executable).with_name("penstock")
+    process = subprocess.Popen([program, "rollouts", "recordings", "-o", "out.jsonl"], cwd=tmp_path)
+    wait_for(lambda: len(names(tmp_path)) > 1 or process.poll() is not None)
+    process.terminate()
+    assert process.wait(PATIENCE) == 130
+    assert names(tmp_path) == ["recordings"]
