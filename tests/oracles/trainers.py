@@ -1,8 +1,8 @@
 """``make trainers``: the forms of rollouts, read by the classes and functions of the trainers that they are for.
 
 The released wheels are fetched from pip's index.  Of their modules, only the definitions named here run: the modules
-import much that no test needs.  The rows are those of all fixtures and of branches made by hand, as a reader of JSON
-and one of Parquet have them.
+import much that no test needs.  The rows are those of fixtures with log probabilities, and of branches made by hand, as
+a reader of JSON and one of Parquet have them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -25,8 +26,11 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from penstock.extensions.rollouts.forms import NO_LABEL, TRIED, rows
 from penstock.extensions.rollouts.paths import Branch, Reward, TokenPath
+from penstock.extensions.rollouts.rewards import rewarded
+from penstock.extensions.rollouts.sessions import rollouts
 from penstock.extensions.rollouts.writing import written
 from tests.oracles.sources import Release
+from tests.support.paths import HARMONY
 from tests.support.token_paths import token_path
 
 TRL = Release("trl", TRIED["trl"], ".whl", ("trl/trainer/grpo_", "trl/trainer/sft_", "trl/trainer/utils.py"))
@@ -130,6 +134,14 @@ def made_by_hand() -> Iterator[list[TokenPath]]:
         yield [token_path(begun, more, **facts), branch, token_path(([1], []), number=2, **facts)]
 
 
+def of_fixtures() -> Iterator[list[TokenPath]]:
+    """The recorded sessions of fixtures whose log probabilities are all known, with a reward each."""
+    for session in rollouts([HARMONY]):
+        paths = rewarded(session.paths, [Reward(0.5)])
+        if paths and all(sum(map(isnan, path.logprobs)) == path.mask.count(0) for path in paths):
+            yield [*paths]
+
+
 def read_back(form: str, sessions: Sequence[Sequence[TokenPath]]) -> Iterator[Rows]:
     """The rows of sessions, as a file of JSON lines has them, and as one of Parquet has them."""
     with TemporaryDirectory() as folder:
@@ -145,7 +157,7 @@ def read_back(form: str, sessions: Sequence[Sequence[TokenPath]]) -> Iterator[Ro
 def main() -> int:
     """Print what each trainer has read."""
     for name, read in TRAINERS.items():
-        for found in read_back(name, [*made_by_hand()]):
+        for found in read_back(name, [*made_by_hand(), *of_fixtures()]):
             read(found)
             sys.stdout.write(f"{name} {TRIED[name]} reads {len(found)} rows\n")
     return 0

@@ -61,8 +61,9 @@ async def test_turns_of_an_agent_become_paths(tmp_path: Path, penstock: RunComma
     assert first["turns"][1]["results"][0]["text"] == "18 °C"
     assert second["token_ids"] == [*prompts[2], *encode(HELLO)]
     cut = second["cut"]
-    assert (cut["response"], cut["was"], cut["read"]) == (
+    assert (cut["response"], cut["reason"], cut["was"], cut["read"]) == (
         responses[1]["id"],
+        "instructions",
         first["token_ids"][cut["at"]],
         second["token_ids"][cut["at"]],
     )
@@ -74,7 +75,7 @@ async def test_turns_of_an_agent_become_paths(tmp_path: Path, penstock: RunComma
     tokens = len(first["token_ids"]) + len(second["token_ids"])
     assert ended.err == (
         f"1 session, 2 paths, {tokens:,} tokens, {trained:,} of them trained: stdout, as penstock reads them\n"
-        f"cuts: 1 {cut['reason']}\nwithout a reward: 1 session\n"
+        "cuts: 1 instructions\nwithout a reward: 1 session\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.extensions.rollouts.forms import FORMS, NO_LABEL, TRIED, rows
 from penstock.extensions.rollouts.paths import Branch, Cut, Reward, TokenPath
 from penstock.extensions.rollouts.writing import line
+from tests.support.paths import ROOT
 from tests.support.token_paths import Turn, token_path
 
 TWO_TURNS: tuple[Turn, ...] = (([1, 2], {3: -0.5, 4: -1.5}), ([5], {6: -0.25}))
@@ -90,6 +92,11 @@ def test_log_probabilities_are_all_known_or_none(form: str, name: str) -> None:
     unknown = token_path(([1], {2: -0.5}), ([3], [4]))
     assert shown(form, unknown)[0][name] is None
     assert shown("trl", unknown)[0]["logprobs"] == [-0.5, 0.0, None]
+
+
+def test_page_names_the_releases_that_were_tried() -> None:
+    page = (ROOT / "docs" / "ROLLOUTS.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \(([\d.]+)\)", page, re.MULTILINE) == [*TRIED.items()]
 
 
 def test_turns_of_an_earlier_path_are_read_and_not_trained() -> None:
