@@ -21,8 +21,9 @@ import msgspec
 
 from penstock.extensions.rollouts.forms import rows
 from penstock.extensions.rollouts.index import Index, Placeless, Skipped, name_of
+from penstock.extensions.rollouts.lines import Unusable
 from penstock.extensions.rollouts.paths import Reward
-from penstock.extensions.rollouts.reading import Head, Unusable, read_head
+from penstock.extensions.rollouts.reading import Head, read_head
 from penstock.extensions.rollouts.rewards import FILE as REWARDS
 from penstock.extensions.rollouts.rewards import Rewards, lines_of, rewarded
 from penstock.extensions.rollouts.sessions import assembled

@@ -69,7 +69,7 @@ def rollouts(folders: Sequence[Path], *, session: str = "") -> Iterator[Session]
             given = rewards.of(made.id, made.key, index.keys_of(made.id))
             yield msgspec.structs.replace(made, paths=rewarded(made.paths, given))
         if homeless and not session:
-            yield Session("", "", "", (), tuple(homeless))
+            yield Session("", "", "", paths=(), skipped=tuple(homeless))
 
 
 def assembled(first: Head, members: Iterable[Head]) -> Session:
@@ -83,7 +83,7 @@ def assembled(first: Head, members: Iterable[Head]) -> Session:
             continue
         for turn in turns:
             tree.add(head, turn)
-    return Session(name_of(first), first.key, first.model, tree.paths(), tuple(skipped))
+    return Session(name_of(first), first.key, first.model, paths=tree.paths(), skipped=tuple(skipped))
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from penstock.api.http.auth import Keys
@@ -26,6 +27,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.optional.rewrite import Rewrite
 from tests.support.api_clients import Json, conversation_id, openai_client
 from tests.support.chat_families import family_model
+from tests.support.paths import HARMONY as HARMONY_CASES
 from tests.support.paths import TINY_QWEN
 from tests.support.server import (
     CALL,
@@ -38,6 +40,8 @@ from tests.support.server import (
     running_server,
     script,
 )
+from tests.support.token_upstream import PROMPT, token_upstream
+from tests.support.wiretaps import recorded_server
 
 KEYS = ("sk-alice-0123456789", "sk-bob-0123456789ab")
 
@@ -264,19 +268,19 @@ async def test_call_that_is_rendered_in_another_way_is_a_cut(tmp_path: Path) -> 
     assert [path.cut and path.cut.reason for path in session.paths] == [None, "template"]
 
 
-async def test_choices_fork_their_session(tmp_path: Path) -> None:
+async def test_choices_of_a_session_are_paths_of_one_prompt(tmp_path: Path) -> None:
     engine, folder = ScriptedEngine(script(HELLO)), tmp_path / "recordings"
     async with recording_server(engine, folder) as served:
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "n": 2}
         headers = {"X-Session-ID": "work"}
         async with served.client.post(f"{served.url}/v1/chat/completions", json=asked, headers=headers) as answer:
             assert answer.status == 200
-    paths = [
-        path for session in exported(folder, engine, sessions=len(list(rollouts([folder])))) for path in session.paths
-    ]
-    assert [path.token_ids for path in paths] == [paths[0].token_ids] * 2
-    assert [path.mask.count(1) for path in paths] == [len(script(HELLO).token_ids)] * 2
-    assert [path.cut for path in paths] == [None, None]
+    (session,) = exported(folder, engine)
+    assert session.id == "work"
+    one, other = session.paths
+    assert one.token_ids == other.token_ids
+    assert [path.mask.count(1) for path in session.paths] == [len(script(HELLO).token_ids)] * 2
+    assert [(path.cut, path.branch) for path in session.paths] == [(None, None)] * 2
 
 
 async def test_two_keys_with_one_session_id_are_two_sessions(tmp_path: Path) -> None:
@@ -333,6 +337,46 @@ async def test_edit_of_a_result_is_named(tmp_path: Path) -> None:
     assert called.end < second.cut.at < read.begin
     assert second.branch is not None
     assert (second.branch.path, second.branch.tokens) == (first.number, called.end)
+
+
+async def test_items_that_no_longer_fit_are_a_truncation(tmp_path: Path) -> None:
+    engine, folder = ScriptedEngine(script(HELLO), context_length=400), tmp_path / "recordings"
+    async with recording_server(engine, folder) as served:
+        body: Json = {"input": "tea " * 150}
+        for _ in range(3):
+            status, response = await served.post({**body, "truncation": "auto", "max_output_tokens": 50})
+            assert status == 200
+            body = {"input": "more " * 60, "previous_response_id": response["id"]}
+    (session,) = exported(folder, engine)
+    assert "truncation" in [path.cut.reason for path in session.paths if path.cut]
+
+
+async def test_result_of_a_call_that_the_server_made_is_what_the_model_read() -> None:
+    (session,) = rollouts([HARMONY_CASES / "served_python"])
+    (path,) = session.paths
+    assert [[result.text for result in turn.results] for turn in path.turns] == [
+        [],
+        ["(The code wrote nothing.)"],
+        ["42\n"],
+    ]
+
+
+async def test_proxy_with_tokens_is_read(tmp_path: Path) -> None:
+    """A server of another make has no ids of sessions: turns are joined by their tokens."""
+    for prompt in (PROMPT, (*PROMPT, 4, 5, 6)):
+        async with (
+            token_upstream([[4], [5]], prompt=prompt) as upstream,
+            recorded_server(upstream.url, tmp_path, asks_for_tokens=True) as url,
+            aiohttp.ClientSession() as client,
+        ):
+            asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+            async with client.post(f"{url}/v1/chat/completions", json=asked) as answer:
+                assert answer.status == 200
+    (session,) = rollouts([tmp_path])
+    (path,) = session.paths
+    assert list(path.token_ids) == [*PROMPT, 4, 5, 6, 4, 5]
+    assert list(path.mask) == [0, 0, 0, 1, 1, 0, 1, 1]
+    assert {turn.response for turn in path.turns} == {folder.name for folder in recorded_folders(tmp_path)}
 
 
 THRESHOLD = [{"type": "compaction", "compact_threshold": 50}]

@@ -269,7 +269,9 @@ def test_each_fixture_is_exact(folder: Path) -> None:
 
 
 def test_recording_of_an_empty_output_is_skipped() -> None:
-    assert sessions_of(EMPTY) == [Session("", "", "", (), (Skipped(str(EMPTY), "the engine gave no tokens"),))]
+    assert sessions_of(EMPTY) == [
+        Session("", "", "", paths=(), skipped=(Skipped(str(EMPTY), "the engine gave no tokens"),))
+    ]
 
 
 # Single rules
