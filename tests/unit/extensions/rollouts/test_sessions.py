@@ -220,6 +220,7 @@ def check_cut(cut: Cut, was: Tokens, now: Tokens) -> None:
     assert cut.was != cut.read
 
 
+@pytest.mark.slow
 @given(_steps, _links, st.randoms(use_true_random=False))
 @examples(150)
 def test_each_token_is_trained_once_and_each_path_is_exact(steps: list[Step], link: str, chance: random.Random) -> None:
@@ -403,6 +404,7 @@ def test_title_of_a_session_is_no_cut(tmp_path: Path) -> None:
     assert [path.cut for path in session.paths] == [None, None]
 
 
+@pytest.mark.slow
 def test_long_session_is_linked_by_its_tokens(tmp_path: Path) -> None:
     """Longer than the first filter of beginnings, so that it grows."""
     tokens, count = tuple(itertools.islice(itertools.cycle(range(1, 100)), 50)), 1100
@@ -412,3 +414,52 @@ def test_long_session_is_linked_by_its_tokens(tmp_path: Path) -> None:
     (session,) = sessions_of(tmp_path)
     assert [len(path.turns) for path in session.paths] == [count]
     assert all(math.isnan(value) for value in session.paths[0].logprobs)
+
+
+def _of_older_format(data: bytes, version: int) -> bytes:
+    """Return a file with its facts in an older layout."""
+    header, *frames = [msgspec.json.decode(each) for each in data.splitlines()]
+    for frame in frames:
+        facts = frame.get("facts", {})
+        if version == 1 and facts:
+            facts = frame.pop("facts")
+            frame.update((name, facts[name]) for name in ("response", "input", "origin", "scheduling"))
+        elif purpose := facts.pop("purpose", {}):
+            facts.update(purpose)
+    return b"".join(line(each) for each in (header | {"format": version}, *frames))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_recordings_of_older_formats_are_read(tmp_path: Path, version: int) -> None:
+    turns = Call((1,), (2,), session="one"), Call((1, 2, 3), (4,), options={"purpose": {"summarizes": True}})
+    folder = record(tmp_path, name_of(0), 0, *turns)
+    (before,) = sessions_of(tmp_path)
+    path = folder / "tokens.jsonl"
+    path.write_bytes(_of_older_format(path.read_bytes(), version))
+    (after,) = sessions_of(tmp_path)
+    assert (after.id, after.key, after.skipped) == ("one", "alice", ())
+    assert [path.token_ids for path in after.paths] == [path.token_ids for path in before.paths]
+    assert [turn.summarizes for turn in read_turns(folder)] == [False, version == 2]
+
+
+@given(st.integers(0, 2_000))
+@examples(60)
+def test_file_that_ends_anywhere_has_its_whole_turns(size: int) -> None:
+    """A server that was killed leaves a file that ends within a line."""
+    with TemporaryDirectory() as temporary:
+        turns = Call((1,), (2,)), Call((1, 2, 3), (4, 5)), Call((1, 2, 3, 4, 5), (6,))
+        path = record(Path(temporary), name_of(0), 0, *turns) / "tokens.jsonl"
+        data = path.read_bytes()
+        path.write_bytes(data[:size])
+        ends = [
+            at for at in range(len(data)) if data[:at].endswith(b"\n") and b"GenerationFinished" in _last(data[:at])
+        ]
+        whole = sum(end <= size for end in ends)
+        (session,) = sessions_of(Path(temporary))
+        written = [turn.number for path in session.paths for turn in path.turns]
+        assert written == list(range(1, whole + 1))
+        assert bool(session.skipped) == (whole == 0)
+
+
+def _last(data: bytes) -> bytes:
+    return data.splitlines()[-1]
