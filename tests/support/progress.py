@@ -26,7 +26,7 @@ KEPT = Path(".cache/suites")
 PERIOD = 15.0
 """Seconds between two lines of progress."""
 
-ALMOST_HANGING = 0.98
+ALMOST_HANGING = 0.8
 """Fraction of the time of a test after which the lines that stay if it hangs tell where it waits."""
 
 
