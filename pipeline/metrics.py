@@ -255,7 +255,7 @@ ENGINE_CACHED_BLOCKS = Gauge(
 )
 ENGINE_WEIGHTS = Gauge(
     "penstock_engine_weights",
-    "1 for the version of its weights that an engine named last, if it names them",
+    "1 for the version of its weights that an engine named last",
     ["engine", "version"],
     multiprocess_mode="livemax",
 )

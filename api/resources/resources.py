@@ -38,6 +38,7 @@ SHIPPED = (
     "sign_in",
     "uploads",
     "vector_stores",
+    "weights",
 )
 
 

@@ -171,6 +171,13 @@ class EngineSettings(ModelEngineSettings, BaseSettings):
         description="end with status 1 when an engine in this process dies, so that systemd or Docker start the server "
         "again; without it the server goes on with its stored responses, and /health returns a 503",
     )
+    weights_from: Path | None = Field(
+        default=None,
+        title="FOLDER",
+        description="let a trainer change the weights of the model in this process by vLLM's routes, with the "
+        "operator's key; FOLDER has the checkpoints that it may load",
+        examples=["checkpoints"],
+    )
     engine_arguments: CliUnknownArgs = []
 
     @field_validator("model_alias")

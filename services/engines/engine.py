@@ -155,6 +155,56 @@ class NamesWeights(Protocol):
         ...
 
 
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
+"""The ways of a pause with running generations: it ends them, waits for them, or halts them until it is over."""
+
+WeightWork: TypeAlias = Literal[
+    "init_weight_transfer_engine",
+    "shutdown_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+    "reload_weights",
+]
+"""The methods of vLLM's workers that a trainer calls."""
+
+
+@runtime_checkable
+class ChangesWeights(Protocol):
+    """An engine whose weights a trainer changes while it runs.
+
+    Each method may raise `EngineFailed`, after which the weights may be a mixture, or `EngineDead`.
+    """
+
+    async def pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
+        """Generate nothing until `resume`, and let new prompts wait; return once no generation runs."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        ...
+
+    async def is_paused(self) -> bool:
+        """Return True in a pause."""
+        ...
+
+    async def present_weights(self) -> str:
+        """Return the version of the weights that write the next token."""
+        ...
+
+    async def name_weights(self, version: str) -> None:
+        """Name the version of the weights that write the next token."""
+        ...
+
+    async def in_workers(self, work: WeightWork, **given: Any) -> None:
+        """Let all workers of the engine do something."""
+        ...
+
+    def workers(self, *, with_replicas: bool) -> int:
+        """Return the number of workers of the model, or of all replicas of it."""
+        ...
+
+
 ModelState: TypeAlias = Literal["ready", "asleep", "starting", "stopping", "stopped", "failed"]
 MODEL_STATES: tuple[ModelState, ...] = get_args(ModelState)
 

@@ -30,7 +30,7 @@ from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, To
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.tasks import MANY_VALUES, apart
-from penstock.services.engines.engine import PARAMETERS, sampling_parameters
+from penstock.services.engines.engine import PARAMETERS, PauseMode, WeightWork, sampling_parameters
 from penstock.services.engines.vllm_cores import (
     CoreClient,
     Cores,
@@ -197,6 +197,35 @@ class VllmEngine:
     async def abort_lost(self, request_ids: Sequence[str]) -> None:
         """Abort requests of another process that has died, by vLLM's ids."""
         await abort_everywhere(self.llm, request_ids)
+
+    async def pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
+        with _changes():
+            await self.llm.pause_generation(mode=mode, clear_cache=clears_cache)
+
+    async def resume(self) -> None:
+        with _changes():
+            await self.llm.resume_generation()
+
+    async def is_paused(self) -> bool:
+        with _changes():
+            return bool(await self.llm.is_paused())
+
+    async def present_weights(self) -> str:
+        with _changes():
+            version: str = await self.llm.get_weight_version()
+            return version
+
+    async def name_weights(self, version: str) -> None:
+        with _changes():
+            await self.llm.update_weight_version(version)
+
+    async def in_workers(self, work: WeightWork, **given: Any) -> None:
+        with _changes():
+            await self.llm.collective_rpc(work, kwargs=given)
+
+    def workers(self, *, with_replicas: bool) -> int:
+        parallel = self.llm.vllm_config.parallel_config
+        return int(parallel.world_size_across_dp if with_replicas else parallel.world_size)
 
     async def warm_up(self, grammar: str = ANYTHING) -> None:
         """Load the adapters, and run a request with grammar and logprobs: the first such request takes seconds longer.
@@ -462,6 +491,18 @@ def _faults() -> Iterator[None]:
         raise errors.EngineFailed(
             f"The engine gave up on this request ({type(cause).__name__}).", str(cause)
         ) from error
+
+
+@contextmanager
+def _changes() -> Iterator[None]:
+    """Turn the errors of vLLM's workers, which may be of any type, into `EngineFailed`."""
+    try:
+        with _faults():
+            yield
+    except (errors.EngineDead, errors.EngineFailed):
+        raise
+    except Exception as error:
+        raise errors.EngineFailed(f"The engine could not do this: {shortened(str(error))}") from error
 
 
 @dataclass(frozen=True)

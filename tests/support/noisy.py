@@ -12,15 +12,14 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny_engine import CHECKPOINT
 
 NOISE = 0.15
-"""The standard deviation of the change, as a share of each weight."""
 
 
-def write_noisy(folder: Path) -> Path:
-    """Write the copy into a new folder of this name."""
+def write_noisy(folder: Path, noise: float = NOISE) -> Path:
+    """Write the copy into a new folder of this name; ``noise`` is the deviation of the change, as a share of a weight."""
     shutil.copytree(CHECKPOINT, folder)
     path, random = folder / "model.safetensors", torch.Generator().manual_seed(0)
     weights = {
-        name: (tensor.float() * (1 + NOISE * torch.randn(tensor.shape, generator=random))).to(tensor.dtype)
+        name: (tensor.float() * (1 + noise * torch.randn(tensor.shape, generator=random))).to(tensor.dtype)
         for name, tensor in load_file(path).items()
     }
     save_file(weights, path, {"format": "pt"})
