@@ -235,7 +235,7 @@ class WeightRoutes:
     async def finish(self, request: web.Request) -> web.Response:
         """End an update, and name the new weights."""
         given = await receive(request)
-        body = read_body(given, FinishBody) if given else FinishBody()
+        body = await off_loop(read_body, given, FinishBody) if given else FinishBody()
         await self._change("finish_weight_update")
         if body.weight_version is not None:
             await self.engine.name_weights(body.weight_version)
@@ -245,7 +245,7 @@ class WeightRoutes:
     @operation(Operation(Named, NameBody, refusals=_REFUSALS))
     async def name(self, request: web.Request) -> web.Response:
         """Name the present weights."""
-        version = read_body(await receive(request), NameBody).new_version
+        version = (await off_loop(read_body, await receive(request), NameBody)).new_version
         await self.engine.name_weights(version)
         return as_json(Named(success=True, new_version=version))
 
@@ -253,7 +253,7 @@ class WeightRoutes:
     @operation(Operation(Results, WorkerBody, refusals=_REFUSALS))
     async def reload(self, request: web.Request) -> web.Response:
         """Load the weights of a checkpoint into a paused engine."""
-        body = read_body(await receive(request), WorkerBody)
+        body = await off_loop(read_body, await receive(request), WorkerBody)
         path = await in_thread(self._checkpoint, body.kwargs.weights_path)
         await self._change("reload_weights", weights_path=str(path))
         return as_json(Results([None] * self.engine.workers(with_replicas=True)))

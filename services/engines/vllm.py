@@ -220,6 +220,8 @@ class VllmEngine:
             await self.llm.update_weight_version(version)
 
     async def in_workers(self, work: WeightWork, **given: Any) -> None:
+        if work in ("reload_weights", "start_weight_update") and (kept := kept_weights(self.llm.vllm_config)):
+            raise errors.InvalidRequest(f"vLLM keeps the old weights of {kept}. Start the server with the new ones.")
         with _changes():
             await self.llm.collective_rpc(work, kwargs=given)
 
@@ -595,6 +597,21 @@ class VllmPlan:
 def speaks_harmony(config: VllmConfig) -> bool:
     """Return True if the model is a gpt-oss.  All other models use a chat template."""
     return bool(config.model_config.hf_config.model_type == "gpt_oss")
+
+
+def kept_weights(config: VllmConfig) -> str:
+    """Return the part of the weights that an update of vLLM 0.32 leaves as it was; empty if there is none.
+
+    Its loader copies such experts into parameters that it then drops, and on a CPU it packs an output layer once.
+    """
+    from vllm.platforms import current_platform
+
+    model = config.model_config
+    if speaks_harmony(config) and model.quantization is None:
+        return "the experts of a gpt-oss that is not quantized"
+    if current_platform.is_cpu() and getattr(model.hf_text_config, "tie_word_embeddings", False):
+        return "an output layer that is tied to the embeddings, on a CPU"
+    return ""
 
 
 def default_sampling(config: VllmConfig) -> Mapping[str, float]:

@@ -27,6 +27,7 @@ from tests.support.live_server import KEY, bearer, live_server
 from tests.support.messages import events_of
 from tests.support.openapi import ODD, Description, Schema, any_body, in_responses_names, query_values, valid_values
 from tests.support.server import CALL, ScriptedServer, running_server, script
+from tests.support.trained_engine import TrainedEngine
 
 SLOW = [HealthCheck.data_too_large, HealthCheck.filter_too_much]
 QUICK = examples(25, SLOW)
@@ -43,6 +44,15 @@ STREAMS: dict[str, Callable[[bytes], Any]] = {
 
 
 RESOURCES = ("batches", "uploads")
+
+ORDERS = (
+    "/init_weight_transfer_engine",
+    "/update_weights",
+    "/finish_weight_update",
+    "/update_weight_version",
+    "/collective_rpc",
+)
+"""The routes with bodies of a trainer."""
 
 KNOWN: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 """Values that a server knows, so that those of the other parameters count."""
@@ -209,6 +219,30 @@ def test_no_reward_causes_a_server_error(tmp_path: Path) -> None:
         ask()
         runner.run(stack.aclose())
     assert any(answered)
+
+
+def test_no_order_of_a_trainer_causes_a_server_error(tmp_path: Path) -> None:
+    changes = {"weights_from": tmp_path}
+    engine, keys = TrainedEngine(script(), paused=True), Keys(operator=KEY)
+    served = live_server(engine, tmp_path, resources=(*RESOURCES, "weights"), keys=keys, changes=changes)
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        target = Target(runner, runner.run(stack.enter_async_context(served)), JSON | bearer())
+
+        def order(path: str) -> st.SearchStrategy[tuple[str, bytes]]:
+            (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
+            return st.tuples(st.just(path), any_body(valid_values(target.description, content["schema"])))
+
+        @LONG
+        @given(st.sampled_from(ORDERS).flatmap(order))
+        def ask(order: tuple[str, bytes]) -> None:
+            path, body = order
+            target.check("POST", path, path, body)
+
+        ask()
+        runner.run(stack.aclose())
+    assert {work for work, _ in engine.done} >= {"init_weight_transfer_engine", "update_weights"}
+    assert engine.version != "default"
 
 
 @pytest.mark.parametrize("template", ["/v1/batches", "/v1/uploads", "/v1/uploads/{upload_id}/complete"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +16,12 @@ from penstock.api.resources.resources import check_resources
 from penstock.api.settings import Settings
 from penstock.extensions.rollouts.weights import LONGEST_NAME
 from penstock.pipeline.errors import CannotStart, EngineFailed
-from penstock.services.engines.engine import PauseMode, WeightWork
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.live_server import CLIENT, KEY, bearer, live_server
 from tests.support.server import Server, script
+from tests.support.trained_engine import TrainedEngine
 
 Json = dict[str, Any]
-
-
-@dataclass
-class TrainedEngine(ScriptedEngine):
-    """An engine that notes what a trainer does with it."""
-
-    version: str = "default"
-    paused: bool = False
-    done: list[Any] = field(default_factory=list)
-    fault: EngineFailed | None = None
-
-    async def pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
-        self.paused = True
-        self.done.append(("pause", mode, clears_cache))
-
-    async def resume(self) -> None:
-        self.paused = False
-
-    async def is_paused(self) -> bool:
-        return self.paused
-
-    async def present_weights(self) -> str:
-        return self.version
-
-    async def name_weights(self, version: str) -> None:
-        self.version = version
-
-    async def in_workers(self, work: WeightWork, **given: Any) -> None:
-        if self.fault:
-            raise self.fault
-        self.done.append((work, given))
-
-    def workers(self, *, with_replicas: bool) -> int:
-        return 8 if with_replicas else 2
 
 
 @asynccontextmanager
