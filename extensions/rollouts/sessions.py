@@ -166,8 +166,8 @@ class Tree:
         """Add the next turn."""
         hashes, linked = hashes_of(turn.prompt, turn.output), self._linked(head, turn)
         parent = self._parent(turn, hashes[: len(turn.prompt)], linked)
-        if parent is None and head.has_history and not head.is_linked and turn.number == 1:
-            linked = self._most_like(head, turn, linked)  # its items may name one in the middle
+        if parent is None and head.has_history and turn.number == 1 and not (head.is_linked and linked):
+            linked = self._most_like(head, turn, linked)  # its items may name one in the middle, and the request none
         path = self._continued(parent) if parent else self._begun()
         if path.source == "":
             path.source = head.source

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
-from tests.support.launched_agents import AgentServer, agent_server, run
+from tests.support.launched_agents import AgentServer, agent_server, obeying_engine, run, tiny_engine
 from tests.support.paths import ROOT
 from tests.support.processes import free_port, running_process
 
@@ -187,6 +188,23 @@ def agents(
     options = ("--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}")
     with agent_server(penstock, tmp_path_factory.mktemp("agents"), *options) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def obeying(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    """The URL of a real engine for coding agents, whose model does what the user says."""
+    with obeying_engine(penstock, tmp_path_factory.mktemp("obeying")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def noisy(penstock: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    """The URL of an engine with the same model, whose weights are a little off."""
+    folder = tmp_path_factory.mktemp("noisy")
+    write = [str(Path(penstock).with_name("python")), "-m", "tests.support.noisy", str(folder / "model")]
+    subprocess.run(write, check=True, cwd=ROOT)
+    with tiny_engine(penstock, folder, folder / "model") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

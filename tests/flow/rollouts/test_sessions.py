@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -396,6 +397,28 @@ async def test_compaction_cuts_before_and_after_its_summary(tmp_path: Path) -> N
     written = [sum(path.mask) for path in session.paths]
     assert written[0] == first["usage"]["output_tokens"]
     assert sum(written[1:]) == second["usage"]["output_tokens"]
+
+
+async def test_request_that_names_an_unrecorded_response_continues_what_its_items_name(tmp_path: Path) -> None:
+    """Codex resumes a session with all items, after a response that only warms the cache and so has no output."""
+    engine, folder = ScriptedEngine(), tmp_path / "recordings"
+    async with recording_server(engine, folder) as served:
+        answer: Json = {"output": []}
+        names: list[str] = []
+        for more in ([], [{"role": "user", "content": "Again."}]):
+            engine.script = script(HELLO)
+            _, warmed = await served.post({"input": "Be kind.", "session_id": "work"})
+            engine.script = Script(harmony_tokens(TALK[2]))
+            items = [{"role": "user", "content": "Hi"}, *answer["output"], *more]
+            _, answer = await served.post({"input": items, "session_id": "work", "previous_response_id": warmed["id"]})
+            names.append(warmed["id"])
+    for name in names:
+        shutil.rmtree(folder / name)
+    (session,) = rollouts([folder])
+    first, second = session.paths
+    assert first.cut is None
+    assert second.cut
+    assert (second.cut.response, second.cut.reason) == (first.turns[0].response, "thoughts")
 
 
 async def test_tokens_after_a_stop_text_are_left_out(tmp_path: Path) -> None:
