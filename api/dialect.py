@@ -46,7 +46,6 @@ from penstock.services import tracing
 from penstock.services.engines.affinity import SESSION_HEADER
 from penstock.services.runs.run import Mode, Run
 from penstock.services.usage import Tally
-from penstock.stages.parse.parser import reads_tokens
 
 Read: TypeAlias = Callable[[bytes], Reading]
 """A function that reads a body; it raises `InvalidRequest` for a wrong one."""
@@ -227,9 +226,6 @@ class Edge:
 
     async def prepared(self, reading: Reading) -> AllPrepared:
         """Open the pipeline for each request of a reading; the caller closes them, by a block."""
-        if reading.returns_tokens and not reads_tokens(self.scheduler.pipeline):
-            message = "This server sees no tokens: they are made elsewhere."
-            raise errors.UnsupportedParameter(message, param="return_token_ids")
         async with AsyncExitStack() as closing:
             prepared = await closing.enter_async_context(AllPrepared())
             with placing(reading.place):
@@ -274,7 +270,6 @@ class Edge:
             generates=reading.generates,
             moves=request.method == "POST" and FORWARDED not in headers and not stays,
             forgives=reading.forgives,
-            returns_tokens=reading.returns_tokens,
         )
         return reading.asking(*(each.inside(envelope) for each in (reading.request, *reading.others)))
 

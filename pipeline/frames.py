@@ -22,6 +22,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.pipeline.logs import check_names
 from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.protocol.items import FileReading, Item, ListedTool, Logprob, Phase
 from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -210,6 +211,8 @@ class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if the response shall include the raw messages."""
     wants_token_ids: bool = False
     """True if the answer shall have the ids of all tokens."""
+    wants_weight_versions: bool = False
+    """True if the answer shall have the versions of its weights."""
     include: tuple[str, ...] = ()
     """The request's parameter ``include``."""
     template: TemplateOptions = NO_TEMPLATE_OPTIONS
@@ -487,17 +490,6 @@ FinishReason: TypeAlias = Literal[
 operator's own stages.  ``converse`` gives the others: if a turn needs more tool calls or turns than are allowed, or if
 its client steers the response.
 """
-
-
-class WeightSpan(msgspec.Struct, frozen=True, gc=False):
-    """The tokens of an output that one version of the model's weights wrote."""
-
-    version: str
-    """The name of the version, as the engine has it."""
-    start: int
-    """The index of its first token in the output."""
-    end: int
-    """The index after its last token."""
 
 
 class GenerationFinished(_Frame, frozen=True):

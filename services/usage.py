@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
+from penstock.pipeline.protocol.generations import Generation
+from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+
+LONG_TOKENS = 2**14
+"""Tokens of an output whose lists take milliseconds to write."""
 
 
 class TurnTokens(NamedTuple):
@@ -55,9 +61,27 @@ class CountedTurn(Protocol):
 class KeptTurn(CountedTurn, Protocol):
     """A turn whose tokens are kept."""
 
-    def token_ids(self, start: int) -> Sequence[int]:
+    keeps_logprobs: bool
+    """True if their log probabilities are kept, too."""
+
+    def token_ids(self, start: int) -> list[int]:
         """Return the ids of the tokens that were generated until now, from ``start`` on."""
         ...
+
+    def logprobs(self, start: int) -> Sequence[Logprob]:
+        """Return the log probabilities of the same tokens; empty if none are kept."""
+        ...
+
+    def generation(self) -> Generation:
+        """Return the turn until now, without its prompt."""
+        ...
+
+
+class Kept(NamedTuple):
+    """A turn, and the tokens of its prompt as JSON, if the answer shall have them."""
+
+    turn: KeptTurn
+    prompt: Raw | UnsetType
 
 
 class Tally:
@@ -67,20 +91,18 @@ class Tally:
         self._ended: list[TurnTokens] = []
         self._running: CountedTurn | None = None
         self._lists_turns = False
-        self._kept: list[KeptTurn] = []
+        self.kept: list[Kept] = []
+        """The turns whose tokens are kept."""
         self.tool_seconds = 0.0
         """Seconds for which this server has run tools."""
-        self.prompt: Sequence[int] = ()
-        """The tokens of the prompt of the first turn that is kept."""
 
     def begin(self, turn: CountedTurn, *, lists_turns: bool) -> None:
         """Count a turn from now on."""
         self._running, self._lists_turns = turn, lists_turns
 
-    def keep(self, turn: KeptTurn, prompt: Sequence[int]) -> None:
-        """Keep the tokens of a turn with this prompt, beside those of the turns before it."""
-        self.prompt = self.prompt or prompt
-        self._kept.append(turn)
+    def keep(self, turn: KeptTurn, prompt: Raw | UnsetType) -> None:
+        """Keep the tokens of a turn, and those of its prompt as JSON, beside those of the turns before it."""
+        self.kept.append(Kept(turn, prompt))
 
     def end(self) -> None:
         """Note that the turn has ended."""
@@ -94,13 +116,57 @@ class Tally:
         turns = (*self._ended, *running)
         return usage_of(turns, lists_turns=self._lists_turns) if turns else None
 
-    def token_ids(self, start: int) -> list[int]:
-        """Return the kept tokens that were generated until now, from ``start`` on."""
-        found = list[int]()
-        for turn in self._kept:
-            found += turn.token_ids(start)
-            start = max(0, start - turn.tokens_so_far().output)
-        return found
+    @property
+    def prompt(self) -> Raw | UnsetType:
+        """The tokens of the prompt of the first turn that is kept, as JSON."""
+        return self.kept[0].prompt if self.kept else UNSET
+
+    def generations(self) -> tuple[Generation, ...] | UnsetType:
+        """Return the kept turns until now; UNSET if there are none."""
+        return tuple(replace(turn.generation(), prompt_token_ids=prompt) for turn, prompt in self.kept) or UNSET
+
+    @property
+    def is_long(self) -> bool:
+        """True if `generations` takes so long that it must not happen in the event loop (see `apart`)."""
+        return sum(turn.tokens_so_far().output for turn, _ in self.kept) > LONG_TOKENS
+
+
+class Taken:
+    """State machine: the kept tokens of a tally that its reader has taken."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._turns = tally.kept
+        self._turn = -1
+        self._position = 0
+        """The tokens of that turn which were taken."""
+        self._token_ids: Callable[[int], list[int]] = _none
+
+    @property
+    def are_scored(self) -> bool:
+        """True if the log probabilities of the tokens are kept."""
+        return self._turn >= 0 and self._turns[self._turn].turn.keeps_logprobs
+
+    def next(self) -> list[int]:
+        """Take the tokens that were generated since the last call.  It is called for each chunk."""
+        taken = self._token_ids(self._position)
+        self._position += len(taken)
+        if self._turn + 1 == len(self._turns):
+            return taken
+        self._turn, self._position = self._turn + 1, 0
+        self._token_ids = self._turns[self._turn].turn.token_ids
+        return taken + self.next()
+
+    def next_scored(self) -> tuple[list[int], list[Logprob]]:
+        """Take the same with their log probabilities, if these are kept."""
+        first, start = self._turn, self._position
+        token_ids, logprobs = self.next(), list[Logprob]()
+        for at in range(max(first, 0), self._turn + 1):
+            logprobs += self._turns[at].turn.logprobs(start if at == first else 0)
+        return token_ids, logprobs
+
+
+def _none(start: int) -> list[int]:
+    return []
 
 
 class Tallies:

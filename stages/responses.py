@@ -70,7 +70,7 @@ def responses_pipeline(
     return (
         Pipeline.start("normalize", normalizing(recall, toolbox, caches))
         .then("converse", model.converse(turn, toolbox, limits, Steering(runs.is_steered, engine.cancel)))
-        .then("emit", Emit())
+        .then("emit", Emit(tallies=runs.tallies))
         .then("persist", Persist(runs))
     )
 
@@ -79,8 +79,9 @@ def sealing(
     pipeline: Pipeline[CreateResponse, ResponseEvent], sealer: Sealer
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Return the pipeline with ``sealer`` in both stages that need it: one opens what the other has sealed."""
-    recall = replace(pipeline.stage("recall"), sealer=sealer)
-    return pipeline.replace("recall", recall).replace("emit", Emit(sealer))
+    for name in ("recall", "emit"):
+        pipeline = pipeline.replace(name, replace(pipeline.stage(name), sealer=sealer))
+    return pipeline
 
 
 def aliasing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,8 @@ from penstock.pipeline.protocol.events import DONE
 class TextChunk(msgspec.Struct, frozen=True, gc=False):
     """A chunk that has a text and nothing else of its own: nearly every one.
 
-    ``around`` is what stands around the text once it is written, as `around` returns it.
+    ``around`` is what stands around the text once it is written, as `around` returns it, with the ids of its tokens
+    if the chunk has these (see `holding`).
     """
 
     around: tuple[bytes, ...]
@@ -37,6 +39,9 @@ class Broken(msgspec.Struct, frozen=True):
 
 TEXT = "\0text\0"
 """The text of a chunk that `around` takes apart."""
+
+IDS = (-1,)
+"""The token ids of a chunk that `around` takes apart."""
 
 _HEAD = b"data: "
 _END = b"\n\n"
@@ -64,8 +69,15 @@ def obfuscated(chunk: Any) -> bytes:
 
 
 def around(chunk: Any) -> tuple[bytes, ...]:
-    """Return what stands around the text of a chunk, which is `TEXT`."""
-    return tuple(encode(chunk).split(_json(TEXT)))
+    """Return what stands around the text of a chunk, which is `TEXT`, and around its token ids, if they are `IDS`."""
+    *pieces, last = encode(chunk).split(_json(TEXT))
+    return (*pieces, *last.split(_json(IDS)))
+
+
+def holding(pieces: tuple[bytes, ...], token_ids: Sequence[int]) -> tuple[bytes, ...]:
+    """Return what stands around the text of a chunk with these token ids."""
+    *heads, before, after = pieces
+    return (*heads, before + _json(token_ids) + after)
 
 
 def fault(error: RequestError) -> bytes:

@@ -75,8 +75,7 @@ class Reading:
     ``as_sent`` is the body if it has the form of the Responses API: a recording then keeps it as it came.  ``place``
     returns the place in the body of a parameter of the request, for errors that are found later.  The ``others`` are
     requests that run beside the first, for one answer, which the form then has to ``weave``.  Without ``generates``,
-    the engine only reads the prompt.  If it ``forgives``, a thought that cannot be opened costs its tokens alone.  If
-    it ``returns_tokens``, the tally of the response keeps their ids.
+    the engine only reads the prompt.  If it ``forgives``, a thought that cannot be opened costs its tokens alone.
     """
 
     request: CreateResponse
@@ -87,7 +86,6 @@ class Reading:
     others: tuple[CreateResponse, ...] = ()
     generates: bool = True
     forgives: bool = False
-    returns_tokens: bool = False
 
     def asking(self, request: CreateResponse, *others: CreateResponse) -> Reading:
         """Return the same reading for other requests, without the body."""

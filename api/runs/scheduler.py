@@ -56,6 +56,7 @@ from penstock.services.store.store import Server, Store, StoredResponse
 from penstock.stages.generate import Generate
 from penstock.stages.normalize.frames import ModelTraits
 from penstock.stages.normalize.recall import all_models, usual_traits
+from penstock.stages.parse.parser import sees_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +225,10 @@ class Scheduler:
             _parameter(name).inc()
         if not self.engine.is_alive:  # it may take prompts all the same
             raise errors.EngineDead("The engine has died.")
+        for name in ("return_token_ids", "return_weight_versions"):
+            if getattr(create_request, name) and not sees_tokens(self.pipeline):
+                message = "This server sees no tokens: they are made elsewhere."
+                raise errors.UnsupportedParameter(message, param=name)
         if not self.store.keeps:
             create_request = _unstored(create_request)
         elif create_request.store is not False:

@@ -28,10 +28,10 @@ from penstock.pipeline.frames import (
     GenerationStarted,
     Prompt,
     TokenFrame,
-    WeightSpan,
     with_facts,
 )
 from penstock.pipeline.halfway import handed_over
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines.engine import Prioritizing, SeveralEngines, engine_of, sampling_parameters
 from penstock.services.engines.weights import joined, moved
 from penstock.services.slots import Slots

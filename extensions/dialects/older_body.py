@@ -30,16 +30,11 @@ class OlderBody(Generating):
     stream_options: StreamOptions | None = None
     """``include_usage``, ``continuous_usage_stats`` and ``include_obfuscation``."""
 
-    # vLLM's extensions
-    return_token_ids: bool | None = None
-    """Return the ids of the tokens of the prompt and of the answer."""
-
     # vLLM's extensions that this server does not have
     length_penalty: Annotated[Any, only(1)] = None
     """Only 1: there is no beam search."""
     prompt_logprobs: Refused = None
     return_token_offsets: Refused = None
-    return_weight_versions: Refused = None
     return_tokens_as_token_ids: Refused = None
     routed_experts_prompt_start: Annotated[Any, only(0)] = None
     """Only 0: experts are not reported."""

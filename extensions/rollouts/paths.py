@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from penstock.pipeline.frames import WeightSpan
+from penstock.pipeline.protocol.generations import WeightSpan
 
 CutReason: TypeAlias = Literal["compaction", "thoughts", "edit", "instructions", "template", "truncation", "unknown"]
 """The reason for which a prompt does not extend the turn before it."""

@@ -17,7 +17,8 @@ from msgspec import UNSET, UnsetType
 from penstock.extensions.rollouts.changed import counted_tokens, kept_tokens
 from penstock.extensions.rollouts.lines import MARKED, Unusable, upgraded
 from penstock.extensions.rollouts.paths import NO_LOGPROB
-from penstock.pipeline.frames import Sampling, WeightSpan
+from penstock.pipeline.frames import Sampling
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.protocol.history import opening
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.recordings import older

@@ -10,7 +10,7 @@ from penstock.pipeline.protocol.response import Response
 
 OUTCOME = (
     *("output", "usage", "tool_usage", "error", "completed_at", "incomplete_details", "stop_reason"),
-    *("input_messages", "output_messages"),
+    *("input_messages", "output_messages", "generations"),
 )
 """The fields of a response that are set only at its end."""
 

@@ -32,7 +32,8 @@ def begun(response: Response) -> Response:
     """Return ``response`` as it was created: without an outcome, and queued if it runs in the background."""
     messages = UNSET if response.input_messages is UNSET else None
     status = "queued" if response.background else "in_progress"
-    return replace(response, status=status, input_messages=messages, output_messages=messages, **_NO_OUTCOME)
+    end = {"input_messages": messages, "output_messages": messages, "generations": UNSET}
+    return replace(response, status=status, **end, **_NO_OUTCOME)
 
 
 def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:

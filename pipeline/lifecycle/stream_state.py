@@ -13,6 +13,7 @@ from itertools import count, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.pipeline.lifecycle.item_lifecycles import PARTS, Part
@@ -20,6 +21,7 @@ from penstock.pipeline.lifecycle.item_state import ItemState
 from penstock.pipeline.lifecycle.outcome import begun, cancelled_response, failed_response, last_event
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import OutputItemDone, OutputTextDelta, ResponseEvent, TextDelta
+from penstock.pipeline.protocol.generations import Generation
 from penstock.pipeline.protocol.items import CallStatus, Logprob, OutputItem, OutputText
 from penstock.pipeline.protocol.response import Response, Usage
 
@@ -53,19 +55,24 @@ class StreamState:
 
     # The next event
 
-    def ending(self, error: Exception | None, usage: Usage | None = None) -> ResponseEvent:
+    def ending(
+        self,
+        error: Exception | None,
+        usage: Usage | None = None,
+        generations: tuple[Generation, ...] | UnsetType = UNSET,
+    ) -> ResponseEvent:
         """Return the next event of an early end.
 
-        The response fails with ``error``, or is cancelled if that is None, and has this ``usage``.
+        The response fails with ``error``, or is cancelled if that is None, and has this ``usage`` and ``generations``.
         """
         if self.response is None:
             raise RuntimeError("a response that has not begun cannot end") from error
         if self._item is not None:
             return self._closing(self._item, "incomplete")
-        output = tuple(self._output)
+        output, response = tuple(self._output), replace(self.response, generations=generations)
         if error is None:
-            return last_event(self._next, cancelled_response(self.response, output, usage))
-        return last_event(self._next, failed_response(self.response, error, output))
+            return last_event(self._next, cancelled_response(response, output, usage))
+        return last_event(self._next, failed_response(response, error, output))
 
     def end(self, error: Exception | None) -> Iterator[ResponseEvent]:
         """Yield the events that end the stream here, each from `ending`, and take them as well."""

@@ -5,7 +5,7 @@ Ten thousand tokens with twenty alternatives each are eleven megabytes of JSON, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -17,6 +17,9 @@ from penstock.pipeline.protocol.response import Response
 MANY_ELEMENTS = 100
 """Elements of a long list or object."""
 
+NUMBERS_AT_ONCE = 4_096
+"""Numbers of a list that are written at once, in a fraction of a millisecond."""
+
 _encode = msgspec.json.Encoder().encode
 
 Value = TypeVar("Value")
@@ -26,6 +29,12 @@ def in_pieces(value: Value) -> Value:
     """Return a value whose long lists and objects are JSON; a value without one is returned as it is."""
     written: Value = _written(value)
     return written
+
+
+def numbers_in_json(numbers: Sequence[float]) -> msgspec.Raw:
+    """Return a list of numbers as JSON."""
+    runs = (numbers[start : start + NUMBERS_AT_ONCE] for start in range(0, len(numbers), NUMBERS_AT_ONCE))
+    return _joined(runs)
 
 
 def is_long(response: Response) -> bool:
@@ -59,10 +68,14 @@ def _written_list(values: Sequence[Any]) -> Any:
         runs = (values[start : start + MANY_ELEMENTS] for start in range(0, len(values), MANY_ELEMENTS))
         if isinstance(values[0], dict):  # a tool may be long, too, and a token is not
             runs = (_written_list(run) for run in runs)
-        return msgspec.Raw(b"[%b]" % b",".join(_encode(run)[1:-1] for run in runs))
+        return _joined(runs)
     written = [_written(value) for value in values]
     is_changed = any(after is not before for before, after in zip(values, written, strict=True))
     return tuple(written) if is_changed else values
+
+
+def _joined(runs: Iterable[Any]) -> msgspec.Raw:
+    return msgspec.Raw(b"[%b]" % b",".join(_encode(run)[1:-1] for run in runs))
 
 
 def _written_object(values: Mapping[Any, Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.pipeline.protocol.generations import Generation
 from penstock.pipeline.protocol.items import Message, OutputItem, WebSearchCall
 
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -173,6 +174,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM); None until the end."""
     output_messages: tuple[dict[str, Any], ...] | UnsetType | None = UNSET
     """The model's output, under the same condition."""
+    generations: tuple[Generation, ...] | UnsetType = UNSET
+    """Each turn of the model by its tokens, at the end, if the request asks for tokens or versions of weights."""
     stop_reason: str | int | UnsetType = UNSET
     """The text of ``stop``, or the token of ``stop_token_ids``, that ended the response (vLLM's name)."""
 

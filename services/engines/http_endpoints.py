@@ -16,7 +16,8 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob, WeightSpan
+from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.protocol.sse import EventSplitter, TooLong
 from penstock.services.engines.engine import sampling_parameters

@@ -23,7 +23,8 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.pipeline import metrics
-from penstock.pipeline.frames import Prompt, RequestFacts, WeightSpan
+from penstock.pipeline.frames import Prompt, RequestFacts
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.urls import host_of
 from penstock.services.engines.affinity import (
     FARTHEST,

@@ -19,8 +19,8 @@ from penstock.pipeline.frames import (
     Prompt,
     TokenChunk,
     TokenLogprob,
-    WeightSpan,
 )
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines.engine import sampling_parameters
 from penstock.services.engines.weights import spans
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE

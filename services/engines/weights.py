@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from penstock.pipeline.frames import WeightSpan
+from penstock.pipeline.protocol.generations import WeightSpan
 
 logger = logging.getLogger(__name__)
 

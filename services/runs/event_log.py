@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.pipeline.lifecycle.outcome import begun
@@ -31,6 +32,7 @@ from penstock.pipeline.protocol.events import (
     ResponseQueued,
     TerminalEvent,
 )
+from penstock.pipeline.protocol.generations import Generation
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.response import Response, Usage
 
@@ -123,10 +125,15 @@ class EventLog:
         events, self.fresh = self.fresh, []
         return self._block(events, self._entries(events))
 
-    def end_early(self, error: Exception | None, usage: Usage | None) -> Block | None:
+    def end_early(
+        self,
+        error: Exception | None,
+        usage: Usage | None,
+        generations: tuple[Generation, ...] | UnsetType = UNSET,
+    ) -> Block | None:
         """Close the open item and the stream, and seal the log.
 
-        Without ``error``, the response is cancelled, and has this ``usage``.
+        Without ``error``, the response is cancelled, and has this ``usage``.  It had these ``generations`` until now.
 
         An empty log gets its first events, too.
         Returns None if there were no events to seal.
@@ -136,7 +143,7 @@ class EventLog:
         events, self.fresh = self.fresh, []
         entries = self._entries(events)
         while not self._state.ended:
-            events.append(self._state.ending(error, usage))
+            events.append(self._state.ending(error, usage, generations))
             entries += self._entries(events[-1:])
         return self._block(events, entries)
 

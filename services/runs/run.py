@@ -167,7 +167,7 @@ class Run:
         if self.ended:
             return
         try:
-            block = self.log.end_early(error, self._tally.usage())
+            block = self.log.end_early(error, self._tally.usage(), self._tally.generations())
             self._end(block, self.log.response)
         finally:
             self._close()

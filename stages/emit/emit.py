@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.pipeline import frames, metrics
@@ -32,8 +33,9 @@ from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.items import ItemStatus, OutputItem
 from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response, Usage, tool_usage_of
+from penstock.pipeline.tasks import apart
 from penstock.services.sealing import SealedItem, SealedReasoning, SealedSummary, Sealer
-from penstock.services.usage import TurnTokens, usage_of
+from penstock.services.usage import Tallies, Tally, TurnTokens, usage_of
 from penstock.stages.emit.open_item import DeltaWriter, OpenItem
 from penstock.stages.models.output_items import BUILDERS, Drafts
 
@@ -48,10 +50,12 @@ class Emit:
     """Write the events of responses; ``sealer`` seals what clients carry, and None seals nothing."""
 
     sealer: Sealer | None = None
+    tallies: Tallies = field(default_factory=Tallies, kw_only=True, compare=False, repr=False)
+    """The tallies that ``parse`` counts in."""
 
     async def __call__(self, source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
         """Yield the events of one response; raise only errors from before the response began."""
-        writer = ResponseWriter(self.sealer)
+        writer = ResponseWriter(self.sealer, self.tallies)
         try:
             async for frame in source:
                 if type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`
@@ -61,12 +65,14 @@ class Emit:
                     continue
                 for event in writer.feed(frame):
                     yield event
+            await writer.list_generations()
             for event in writer.finish():
                 yield event
         except Exception as error:
             if not writer.started:
                 raise
             log_failure(logger, writer.response.id, error)
+            await writer.list_generations()
             for event in writer.fail(error):
                 yield event
 
@@ -77,9 +83,11 @@ class ResponseWriter:
     response: Response
     _drafts: Drafts
 
-    def __init__(self, sealer: Sealer | None = None) -> None:
+    def __init__(self, sealer: Sealer | None = None, tallies: Tallies | None = None) -> None:
         self.started = False
         self._sealer = sealer
+        self._tallies = tallies or Tallies()
+        self._tally = Tally()
         self._owner = ""
         self._model = ""
         self._seals_reasoning = False
@@ -115,6 +123,12 @@ class ResponseWriter:
             case _:
                 return self._begin(frame)
 
+    async def list_generations(self) -> None:
+        """List the turns of the response, if its request asks for them."""
+        generations = await apart(self._tally.is_long, self._tally.generations)
+        if generations is not UNSET:
+            self.response = replace(self.response, generations=generations)
+
     def finish(self) -> Iterable[ResponseEvent]:
         """Return the event that ends the response as its last turn ended.  Raises `InvariantBroken` before that."""
         rule(self._turns.are_over, "every turn ends with TurnFinished")
@@ -149,6 +163,7 @@ class ResponseWriter:
             raise RuntimeError("a response began twice")
         self.started = True
         response = self.response = frame.facts.response
+        self._tally = self._tallies.of(response.id)
         self._owner = frame.facts.origin.owner
         self._model = frame.facts.model
         self._seals_reasoning = not response.store or _ENCRYPTED_CONTENT in frame.facts.include

@@ -5,25 +5,36 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
 from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
-from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame
+from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame, TokenLogprob
 from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.protocol.generations import Generation, WeightSpan
+from penstock.pipeline.protocol.items import Logprob
+from penstock.pipeline.protocol.pieces import numbers_in_json
+from penstock.pipeline.tasks import apart
 from penstock.pipeline.yield_point import YieldPoint
+from penstock.services.engines.weights import spans
 from penstock.services.usage import Tallies, Tally, TurnTokens
 from penstock.stages.models.opened_calls import CallOpened
-from penstock.stages.parse.text import StopStrings, TokenVocabulary
+from penstock.stages.parse.text import StopStrings, TokenVocabulary, finite, reported
 
 MANY_TOKENS = 32
 """Tokens of a chunk from which on other tasks get turns while it is read: a few of them may be an item."""
+
+LONG_TOKENS = 2**15
+"""Tokens of a prompt that are written as JSON apart from the event loop."""
+
+TextReader: TypeAlias = Callable[[TokenFrame], ItemDelta | None]
 
 Opening: TypeAlias = frames.ReasoningOpened | frames.MessageOpened | CallOpened
 
@@ -37,19 +48,20 @@ class ParseStage(ABC):
     async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
         """Parse one generation, or several in a row."""
         parser: TurnParser | None = None
+        feed_text: TextReader = _no_text
         tally = Tally()
         async for frame in source:
-            if parser is not None:
-                delta = parser.feed_text(frame)  # hot path: see `penstock.pipeline.core`
-                if delta is not None:
-                    yield delta
-                    continue
+            delta = feed_text(frame)  # hot path: see `penstock.pipeline.core`
+            if delta is not None:
+                yield delta
+                continue
             if isinstance(frame, frames.GenerationStarted):
                 parser = await self._begin(frame)
+                feed_text = _no_text if parser.keeps_logprobs else parser.feed_text
                 tally = self.tallies.of(frame.facts.response_id)
                 tally.begin(parser, lists_turns=frame.facts.wants_raw_messages)
-                if frame.facts.wants_token_ids:
-                    tally.keep(parser, frame.prompt)
+                if frame.facts.wants_token_ids or frame.facts.wants_weight_versions:
+                    tally.keep(parser, await _prompt_of(frame))
                 yield frame
             elif parser is None:
                 raise InvariantBroken("a turn begins with GenerationStarted: a stage has lost it")
@@ -75,14 +87,14 @@ class ParseStage(ABC):
     async def _begin(self, started: frames.GenerationStarted) -> TurnParser: ...
 
 
-def reads_tokens(pipeline: Pipeline[Any, Any]) -> bool:
+def sees_tokens(pipeline: Pipeline[Any, Any]) -> bool:
     """Return True if the parser of a pipeline reads tokens."""
     return "parse" in pipeline.names() and isinstance(pipeline.stage("parse"), ParseStage)
 
 
 def vocabulary_of(pipeline: Pipeline[Any, Any], model: str) -> TokenVocabulary | None:
     """Return the vocabulary that the parser of a pipeline reads of a model; None if it reads no tokens."""
-    parse = pipeline.stage("parse") if reads_tokens(pipeline) else None
+    parse = pipeline.stage("parse") if sees_tokens(pipeline) else None
     return parse.vocabulary_of(model) if isinstance(parse, ParseStage) else None
 
 
@@ -91,13 +103,31 @@ def _rest_after(frame: TokenFrame) -> YieldPoint | None:
     return YieldPoint() if isinstance(frame, TokenChunk) and len(frame.token_ids) > MANY_TOKENS else None
 
 
+async def _prompt_of(started: frames.GenerationStarted) -> Raw | UnsetType:
+    """Return the tokens of the prompt as JSON, if the answer shall have them."""
+    if not started.facts.wants_token_ids:
+        return UNSET
+    return await apart(len(started.prompt) > LONG_TOKENS, numbers_in_json, started.prompt)
+
+
+def _no_text(frame: TokenFrame) -> ItemDelta | None:
+    """Leave a frame to `TurnParser.feed`."""
+    return None
+
+
 class TurnParser(ABC):
     """The base of the state machines: each parses one generation, after its `GenerationStarted`."""
 
-    def __init__(self, started: frames.GenerationStarted) -> None:
+    def __init__(self, vocabulary: TokenVocabulary, started: frames.GenerationStarted) -> None:
+        self._spelling = vocabulary
+        self._facts = started.facts
         self._sampling = started.facts.sampling
         self._wants_logprobs = self._sampling.logprobs is not None
         """False for those that the engine may have reported for a recording alone."""
+        self.keeps_logprobs = self._wants_logprobs and started.facts.wants_token_ids
+        """True if the answer shall have the log probability of each token, in messages or not."""
+        self._logprobs: list[TokenLogprob] = []
+        self._weights: tuple[WeightSpan, ...] = ()
         self._stopped_by = ""
         """The stop string that ended the turn; the engine may still generate."""
         self._prompt_tokens = started.prompt_tokens
@@ -135,8 +165,13 @@ class TurnParser(ABC):
         self._cached_tokens = frame.cached_tokens or self._cached_tokens
         self._prompt_tokens = frame.prompt_tokens or self._prompt_tokens
         if not isinstance(frame, TokenChunk):
+            self._weights = frame.weights
             return self._finish(frame)
-        return iter(()) if self._is_stopped else self._read(frame)
+        if self._is_stopped:
+            return iter(())
+        if self.keeps_logprobs:
+            self._logprobs += frame.logprobs
+        return self._read(frame)
 
     def is_slow(self, frame: frames.EngineFrame) -> bool:
         """Return True if a frame may take so long to read that other responses would wait for it."""
@@ -150,9 +185,28 @@ class TurnParser(ABC):
         reasoning = self._reasoning_tokens + self._open_reasoning_tokens
         return TurnTokens(self._prompt_tokens, self._cached_tokens, len(self._tokens), reasoning)
 
-    def token_ids(self, start: int) -> Sequence[int]:
+    def token_ids(self, start: int) -> list[int]:
         """Return the tokens of the turn until now, from ``start`` on."""
-        return self._tokens[start:]
+        return self._tokens[start:].tolist()
+
+    def logprobs(self, start: int) -> Sequence[Logprob]:
+        """Return the log probabilities of the same tokens; empty if none are kept."""
+        if not self.keeps_logprobs:
+            return ()
+        kept = zip(self._tokens[start:], self._logprobs[start:], strict=False)
+        return [reported(self._spelling, token, logprob) for token, logprob in kept]
+
+    def generation(self) -> Generation:
+        """Return the turn until now, without its prompt."""
+        found, count = Generation(), len(self._tokens)
+        if self._facts.wants_token_ids:
+            found = replace(found, token_ids=numbers_in_json(self._tokens.tolist()))
+        if self.keeps_logprobs and len(self._logprobs) >= count:  # an engine may give none
+            numbers = [finite(each.logprob) for each in self._logprobs[:count]]
+            found = replace(found, logprobs=numbers_in_json(numbers))
+        if self._facts.wants_weight_versions and self._weights:
+            found = replace(found, weight_versions=spans(self._weights, count))
+        return found
 
     @property
     def _is_stopped(self) -> bool:

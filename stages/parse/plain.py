@@ -23,7 +23,7 @@ class PlainParser(TurnParser):
     """Parses one generation."""
 
     def __init__(self, vocabulary: TokenVocabulary, started: frames.GenerationStarted, raw: RawPrompt) -> None:
-        super().__init__(started)
+        super().__init__(vocabulary, started)
         self._vocabulary = vocabulary
         self._raw = raw
         self._prompt = started.prompt if raw.echoes else ()

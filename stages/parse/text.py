@@ -253,9 +253,7 @@ class AlignedLogprobs:
 
         A token that ``spells`` nothing here has no bytes.
         """
-        top = [TopLogprob(*spelled(self._tokens, other), _finite(value)) for other, value in logprob.top]
-        text, own = spelled(self._tokens, token)
-        self._waiting.append(Logprob(text, own if spells else (), _finite(logprob.logprob), tuple(top)))
+        self._waiting.append(reported(self._tokens, token, logprob, spells=spells))
 
     def settle(self, end: int) -> None:
         """Record that the tokens so far spell the text up to position ``end``."""
@@ -269,7 +267,15 @@ class AlignedLogprobs:
         return passed
 
 
-def _finite(logprob: float) -> float:
+def reported(tokens: TokenVocabulary, token: int, logprob: TokenLogprob, *, spells: bool = True) -> Logprob:
+    """Return the log probability of ``token`` as answers have it; if it ``spells`` nothing, it has no bytes."""
+    top = [TopLogprob(*spelled(tokens, other), finite(value)) for other, value in logprob.top]
+    text, own = spelled(tokens, token)
+    return Logprob(text, own if spells else (), finite(logprob.logprob), tuple(top))
+
+
+def finite(logprob: float) -> float:
+    """Return a log probability as a number that JSON has."""
     return max(logprob, _NEVER)
 
 

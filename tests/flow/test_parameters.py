@@ -117,6 +117,8 @@ PROBES: dict[str, list[Json]] = {
     "cache_salt": ["salt"],
     "priority": [1],
     "enable_response_messages": [True],
+    "return_token_ids": [True],
+    "return_weight_versions": [True],
     "structured_outputs": [{"json_object": True}, {"choice": ["yes", "no"]}, {"grammar": 'root ::= "yes" | "no"'}],
     "previous_input_messages": [[{"role": "user", "content": "Hello"}]],
 }

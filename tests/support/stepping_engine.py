@@ -14,8 +14,8 @@ from penstock.pipeline.frames import (
     Prompt,
     TokenChunk,
     TokenIds,
-    WeightSpan,
 )
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines.engine import sampling_parameters
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.engines.weights import spans

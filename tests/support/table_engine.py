@@ -21,9 +21,9 @@ from penstock.pipeline.frames import (
     Prompt,
     TokenChunk,
     TokenLogprob,
-    WeightSpan,
     replace,
 )
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.recordings.format import FORMAT, Header, write_frames
 from penstock.stages.models.harmony.vocabulary import RETURN
 from tests.support.fake_vllm import prompt_for_fakes

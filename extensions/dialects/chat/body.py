@@ -228,6 +228,8 @@ class ChatBody(OlderBody):
         self.check_stream_options()
         if self.choices > 1 and self.store:
             raise UnsupportedParameter("A stored completion has one choice.", param="n")
+        if self.return_token_ids and self.store:
+            raise UnsupportedParameter("A stored completion has no token ids.", param="return_token_ids")
         if self.add_generation_prompt is False and not self.continue_final_message:
             raise UnsupportedParameter(
                 "The model writes an answer, or continues one with continue_final_message: true.",

@@ -14,13 +14,14 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.api.dialect import failure
-from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
+from penstock.api.http.chunks import IDS, TEXT, Broken, TextChunk, around, holding
 from penstock.api.http.wire import UsageSoFar
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.generations import Generation, IdList, WeightSpan
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.response import Response, Usage
-from penstock.services.usage import Tally
+from penstock.services.usage import Taken, Tally
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -89,7 +90,10 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of the choice at ``index``; ``stop_reason`` and ``token_ids`` are vLLM's."""
+    """A piece of the choice at ``index``; ``stop_reason``, ``token_ids`` and ``weight_versions`` are vLLM's.
+
+    The last piece has the ``generations`` if they are several, as their prompts and versions are then not those of one.
+    """
 
     index: int
     delta: Delta
@@ -97,6 +101,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
+    weight_versions: tuple[WeightSpan, ...] | UnsetType = UNSET
+    generations: tuple[Generation, ...] | UnsetType = UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -144,7 +150,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     model: str
     choices: tuple[ChoiceDelta, ...]
     usage: ChatUsage | UnsetType | None = UNSET
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: IdList | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: None = None
 
@@ -153,6 +159,7 @@ class DeltaChunk(TextChunk, frozen=True, gc=False):
     """A chunk whose delta is a text, without log probabilities: nearly every one."""
 
     is_thought: bool
+    token_ids: Sequence[int] | UnsetType = UNSET
 
     @property
     def delta(self) -> Delta:
@@ -172,7 +179,7 @@ class Chunks:
     """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
 
     ``usage`` adds the last chunk, and ``lists_usage`` the null in all others that OpenAI has then, or the usage
-    ``so_far``.  With a ``tally``, the chunks have the tokens that it keeps.
+    ``so_far``.  With a ``tally``, the chunks have the tokens that it keeps, and log probabilities of all of them.
     """
 
     usage: bool = True
@@ -209,8 +216,7 @@ class ChunkWriter:
         self._no_usage = no_usage
         self._so_far = so_far
         self._tally = tally
-        self._tokens = 0
-        """The tokens that chunks have had so far."""
+        self._taken = None if tally is None else Taken(tally)
         self._id = self._model = ""
         self._created = 0
         self._around_text: tuple[bytes, ...] = ()
@@ -233,8 +239,8 @@ class ChunkWriter:
                 delta = BETWEEN + delta
             self._message_began_at = self._content + len(delta) - len(event.delta)
         self._content += len(delta)
-        if event.logprobs or self._so_far or self._tally:
-            return self._chunk(Delta(content=delta), Logprobs(event.logprobs) if event.logprobs else None)
+        if event.logprobs or self._so_far or self._taken:
+            return self._with_more(self._around_text, delta, event.logprobs)
         return DeltaChunk(self._around_text, delta, False)
 
     def feed(self, event: ResponseEvent) -> Iterator[ChatEvent]:
@@ -264,19 +270,19 @@ class ChunkWriter:
     def _first(self, response: Response) -> Chunk:
         self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
         first = Delta(role="assistant", content="")
-        if self._tally is not None:
-            return replace(self._chunk(first), prompt_token_ids=self._tally.prompt)
-        self._around_text = around(self._chunk(Delta(content=TEXT)))
-        self._around_thought = around(self._chunk(_thought_delta(TEXT)))
-        return self._chunk(first)
+        ids = IDS if self._taken else UNSET
+        self._around_text = around(self._of(ChoiceDelta(0, Delta(content=TEXT), token_ids=ids)))
+        self._around_thought = around(self._of(ChoiceDelta(0, _thought_delta(TEXT), token_ids=ids)))
+        prompt = self._tally.prompt if self._tally else UNSET
+        return replace(self._chunk(first), prompt_token_ids=prompt)
 
     def feed_thought(self, delta: str) -> DeltaChunk | Chunk:
         """Take a piece of a thought."""
         if self._is_next_thought and self._has_thought:
             delta = BETWEEN + delta
         self._is_next_thought, self._has_thought = False, True
-        if self._so_far or self._tally:
-            return self._chunk(_thought_delta(delta))
+        if self._so_far or self._taken:
+            return self._with_more(self._around_thought, delta, is_thought=True)
         return DeltaChunk(self._around_thought, delta, True)
 
     def _begin(self, item: items.OutputItem) -> Iterator[Chunk]:
@@ -307,7 +313,12 @@ class ChunkWriter:
             yield Broken.by(failure(response))
             return
         chunk = self._chunk(Delta())
-        ended = {"finish_reason": finish_reason(response), "stop_reason": response.stop_reason}
+        ended: dict[str, Any] = {"finish_reason": finish_reason(response), "stop_reason": response.stop_reason}
+        match response.generations or ():
+            case [only]:
+                ended["weight_versions"] = only.weight_versions
+            case several:
+                ended["generations"] = several or UNSET
         yield replace(chunk, choices=(replace(chunk.choices[0], **ended),))
         if self._adds_usage and response.usage:
             yield Chunk(self._id, self._created, self._model, (), usage=ChatUsage.of(response.usage))
@@ -315,17 +326,24 @@ class ChunkWriter:
     def _call(self, delta: CallDelta) -> Chunk:
         return self._chunk(Delta(tool_calls=(delta,)))
 
-    def _chunk(self, delta: Delta, logprobs: Logprobs | None = None) -> Chunk:
-        choice = ChoiceDelta(0, delta, logprobs, token_ids=self._token_ids())
-        return Chunk(self._id, self._created, self._model, (choice,), usage=self._usage)
+    def _with_more(
+        self, around_it: tuple[bytes, ...], text: str, logprobs: Sequence[Logprob] = (), *, is_thought: bool = False
+    ) -> DeltaChunk | Chunk:
+        """Return a chunk with more than a text."""
+        if self._taken is None or self._so_far or self._taken.are_scored:
+            return self._chunk(_thought_delta(text) if is_thought else Delta(content=text), logprobs)
+        token_ids = self._taken.next()
+        return DeltaChunk(holding(around_it, token_ids), text, is_thought, token_ids)
 
-    def _token_ids(self) -> Sequence[int] | UnsetType:
-        """Take the tokens that no chunk has had."""
-        if self._tally is None:
-            return UNSET
-        token_ids = self._tally.token_ids(self._tokens)
-        self._tokens += len(token_ids)
-        return token_ids
+    def _chunk(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> Chunk:
+        token_ids: Sequence[int] | UnsetType = UNSET
+        if self._taken is not None:
+            token_ids, logprobs = self._taken.next_scored()
+        listed = Logprobs(tuple(logprobs)) if logprobs else None
+        return self._of(ChoiceDelta(0, delta, listed, token_ids=token_ids))
+
+    def _of(self, choice: ChoiceDelta) -> Chunk:
+        return Chunk(self._id, self._created, self._model, (choice,), usage=self._usage)
 
     @property
     def _usage(self) -> ChatUsage | UnsetType | None:
@@ -369,10 +387,11 @@ async def choices(source: AsyncIterator[tuple[int, ChatEvent]]) -> AsyncGenerato
             case Broken():
                 yield event
                 return
-            case DeltaChunk(delta=delta):
+            case DeltaChunk(delta=delta, token_ids=token_ids):
                 if first is None:
                     raise RuntimeError("a text came before the chunk that begins its choice")
-                yield replace(first, choices=(ChoiceDelta(position, delta),))
+                choice = ChoiceDelta(position, delta, token_ids=token_ids)
+                yield replace(first, choices=(choice,), prompt_token_ids=UNSET)
             case Chunk(usage=ChatUsage() as usage, choices=()):
                 usages[position] = usage
             case Chunk():

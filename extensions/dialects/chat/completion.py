@@ -21,11 +21,13 @@ from penstock.extensions.dialects.chat.chunks import (
     ChatUsage,
     ChoiceDelta,
     Chunk,
+    Delta,
     DeltaChunk,
     FinishReason,
     Logprobs,
     UrlCitation,
 )
+from penstock.pipeline.protocol.generations import Generation, IdList, WeightSpan
 from penstock.pipeline.protocol.items import Logprob
 
 
@@ -80,6 +82,8 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
+    weight_versions: tuple[WeightSpan, ...] | UnsetType = UNSET
+    generations: tuple[Generation, ...] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -90,7 +94,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[Choice, ...]
     usage: ChatUsage | UnsetType
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: IdList | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: None = None
 
@@ -103,8 +107,7 @@ class _Growing:
     annotations: list[Annotation] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     calls: list[list[CallDelta]] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | UnsetType = UNSET
+    last: ChoiceDelta | None = None
     token_ids: list[int] | UnsetType = UNSET
 
     def add(self, choice: ChoiceDelta) -> None:
@@ -118,11 +121,13 @@ class _Growing:
             if call.index == len(self.calls):
                 self.calls.append([])
             self.calls[call.index].append(call)
-        self.finish_reason = choice.finish_reason or self.finish_reason
-        self.stop_reason = choice.stop_reason if choice.stop_reason is not UNSET else self.stop_reason
-        if choice.token_ids is not UNSET:
+        self.last = choice
+        self.take(choice.token_ids)
+
+    def take(self, token_ids: Sequence[int] | UnsetType) -> None:
+        if token_ids is not UNSET:
             self.token_ids = self.token_ids or []
-            self.token_ids += choice.token_ids
+            self.token_ids += token_ids
 
     def whole(self, index: int) -> Choice:
         text = {name: "".join(texts) for name, texts in self.texts.items()}
@@ -136,14 +141,19 @@ class _Growing:
             reasoning_content=thought,
             tool_calls=tuple(map(_whole_call, self.calls)) or UNSET,
         )
-        logprobs = Logprobs(tuple(self.logprobs)) if self.logprobs else None
+        logprobs, ended = (
+            Logprobs(tuple(self.logprobs)) if self.logprobs else None,
+            self.last or ChoiceDelta(0, Delta()),
+        )
         return Choice(
             index,
             message=message,
             logprobs=logprobs,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            finish_reason=ended.finish_reason,
+            stop_reason=ended.stop_reason,
             token_ids=self.token_ids,
+            weight_versions=ended.weight_versions,
+            generations=ended.generations,
         )
 
 
@@ -163,14 +173,15 @@ async def completion(source: AsyncIterator[ChatEvent]) -> ChatCompletion:
     """Return the completion that chunks add up to; raise the error of one that failed."""
     choices: dict[int, _Growing] = {}
     usage: ChatUsage | UnsetType = UNSET
-    prompt: Sequence[int] | UnsetType = UNSET
+    prompt: IdList | UnsetType = UNSET
     chunk: Chunk | None = None
     async for event in source:
         match event:
             case Broken(error=error):
                 raise failed(error.code, error.message)
-            case DeltaChunk(text=text, is_thought=is_thought):
+            case DeltaChunk(text=text, is_thought=is_thought, token_ids=token_ids):
                 choices[0].texts["reasoning" if is_thought else "content"].append(text)
+                choices[0].take(token_ids)
             case Chunk():
                 chunk, usage, prompt = event, event.usage or usage, prompt or event.prompt_token_ids
                 for choice in event.choices:

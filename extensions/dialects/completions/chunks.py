@@ -15,14 +15,15 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.api.dialect import failed, failure
-from penstock.api.http.chunks import TEXT, Broken, TextChunk, around
+from penstock.api.http.chunks import IDS, TEXT, Broken, TextChunk, around, holding
 from penstock.api.http.wire import UsageSoFar
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.generations import IdList, WeightSpan
 from penstock.pipeline.protocol.items import Logprob
 from penstock.pipeline.protocol.response import Response, Usage
 from penstock.pipeline.yield_point import YieldPoint
-from penstock.services.usage import Tally
+from penstock.services.usage import Taken, Tally
 
 FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
 
@@ -37,15 +38,16 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The continuation at ``index``, or a piece of it; ``stop_reason`` and the ids of tokens are vLLM's."""
+    """The continuation at ``index``, or a piece of it; the fields from ``stop_reason`` on are vLLM's."""
 
     index: int
     text: str
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
-    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: IdList | UnsetType = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
+    weight_versions: tuple[WeightSpan, ...] | UnsetType = UNSET
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -87,14 +89,15 @@ class ChoiceChunk(TextChunk, frozen=True, gc=False):
     first: Chunk
     """A chunk of the same stream, without a choice."""
     index: int = 0
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 CompletionEvent: TypeAlias = ChoiceChunk | Chunk | Broken
 
 
-def _around(chunk: Chunk, index: int) -> tuple[bytes, ...]:
-    """Return what stands around a text of the choice at ``index``, in the stream of a chunk."""
-    return around(replace(chunk, choices=(Choice(index, TEXT),)))
+def _around(chunk: Chunk, index: int, *, has_ids: bool) -> tuple[bytes, ...]:
+    """Return what stands around a text of the choice at ``index``, and around its ids, in the stream of a chunk."""
+    return around(replace(chunk, choices=(Choice(index, TEXT, token_ids=IDS if has_ids else UNSET),)))
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class ChunkWriter:
         self._no_usage = no_usage
         self._so_far = so_far
         self._tally = tally
-        self._tokens: int | None = None
+        self._taken: Taken | None = None
         """The tokens that chunks have had so far; None before the first one, which has the prompt."""
         self._spelling = spelling
         self._first = Chunk("", 0, "", (), usage=no_usage)
@@ -152,6 +155,9 @@ class ChunkWriter:
 
     def feed_text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
         """Take a piece of the text."""
+        if self._taken is not None and not (event.logprobs or self._so_far):
+            token_ids = self._taken.next()
+            return ChoiceChunk(holding(self._around, token_ids), event.delta, self._first, token_ids=token_ids)
         if event.logprobs or self._so_far or self._tally:
             logprobs = self._spelling.of(event.logprobs) if event.logprobs else None
             return self._with(Choice(0, event.delta, logprobs))
@@ -165,7 +171,7 @@ class ChunkWriter:
             case events.ResponseCreated(response=response):
                 created, model = response.created_at, response.model
                 self._first = Chunk(completion_id(response.id), created, model, (), usage=self._no_usage)
-                self._around = _around(self._first, 0)
+                self._around = _around(self._first, 0, has_ids=self._tally is not None)
             case events.ResponseCompleted() | events.ResponseIncomplete() | events.ResponseFailed():
                 yield from self._end(event.response)
             case _:
@@ -175,7 +181,10 @@ class ChunkWriter:
         if response.status in ("failed", "cancelled"):
             yield Broken.by(failure(response))
             return
-        yield self._with(Choice(0, "", finish_reason=finish_reason(response), stop_reason=response.stop_reason))
+        ended = Choice(0, "", finish_reason=finish_reason(response), stop_reason=response.stop_reason)
+        if response.generations:
+            ended = replace(ended, weight_versions=response.generations[0].weight_versions)
+        yield self._with(ended)
         if self._adds_usage and response.usage:
             yield replace(self._first, usage=CompletionUsage.of(response.usage))
 
@@ -191,10 +200,9 @@ class ChunkWriter:
         """Return a piece of the choice with the tokens that no chunk has had, if they are kept."""
         if self._tally is None:
             return choice
-        token_ids = self._tally.token_ids(self._tokens or 0)
-        prompt = self._tally.prompt if self._tokens is None else UNSET
-        self._tokens = (self._tokens or 0) + len(token_ids)
-        return replace(choice, prompt_token_ids=prompt, token_ids=token_ids)
+        prompt = self._tally.prompt if self._taken is None else UNSET
+        self._taken = self._taken or Taken(self._tally)
+        return replace(choice, prompt_token_ids=prompt, token_ids=self._taken.next())
 
 
 class Spelling:
@@ -256,15 +264,17 @@ async def choices(
                 return
             case ChoiceChunk():
                 first = first or event.first
+                token_ids = event.token_ids
                 if position not in arounds:
-                    arounds[position] = _around(first, position)
-                yield ChoiceChunk(arounds[position], event.text, first, position)
+                    arounds[position] = _around(first, position, has_ids=token_ids is not UNSET)
+                own = arounds[position] if token_ids is UNSET else holding(arounds[position], token_ids)
+                yield ChoiceChunk(own, event.text, first, index=position, token_ids=token_ids)
             case Chunk(usage=CompletionUsage() as usage, choices=()):
                 usages[position] = usage
             case Chunk():
                 first = first or replace(event, choices=())
-                own = tuple(replace(choice, index=position) for choice in event.choices)
-                yield replace(first, choices=own, usage=event.usage)
+                placed = tuple(replace(choice, index=position) for choice in event.choices)
+                yield replace(first, choices=placed, usage=event.usage)
     if first and usages:
         yield replace(first, usage=_total([usage for _, usage in sorted(usages.items())], of_each))
 
@@ -283,22 +293,25 @@ class _Growing:
     texts: list[str] = field(default_factory=list)
     logprobs: Logprobs | None = None
     last: Choice | None = None
-    prompt: Sequence[int] | UnsetType = UNSET
+    prompt: IdList | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
     def add(self, choice: Choice) -> None:
         self.texts.append(choice.text)
         self.last = choice
         self.prompt = self.prompt or choice.prompt_token_ids
-        if choice.token_ids is not UNSET:
-            self.token_ids = self.token_ids or []
-            self.token_ids += choice.token_ids
+        self.take(choice.token_ids)
         if choice.logprobs is None:
             return
         if self.logprobs is None:
             self.logprobs = Logprobs([], [], [], [])
         for name in Logprobs.__struct_fields__:
             getattr(self.logprobs, name).extend(getattr(choice.logprobs, name))
+
+    def take(self, token_ids: Sequence[int] | UnsetType) -> None:
+        if token_ids is not UNSET:
+            self.token_ids = self.token_ids or []
+            self.token_ids += token_ids
 
     def whole(self, index: int) -> Choice:
         ended = self.last or Choice(index, "")
@@ -310,6 +323,7 @@ class _Growing:
             stop_reason=ended.stop_reason,
             prompt_token_ids=self.prompt,
             token_ids=self.token_ids,
+            weight_versions=ended.weight_versions,
         )
 
 
@@ -322,8 +336,10 @@ async def completion(source: AsyncIterator[CompletionEvent]) -> Chunk:
         match event:
             case Broken(error=error):
                 raise failed(error.code, error.message)
-            case ChoiceChunk(text=text, index=index):
-                growing.setdefault(index, _Growing()).texts.append(text)
+            case ChoiceChunk(text=text, index=index, token_ids=token_ids):
+                one = growing.setdefault(index, _Growing())
+                one.texts.append(text)
+                one.take(token_ids)
             case Chunk():
                 chunk, usage = event, event.usage or usage
                 for choice in event.choices:

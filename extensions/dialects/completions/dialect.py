@@ -55,8 +55,7 @@ def read(body: bytes) -> Reading:
     """Read the body of a request for a completion."""
     given = read_body(body, CompletionBody)
     first, *others = given.create_requests
-    form, tokens = _form(given), given.return_token_ids is True
-    return Reading(first, form, bool(given.stream), place=place, others=tuple(others), returns_tokens=tokens)
+    return Reading(first, _form(given), bool(given.stream), place=place, others=tuple(others))
 
 
 def _form(given: CompletionBody) -> Wire:

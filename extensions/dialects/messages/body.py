@@ -25,6 +25,7 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, TextOr, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
 from penstock.pipeline.protocol.params.request import (
+    LOGPROBS,
     OUTPUTS,
     SOURCES,
     CacheSalt,
@@ -47,6 +48,8 @@ _MEANT = {
     "reasoning": "thinking",
     "reasoning_effort": "output_config",
     "stop": "stop_sequences",
+    "top_logprobs": "logprobs",
+    "include": "logprobs",
     "functions": "tools",
     "function_call": "tool_choice",
     "parallel_tool_calls": "tool_choice",
@@ -55,7 +58,7 @@ _MEANT = {
 
 _SHARED = frozenset(
     {"context_management", "max_tokens", "messages", "metadata", "model", "service_tier", "stream", "temperature"}
-    | {"cache_salt", "vllm_xargs", "watermarking"}
+    | {"cache_salt", "logprobs", "return_token_ids", "return_weight_versions", "vllm_xargs", "watermarking"}
     | {"output_config", "stop_sequences", "system", "thinking", "tool_choice", "tools", "top_k", "top_p"}
 )
 """The parameters that others have by the same name."""
@@ -72,6 +75,12 @@ _EFFORTS: Mapping[int, Effort] = {10_000: "high", 5_000: "medium", 0: "low"}
 
 _PLACES = {"input": "messages", "max_output_tokens": "max_tokens", "text.format": "output_config.format"}
 """The parameters of a message by those of the request of the pipeline."""
+
+_PASSED_ON = (
+    *("temperature", "top_p", "top_k", "cache_salt", "vllm_xargs", "watermarking"),
+    *("return_token_ids", "return_weight_versions"),
+)
+"""The parameters that the request of the pipeline has by the same names."""
 
 
 Extra: TypeAlias = Annotated[Any, REFUSED]
@@ -205,7 +214,8 @@ class CountTokens(Body):
             yield "tools", [offer.param(tool, f"tools[{position}]") for position, tool in self._tools]
         searches = [tool for tool in offer.tools if tool.searches]
         runs = [tool for tool in offer.tools if tool.executes]
-        if included := [SOURCES] * bool(searches or self._is_continued) + [OUTPUTS] * bool(runs or self._is_continued):
+        included = [SOURCES] * bool(searches or self._is_continued) + [OUTPUTS] * bool(runs or self._is_continued)
+        if included := included + [LOGPROBS] * self._wants_logprobs:
             yield "include", included
         if most := sum(tool.max_uses or 0 for tool in searches):
             yield "max_tool_calls", most
@@ -231,6 +241,11 @@ class CountTokens(Body):
     def _turns(self) -> Sequence[Turn]:
         """The messages that the model reads."""
         return self.messages
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        """True if the answer shall have log probabilities."""
+        return False
 
     @property
     def _edits(self) -> Sequence[ClearThinking]:
@@ -305,6 +320,12 @@ class CreateMessage(CountTokens):
     """Arguments for extensions of the engine."""
     watermarking: bool | None = None
     """Mark the output, if the engine can."""
+    return_token_ids: bool | None = None
+    """Return the ids of the tokens of the prompt and of the answer, as ``generations``."""
+    return_weight_versions: bool | None = None
+    """Return the versions of the weights that wrote the answer there, if the engine names them."""
+    logprobs: bool | None = None
+    """Return the log probabilities of the tokens of the answer there; it needs ``return_token_ids``."""
 
     container: TextOr[str, GivenContainer] | None = None
     """The container of an earlier answer: it changes nothing, as the messages have all that a program needs."""
@@ -333,6 +354,9 @@ class CreateMessage(CountTokens):
         for name in self._unheld() if self.thread is not None else ():
             message = f"A thread cannot have {name} here. Send the whole conversation without `thread`."
             raise InvalidRequest(message, param=name, code=THREAD_UNSUPPORTED)
+        if self.logprobs and not self.return_token_ids:
+            message = "logprobs needs return_token_ids: true."
+            raise InvalidRequest(message, param="logprobs", code="invalid_value")
         for param, is_set in self._unsummarized() if self.compaction is not None else ():
             if is_set:
                 message = f"{param} cannot be combined with compaction."
@@ -368,6 +392,10 @@ class CreateMessage(CountTokens):
         return isinstance(self.thread, ContinuedThread)
 
     @property
+    def _wants_logprobs(self) -> bool:
+        return self.logprobs is True
+
+    @property
     def _defined(self) -> frozenset[str | None] | None:
         """The names of the tools of a turn that continues a thread; None for another request."""
         return frozenset(tool.name for tool in self.tools or ()) if self._is_continued else None
@@ -400,7 +428,7 @@ class CreateMessage(CountTokens):
             yield "max_output_tokens", self.max_tokens
         if self.stop_sequences:
             yield "stop", self.stop_sequences
-        for name in ("temperature", "top_p", "top_k", "cache_salt", "vllm_xargs", "watermarking"):
+        for name in _PASSED_ON:
             if (value := getattr(self, name)) is not None:
                 yield name, value
         if self.compaction is not None:

@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.pipeline.protocol.generations import Generation
+
 StopReason: TypeAlias = Literal[
     "end_turn",
     "max_tokens",
@@ -160,6 +162,7 @@ class CreatedMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message
     stop_sequence: str | None = None
     stop_details: None = None
     container: MessageContainer | UnsetType = UNSET
+    generations: tuple[Generation, ...] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
 
 
@@ -227,12 +230,16 @@ class ContentBlockStop(_Typed, frozen=True, tag="content_block_stop"):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """The reason for the end of a message, and the text of ``stop_sequences`` that ended it."""
+    """The reason for the end of a message, the text of ``stop_sequences`` that ended it, and what else the end brings.
+
+    ``generations`` are this server's own.
+    """
 
     stop_reason: StopReason
     stop_sequence: str | None = None
     stop_details: None = None
     container: MessageContainer | UnsetType = UNSET
+    generations: tuple[Generation, ...] | UnsetType = UNSET
 
 
 class MessageDelta(_Typed, frozen=True, tag="message_delta"):

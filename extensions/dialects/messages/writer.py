@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import methodcaller
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from pydantic_core import from_json
 
 from penstock.api.dialect import failed, failure
@@ -286,7 +286,8 @@ class MessageWriter:
         if self._searches:
             usage = replace(usage, server_tool_use=Searches(self._searches))
         ending = self._ending(response, usage.output_tokens)
-        yield MessageDelta(replace(ending, container=self._container(response)), usage)
+        ending = replace(ending, container=self._container(response), generations=response.generations)
+        yield MessageDelta(ending, usage)
         yield MessageStop()
 
     def _container(self, response: Response) -> MessageContainer | UnsetType:
@@ -363,8 +364,7 @@ async def whole_message(source: AsyncIterator[Event]) -> CreatedMessage:
                 content.append(await apart(len(text) > LARGE_BYTES, _filled, block, text))
                 texts.clear()
             case MessageDelta(delta=ending, usage=usage) if message is not None:
-                reasons: dict[str, Any] = {"stop_reason": ending.stop_reason, "stop_sequence": ending.stop_sequence}
-                return replace(message, content=tuple(content), usage=usage, container=ending.container, **reasons)
+                return replace(message, content=tuple(content), usage=usage, **asdict(ending))
             case MessageError(error=error):
                 raise failed(_CODES.get(error.type), error.message)
             case _:

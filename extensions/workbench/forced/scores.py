@@ -21,9 +21,9 @@ from penstock.pipeline.frames import (
     TokenChunk,
     TokenFrame,
     TokenLogprob,
-    WeightSpan,
     replace,
 )
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines.custom import guarded_engine
 from penstock.services.engines.engine import Engine
 from penstock.stages.generate import Generate

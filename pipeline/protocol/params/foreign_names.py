@@ -55,7 +55,6 @@ MEANT: Mapping[str, str] = {
     "logprobs": "top_logprobs",
     "truncate_prompt_tokens": "truncation",
     "truncation_side": "truncation",
-    "return_token_ids": "enable_response_messages",
     "add_generation_prompt": "chat_template_kwargs",
     "documents": "chat_template_kwargs",
     **GUIDED,
@@ -69,7 +68,6 @@ ONLY_THERE = (
     *("n", "best_of", "audio", "modalities", "prediction", "suffix", "prompt_embeds", "prompt_logprobs", "echo"),
     *("use_beam_search", "length_penalty", "continue_final_message"),
     *("add_special_tokens", "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text"),
-    "return_weight_versions",
     *("routed_experts_prompt_start", "stream_interval", *UNBUILT),
 )
 

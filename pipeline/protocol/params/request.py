@@ -200,8 +200,6 @@ class Envelope:
     """True if the request can be passed on to the server that has its container."""
     forgives: bool = False
     """True if a thought that was sealed here and cannot be opened is left out, rather than refused."""
-    returns_tokens: bool = False
-    """True if the answer shall have the ids of the tokens of the prompt and of the output."""
 
 
 _NO_ENVELOPE = Envelope()
@@ -335,6 +333,10 @@ class Generating(Body):
     structured_outputs: StructuredOutputs | None = None
     request_id: Annotated[str, StringConstraints(pattern=REQUEST_ID_PATTERN)] | None = None
     session_id: str | None = None
+    return_token_ids: bool | None = None
+    """Return the ids of the tokens of the prompt and of the answer."""
+    return_weight_versions: bool | None = None
+    """Return the versions of the weights that wrote the answer, if the engine names them."""
     mm_payload: Literal["tensors", "none"] | None = None
     """Changes nothing: only the engine sees what becomes of images."""
     return_mm_kwargs: bool | None = None

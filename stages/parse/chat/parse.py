@@ -112,7 +112,7 @@ class ChatParser(TurnParser):
     """Parses one generation."""
 
     def __init__(self, chat: ChatModel, started: frames.GenerationStarted) -> None:
-        super().__init__(started)
+        super().__init__(chat.vocabulary, started)
         self._chat = chat
         self._started = started
         self._names = ToolNames(started.facts.tools)

@@ -77,7 +77,7 @@ class HarmonyParser(TurnParser):
     """Parses one generation, whose prompt ended in ``<|start|>assistant``, or in the text of an unfinished message."""
 
     def __init__(self, encoding: vocabulary.HarmonyEncoding, started: frames.GenerationStarted) -> None:
-        super().__init__(started)
+        super().__init__(encoding, started)
         self._encoding = encoding
         self._recipients = Recipients(started.facts.tools)
         self._held_to_grammar = started.held_to_grammar

@@ -16,7 +16,8 @@ from penstock.api.limits.admission import Admission
 from penstock.extensions.workbench.live import live as routes
 from penstock.extensions.workbench.live.spelling import Spelling
 from penstock.extensions.workbench.live.watch import Watch
-from penstock.pipeline.frames import GenerationFinished, TokenChunk, WeightSpan
+from penstock.pipeline.frames import GenerationFinished, TokenChunk
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.recordings.format import CAUSES, FORMAT, LEFT, UNFINISHED, End, Failure, Header, line
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding

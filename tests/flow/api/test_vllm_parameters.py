@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.server import running_server, script
 
@@ -37,6 +38,7 @@ PARAMETERS: dict[str, Any] = {
     "repetition_penalty": 1.5,
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
+    "return_weight_versions": True,
     "seed": 7,
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
@@ -55,7 +57,8 @@ IN_EACH = ("cache_salt", "top_k", "vllm_xargs", "watermarking")
 
 @pytest.mark.parametrize("path", DIALECTS)
 async def test_parameter_of_vllm_has_its_effect_or_is_refused(tmp_path: Path, path: str) -> None:
-    async with running_server(ScriptedEngine(script()), tmp_path) as served:
+    engine = ScriptedEngine(script(weights=(WeightSpan("a", 0, 99),)))
+    async with running_server(engine, tmp_path) as served:
         plain = await _asked(served, path, {})
         verdicts = {name: await _asked(served, path, {name: value}) for name, value in PARAMETERS.items()}
     silent = [name for name, verdict in verdicts.items() if verdict == plain]
@@ -73,9 +76,10 @@ async def _asked(served: Any, path: str, more: dict[str, Any]) -> Any:
         return answer["error"]["message"]
     assert status == 200
     prompts = served.engine.prompts[before:]
-    texts = [(choice.get("text"), choice.get("token_ids")) for choice in answer.get("choices", ())]
+    names = ("text", "token_ids", "weight_versions")
+    texts = [[choice.get(name) for name in names] for choice in answer.get("choices", ())]
     facts = [prompt.facts for prompt in prompts]
     given = [
         (msgspec.to_builtins(each.sampling), each.scheduling.cache_salt, each.scheduling.priority) for each in facts
     ]
-    return given, [prompt.grammar for prompt in prompts], texts
+    return given, [prompt.grammar for prompt in prompts], texts, answer.get("generations")

@@ -27,8 +27,9 @@ from penstock.extensions.batches.places import Rule
 from penstock.extensions.batches.yielding import PRIORITY, HoldLines, Yielding
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineOverloaded, ServerStopping
-from penstock.pipeline.frames import GenerationFinished, ParsedFrame, ResolvedRequest, TokenFrame, WeightSpan
+from penstock.pipeline.frames import GenerationFinished, ParsedFrame, ResolvedRequest, TokenFrame
 from penstock.pipeline.halfway import handed_over
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.slots import LINES, Slots
 from penstock.services.store.database import NullDatabase

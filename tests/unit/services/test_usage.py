@@ -6,10 +6,15 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET, Raw
 
-from penstock.services.usage import Tallies, Tally, TurnTokens, usage_of
+from penstock.pipeline.protocol.generations import Generation
+from penstock.pipeline.protocol.items import Logprob
+from penstock.pipeline.protocol.pieces import numbers_in_json
+from penstock.services.usage import Taken, Tallies, Tally, TurnTokens, usage_of
 
 
 @dataclass
@@ -48,26 +53,40 @@ class Written(Growing):
     """A turn whose tokens are numbers from ``first`` on."""
 
     first: int = 0
+    keeps_logprobs: bool = True
 
-    def token_ids(self, start: int) -> Sequence[int]:
-        return range(self.first + start, self.first + self.output)
+    def token_ids(self, start: int) -> list[int]:
+        return [*range(self.first + start, self.first + self.output)]
+
+    def logprobs(self, start: int) -> Sequence[Logprob]:
+        return [Logprob(str(token), (), 0.0) for token in self.token_ids(start)]
+
+    def generation(self) -> Generation:
+        return Generation(token_ids=numbers_in_json([*self.token_ids(0)]))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.data())
 def test_kept_tokens_are_those_of_all_turns_so_far(lengths: list[int], data: st.DataObject) -> None:
-    tally, begun = Tally(), list[Written]()
-    assert (tally.prompt, tally.token_ids(0)) == ((), [])
+    tally, begun, heard, whole = Tally(), list[Written](), list[int](), list[int]()
+    taken = Taken(tally)
+    assert (tally.prompt, taken.next_scored(), tally.generations()) == (UNSET, ([], []), UNSET)
     for at, length in enumerate(lengths):
         turn = Written(TurnTokens(1, 0, length, 0), first=100 * at)
         tally.begin(turn, lists_turns=False)
-        tally.keep(turn, [at + 5])
+        tally.keep(turn, Raw(b"[%d]" % at))
         begun.append(turn)
-        turn.output = length
+        for turn.output in (data.draw(st.integers(0, length)), length):
+            if data.draw(st.booleans()):
+                token_ids, logprobs = taken.next_scored()
+                assert [each.token for each in logprobs] == [*map(str, token_ids)]
+                heard += token_ids
         whole = [token for each in begun for token in each.token_ids(0)]
-        start = data.draw(st.integers(0, len(whole)))
-        assert (tally.prompt, tally.token_ids(start)) == ([5], whole[start:])
+        generations = tally.generations() or ()
+        assert [each.prompt_token_ids for each in generations] == [Raw(b"[%d]" % each) for each in range(at + 1)]
+        assert [token for each in generations for token in msgspec.json.decode(each.token_ids or b"[]")] == whole
         tally.end()
-        assert tally.token_ids(start) == whole[start:]
+    assert heard + taken.next() == whole
+    assert tally.prompt == Raw(b"[0]")
 
 
 def test_tally_is_forgotten_with_its_holders() -> None:

@@ -66,6 +66,7 @@ GENERATING: Any = {
     "mm_payload": "none",
     "return_mm_kwargs": False,
     "return_token_ids": True,
+    "return_weight_versions": True,
 }
 """The parameters that chats and completions share."""
 COMPLETION: Any = {
@@ -157,6 +158,9 @@ MESSAGES: Any = {
     "watermarking": False,
     "vllm_xargs": {"x": 1},
     "cache_salt": "salt",
+    "return_token_ids": True,
+    "return_weight_versions": True,
+    "logprobs": True,
     "system": [TEXT],
     "messages": [
         {

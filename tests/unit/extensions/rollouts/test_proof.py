@@ -15,7 +15,7 @@ from penstock.extensions.rollouts.proof import BEYOND, HELD, SAMPLED, Proof, Pro
 from penstock.extensions.rollouts.proof_table import ProofTable
 from penstock.extensions.workbench.forced.vocabulary import Vocabulary
 from penstock.pipeline.errors import InvalidPrompt
-from penstock.pipeline.frames import WeightSpan
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
 from tests.support.table_engine import MODEL, WORDS, TableEngine
 

@@ -16,7 +16,7 @@ from penstock.extensions.rollouts.forms import FORMS, rows
 from penstock.extensions.rollouts.paths import Branch, Cut, Reward, TokenPath, ToolResult
 from penstock.extensions.rollouts.writing import check_out, written
 from penstock.pipeline.errors import CannotRun
-from penstock.pipeline.frames import WeightSpan
+from penstock.pipeline.protocol.generations import WeightSpan
 from tests.support.token_paths import token_path
 
 

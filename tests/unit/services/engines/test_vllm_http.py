@@ -18,8 +18,9 @@ from llguidance import LLMatcher, grammar_from
 
 from penstock.api.metrics.sampler import of_engines
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
-from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, TokenLogprob, WeightSpan
+from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, TokenLogprob
 from penstock.pipeline.metrics import ENGINE_WEIGHTS
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines import replicas
 from penstock.services.engines.affinity import RETURNING, WORTH
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to

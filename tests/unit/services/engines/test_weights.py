@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.frames import WeightSpan
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines.weights import LONGEST_VERSION, LatestWeights, joined, moved, spans
 
 versions = st.lists(st.sampled_from("abc"), max_size=30)

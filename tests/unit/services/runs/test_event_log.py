@@ -6,12 +6,14 @@ from typing import Any, TypeAlias
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.pipeline.errors import RunInterrupted, StageError
 from penstock.pipeline.frames import ParsedFrame, TokenChunk, TokenFrame
 from penstock.pipeline.lifecycle.outcome import begun
 from penstock.pipeline.protocol.events import Delta, ResponseCreated, ResponseEvent, to_sse
+from penstock.pipeline.protocol.generations import Generation
 from penstock.pipeline.protocol.response import Response, Usage
 from penstock.pipeline.recordings.format import read_frames
 from penstock.services.runs.event_log import Block, EventLog, LogReader, read_blocks
@@ -43,8 +45,13 @@ class Logged(EventLog):
     def seal(self) -> Block | None:
         return self._remembered(super().seal())
 
-    def end_early(self, error: Exception | None, usage: Usage | None) -> Block | None:
-        return self._remembered(super().end_early(error, usage))
+    def end_early(
+        self,
+        error: Exception | None,
+        usage: Usage | None,
+        generations: tuple[Generation, ...] | UnsetType = UNSET,
+    ) -> Block | None:
+        return self._remembered(super().end_early(error, usage, generations))
 
     def _remembered(self, block: Block | None) -> Block | None:
         self.blocks += [block] if block else []

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline import frames
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.recordings.format import FILES, line, read_frames
 from penstock.pipeline.recordings.masking import mask
 from penstock.pipeline.recordings.redaction import without_secrets
@@ -151,7 +152,7 @@ def test_similar_names_do_not_slow_redaction(encoding: HarmonyEncoding) -> None:
 def test_weights_are_left_out_as_they_count_other_tokens() -> None:
     redaction = WithoutTexts(harmony_words)
     list(redaction.frames("generate", frames.GenerationStarted(facts(), prompt_tokens=1)))
-    finished = frames.GenerationFinished("stop", 0, 0.0, weights=(frames.WeightSpan("one", 0, 7),))
+    finished = frames.GenerationFinished("stop", 0, 0.0, weights=(WeightSpan("one", 0, 7),))
     assert list(redaction.frames("generate", finished)) == [frames.GenerationFinished("stop", 0, 0.0)]
 
 
