@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.extensions.rollouts.lines import Unusable, frames_of
+from penstock.extensions.rollouts.lines import Unusable, lines_of
 from penstock.pipeline.recordings.format import FILES
 
 _TEXTS = frozenset({"MessageOpened", "ReasoningOpened", "RefusalOpened"})
@@ -16,12 +16,8 @@ _TEXTS = frozenset({"MessageOpened", "ReasoningOpened", "RefusalOpened"})
 
 def counted_tokens(folder: Path) -> Mapping[int, int]:
     """Return the number of tokens that the server counts of each turn that ended, by its number."""
-    number, counted = 0, dict[int, int]()
-    for frame in frames_of(folder / FILES["parse"][0]):
-        number += frame["type"] == "GenerationStarted"
-        if frame["type"] == "TurnFinished":
-            counted[number] = frame["output_tokens"]
-    return counted
+    ends = (line for line in lines_of(folder / FILES["parse"][0]) if line.kind == "TurnFinished")
+    return {line.turn: line.frame["output_tokens"] for line in ends}
 
 
 def kept_tokens(folder: Path, outputs: Sequence[array[int]]) -> Mapping[int, int]:
@@ -47,15 +43,13 @@ def kept_tokens(folder: Path, outputs: Sequence[array[int]]) -> Mapping[int, int
 
 def _items(folder: Path) -> Iterator[tuple[int, str, str, tuple[int, ...]]]:
     """Yield the number of its turn, the frame that opened it, the text and the tokens of each item of the model."""
-    number, kind, texts = 0, "", list[str]()
-    for frame in frames_of(folder / FILES["parse"][0]):
-        match frame["type"]:
-            case "GenerationStarted":
-                number += 1
+    kind, texts = "", list[str]()
+    for line in lines_of(folder / FILES["parse"][0]):
+        match line.kind:
             case "ItemDelta":
-                texts.append(frame["text"])
+                texts.append(line.frame["text"])
             case "ItemClosed":
-                yield number, kind, "".join(texts), tuple(frame.get("token_ids", ()))
+                yield line.turn, kind, "".join(texts), tuple(line.frame.get("token_ids", ()))
             case opened if opened.endswith("Opened"):
                 kind, texts = opened, []
             case _:
@@ -68,9 +62,11 @@ class _Shown:
     def __init__(self, folder: Path) -> None:
         events, sent = (folder / FILES[stage][0] for stage in ("emit", "persist"))
         self._is_changed = sent.is_file()
-        done = frames_of(sent if self._is_changed else events, "response.output_item.done")
-        self._texts = {text for frame in done for text in _texts_in(frame["item"])}
-        self._tokens = {tuple(frame["token_ids"]) for frame in frames_of(events, "ItemTokens")}
+        lines = lines_of(sent if self._is_changed else events)
+        done = (line.frame["item"] for line in lines if line.kind == "response.output_item.done")
+        self._texts = {text for item in done for text in _texts_in(item)}
+        known = (line.frame for line in lines_of(events) if line.kind == "ItemTokens")
+        self._tokens = {tuple(frame["token_ids"]) for frame in known}
 
     def has(self, kind: str, text: str, tokens: tuple[int, ...]) -> bool:
         """Return True if an item came out as the model wrote it."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.extensions.rollouts.lines import frames_of
+from penstock.extensions.rollouts.lines import STARTED, lines_of
 from penstock.extensions.rollouts.paths import Cut, CutReason, PathTurn
 from penstock.extensions.rollouts.prefixes import common
 from penstock.extensions.rollouts.reading import RecordedTurn, text_of
@@ -147,10 +147,10 @@ def _reason(was: Place, now: RecordedTurn, at: int) -> CutReason:
 
 def _request(folder: Path, number: int) -> _Request:
     """Return the request of a turn, with the history of its response if that was recorded."""
-    started = frames_of(folder / FILES["generate"][0], "GenerationStarted")
-    facts = next(msgspec.convert(frame, _Request) for at, frame in enumerate(started, start=1) if at == number)
-    resolved = next(frames_of(folder / FILES["normalize"][0], "ResolvedRequest"), {})
-    return msgspec.structs.replace(facts, history=tuple(resolved.get("history", ())))
+    started = (line for line in lines_of(folder / FILES["generate"][0]) if line.kind == STARTED)
+    request = next(msgspec.convert(line.frame, _Request) for line in started if line.turn == number)
+    resolved = next((line.frame for line in lines_of(folder / FILES["normalize"][0])), {})
+    return msgspec.structs.replace(request, history=tuple(resolved.get("history", ())))
 
 
 def _first_input(was: Place, request: _Request) -> Sequence[dict[str, Any]]:
@@ -227,15 +227,11 @@ def _is_harmony_left_out(tokens: array[int], at: int) -> bool | None:
 
 def _items(writer: PathTurn, folder: Path) -> Iterator[tuple[bool, int, int]]:
     """Yield for each item of a turn if it is a thought, and the places of its tokens."""
-    number, begin, is_thought = 0, writer.begin, False
-    for frame in frames_of(folder / FILES["parse"][0]):
-        kind = frame["type"]
-        number += kind == "GenerationStarted"
-        if number != writer.number:
-            continue
-        if kind.endswith("Opened"):
-            is_thought = kind == "ReasoningOpened"
-        elif kind == "ItemClosed":
-            end = begin + len(frame.get("token_ids", ()))
+    begin, is_thought = writer.begin, False
+    for line in lines_of(folder / FILES["parse"][0]):
+        if line.turn == writer.number and line.kind.endswith("Opened"):
+            is_thought = line.kind == "ReasoningOpened"
+        elif line.turn == writer.number and line.kind == "ItemClosed":
+            end = begin + len(line.frame.get("token_ids", ()))
             yield is_thought, begin, end
             begin = end

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,11 @@ from penstock.pipeline.recordings.format import Header, read_header
 
 MARKED = 64
 """The bytes at the beginning of a line that have the type of its frame."""
+
+STARTED = "GenerationStarted"
+"""The type of the frame with which a turn begins."""
+
+_KIND = re.compile(rb'"type":"([\w.]+)"')
 
 
 class Unusable(Exception):
@@ -28,14 +35,33 @@ def upgraded(data: bytes, header: Header) -> bytes:
     return msgspec.json.encode(older.upgraded(frame, header.format)) if frame.get("type") in changed else data
 
 
-def frames_of(path: Path, kind: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the frames of a file, or only those of a type, as JSON values; none if there is no such file."""
+@dataclass(frozen=True)
+class Line:
+    """A line of a recording: only those that are of interest are decoded."""
+
+    turn: int
+    """The number of the turn that it belongs to, from 1."""
+    kind: str
+    """The type of its frame."""
+    data: bytes
+    header: Header
+
+    @property
+    def frame(self) -> dict[str, Any]:
+        """The frame as JSON values."""
+        frame: dict[str, Any] = msgspec.json.decode(upgraded(self.data, self.header))
+        return frame
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """Yield the frames of a file; none if there is no such file."""
     if not path.is_file():
         return
-    header = read_header(path)
-    mark = b'"type":"%b' % kind.encode()
+    header, turn = read_header(path), 0
     with path.open("rb") as file:
         file.readline()
-        for line in file:
-            if mark in line[:MARKED] and line.endswith(b"\n"):
-                yield msgspec.json.decode(upgraded(line, header))
+        for data in file:
+            if (found := _KIND.search(data, 0, MARKED)) and data.endswith(b"\n"):
+                kind = found[1].decode()
+                turn += kind == STARTED
+                yield Line(turn, kind, data, header)

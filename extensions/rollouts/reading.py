@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.extensions.rollouts.changed import counted_tokens, kept_tokens
-from penstock.extensions.rollouts.lines import MARKED, Unusable, upgraded
+from penstock.extensions.rollouts.lines import MARKED, STARTED, Unusable, upgraded
 from penstock.extensions.rollouts.paths import NO_LOGPROB
 from penstock.pipeline.frames import Sampling
 from penstock.pipeline.protocol.generations import WeightSpan
@@ -252,7 +252,7 @@ def read_head(folder: Path) -> Head:
     with path.open("rb") as file:
         file.readline()
         first = file.readline()
-    if not first.endswith(b"\n") or b'"type":"GenerationStarted"' not in first[:MARKED]:
+    if not first.endswith(b"\n") or b'"type":"%b"' % STARTED.encode() not in first[:MARKED]:
         raise Unusable("the engine gave no tokens")
     facts = _decode(path, 2, first, header, _decode_begun).facts
     response = facts.response
@@ -379,12 +379,14 @@ class _Turns:
         prompts, served = _Prompts(self._folder, self._header), _Served(self._folder, len(self._turns))
         changed = kept_tokens(self._folder, [turn.tokens for turn in self._turns]) if self._header.stages else {}
         made: list[RecordedTurn] = []
+        counted: Mapping[int, int] = {}
         for number, turn in enumerate(self._turns, start=1):
             outputs = tuple(served.outputs(number, turn.started.facts))
             if turn.tokens and turn.started.facts.purpose.generates and (is_ended or turn.finished):
                 kept = changed.get(number, len(turn.tokens))
                 if turn.started.facts.sampling.get("stop"):
-                    kept = min(kept, counted_tokens(self._folder).get(number, kept))
+                    counted = counted or counted_tokens(self._folder)
+                    kept = min(kept, counted.get(number, kept))
                 made.append(self._made(number, turn, prompts.of(number, turn), outputs, kept))
         if not made:
             raise Unusable("the engine gave no tokens")
