@@ -45,6 +45,9 @@ LAST_BYTES = 4096
 BUSY_SECONDS = 60.0
 """Seconds that a server waits for another one that uses the index."""
 
+QUIET_SECONDS = 2.0
+"""Seconds after the last line in which further files of a recording may come, whose response is written last."""
+
 _TICK = 10**9
 """Nanoseconds in which a folder may change again without another time."""
 
@@ -409,8 +412,9 @@ def _state_of(path: Path) -> tuple[bool, float]:
     for name in (RESPONSE, *(file for file, _ in FILES.values())):
         with suppress(OSError):
             times[name] = (path / name).stat().st_mtime
-    is_whole = RESPONSE in times or (bool(times) and all(_has_end(path / name) for name in times))
-    return is_whole, max(times.values(), default=0.0)
+    at = max(times.values(), default=0.0)
+    is_quiet = bool(times) and time.time() - at > QUIET_SECONDS
+    return RESPONSE in times or (is_quiet and all(_has_end(path / name) for name in times)), at
 
 
 def _has_end(path: Path) -> bool:

@@ -54,6 +54,9 @@ LEAST_SILENCE = 60.0
 CLAIM = 60.0
 """Seconds in which a server writes the file of a session; then another one may."""
 
+RETRY = 5.0
+"""Seconds after which a file that could not be written is tried again."""
+
 AT_ONCE = 100
 """Sessions that are exported before others are looked for."""
 
@@ -236,11 +239,15 @@ def _write(known: KnownSessions, folder: Path, export: Export) -> bool:
     """Write the file of a session, unless another server does; return True if it is there."""
     if not known.claim(export.session, export.digest, CLAIM):
         return False
-    if first := next(rows := known.rows(export.session), None):
-        with written(str(file_of(folder, export.session)), "penstock") as write:
-            for row in chain((first,), rows):
-                write(row)
-        sync_folder(folder)
+    try:
+        if first := next(rows := known.rows(export.session), None):
+            with written(str(file_of(folder, export.session)), "penstock") as write:
+                for row in chain((first,), rows):
+                    write(row)
+            sync_folder(folder)
+    except Exception:
+        known.retry(export.digest, RETRY)
+        raise
     known.sent(export.digest)
     return True
 
@@ -276,6 +283,11 @@ class Files:
                     logger.warning("Rollouts wait to be written to %s: %s", self.folder, error)
                 self._has_failed = True
             await asyncio.sleep(POLL)
+
+
+def sessions_of(settings: Settings, folder: Path) -> Sessions:
+    """Return the sessions of the folder of recordings."""
+    return Sessions(folder, max(settings.rollouts_after, LEAST_SILENCE))
 
 
 @asynccontextmanager

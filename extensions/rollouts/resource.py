@@ -22,7 +22,7 @@ from penstock.api.http.request_body import off_loop, receive
 from penstock.api.resources.resources import BASE, ServerParts, checked
 from penstock.api.settings import Settings
 from penstock.extensions.rollouts.known import KnownSession, KnownSessions
-from penstock.extensions.rollouts.live import LEAST_SILENCE, Sessions, exporting
+from penstock.extensions.rollouts.live import Sessions, exporting, sessions_of
 from penstock.extensions.rollouts.rewards import RewardLine, write_reward
 from penstock.extensions.rollouts.writing import line
 from penstock.pipeline.audit import decided
@@ -269,7 +269,7 @@ async def rollouts(parts: ServerParts) -> AsyncGenerator[Sequence[web.RouteDef],
         yield RolloutRoutes(None, None).routes(BASE)
         return
     check_export(settings)
-    sessions = Sessions(settings.record, max(settings.rollouts_after, LEAST_SILENCE))
+    sessions = sessions_of(settings, settings.record)
     try:
         async with exporting(settings, sessions):
             yield RolloutRoutes(settings.record, sessions).routes(BASE)

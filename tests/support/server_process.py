@@ -25,6 +25,7 @@ from penstock.api.cli.__main__ import main
 from penstock.api.cli.serve import serve
 from penstock.api.settings import Settings
 from penstock.api.start.assembly import RunningEngine
+from penstock.extensions.rollouts import live
 from penstock.extensions.tools.search import ingestion
 from penstock.pipeline.frames import Prompt
 from penstock.pipeline.logs import log_to_stderr
@@ -94,6 +95,16 @@ def serve_with_webhooks(*arguments: str) -> None:
     os.environ["PENSTOCK_WEBHOOK_SECRET"] = WEBHOOK_SECRET
     webhooks.PAUSES, webhooks.CLAIM, webhooks.POLL = (0.1, 0.5), 1.0, 0.1
     serve_script(*arguments)
+
+
+OPERATOR_KEY = "the-key-of-the-operator"
+
+
+def serve_with_rollouts(*arguments: str) -> None:
+    """Serve a scripted engine, and export rollouts without long pauses."""
+    os.environ["PENSTOCK_OPERATOR_KEY"] = OPERATOR_KEY
+    live.POLL, live.SETTLES, live.CLAIM, live.RETRY, live.LEAST_SILENCE = 0.1, 0.5, 1.0, 0.1, 3.0
+    serve_with_webhooks(*arguments)
 
 
 SECRETS = {
