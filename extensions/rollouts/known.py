@@ -291,7 +291,7 @@ class KnownSessions:
 
     def _place(self) -> None:
         """Place the recordings, some at a time, but for those that continue one which is still being written."""
-        begun = [each if isinstance(each, float) else each.at for each in self._writing.values()]
+        begun = [each.at if isinstance(each, Head) else each for each in self._writing.values()]
         after, oldest = (-1.0, ""), min(begun, default=float("inf"))
         while not self.is_stopping and (found := self._index.placeless(after, AT_ONCE)):
             heads = [self._index.unpacked(row.packed) for row in found]

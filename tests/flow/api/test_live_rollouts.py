@@ -180,7 +180,7 @@ async def test_folder_that_comes_back_gets_what_was_due(served: Served, out: Pat
     await respond(served, "s")
     await reward(served, "s", done=True)
     await wait_until(lambda: "wait to be written" in caplog.text)
-    await wait_until(lambda: out.exists() or out.mkdir())
+    await asyncio.to_thread(out.mkdir)
     await wait_until(lambda: files(out))
 
 

@@ -76,6 +76,7 @@ async def listed(served: Served, query: str = "") -> Any:
 async def test_session_has_its_rows_and_the_last_reward(served: Served) -> None:
     first = await respond(served, "s")
     second = await respond(served, None, previous_response_id=first)
+    given: dict[str, Any]
     for given in ({"reward": 1}, {"reward": 0.25, "done": True}, {"reward": -3, "name": "style", "response": first}):
         status, answer = await reward(served, "s", **given)
         assert (status, answer["responses"], answer["reward"]) == (200, 2, given["reward"])
