@@ -64,6 +64,7 @@ STAYING = {
     "tests/live/engine/test_recorded_vllm.py": "tests/flow/api/test_wiretap.py",
     "tests/live/engine/test_several_models.py": "tests/flow/several/test_commands.py",
     "tests/live/engine/test_usage_reports.py": "tests/unit/services/engines/test_workers.py",
+    "tests/live/engine/test_weights.py": "tests/flow/api/test_weights.py",
     "tests/simulation": "tests/flow/lifecycle/test_matrix.py",
     "tests/typing": "tests/unit/pipeline/test_core.py",
     "tests/unit/extensions/tools/browser/test_html.py": "tests/unit/extensions/tools/browser/test_reader.py",
