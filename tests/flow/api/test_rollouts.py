@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,7 +15,10 @@ from yarl import URL
 
 from penstock.api.http.api_key import digest_of
 from penstock.api.http.auth import Keys
+from penstock.extensions.rollouts import resource
+from penstock.extensions.rollouts.known import KnownSessions
 from penstock.extensions.rollouts.rewards import FILE
+from penstock.pipeline import audit
 from penstock.pipeline.recordings.redaction import key_of
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.normalize.facts import recorded_session
@@ -196,3 +201,42 @@ async def test_server_that_records_nothing_has_no_rollouts(tmp_path: Path) -> No
         for path in ("", "/s"):
             async with served.client.get(f"{served.url}/v1/rollouts{path}", headers=bearer()) as got:
                 assert got.status == 400
+
+
+async def test_reward_is_a_line_of_the_audit_log(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    audit.logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level("INFO", audit.LOGGER):
+            await reward(served, "s", reward=0.5, name="style")
+    finally:
+        audit.logger.removeHandler(caplog.handler)
+    (line,) = [record.__dict__["audit"] for record in caplog.records if record.name == audit.LOGGER]
+    assert line == {"rule": "rewards", "decision": "changed", "subject": "s", "reward": 0.5, "name": "style"}
+
+
+async def test_index_that_is_busy_holds_neither_rewards_nor_responses(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, refresh = threading.Event(), KnownSessions.refresh
+
+    def slow(known: KnownSessions) -> None:
+        held.wait(20)
+        refresh(known)
+
+    monkeypatch.setattr(resource, "KNOWN_WAIT", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(KnownSessions, "refresh", slow)
+        status, answer = await reward(served, "s", reward=1)
+        assert (status, answer["responses"]) == (200, None)
+        await respond(served, "s")
+        held.set()
+    assert [row["reward"] for row in await rows(served, "s")] == [1]
+
+
+async def test_rewards_that_cannot_be_written_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(resource, "write_reward", full)
+    status, answer = await reward(served, "s", reward=1)
+    assert (status, "No space left" in answer["error"]["message"]) == (503, True)
