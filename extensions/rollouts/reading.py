@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -231,16 +232,16 @@ def recordings_in(folders: Sequence[Path]) -> Iterator[Path]:
 
     Raise `UnreadableRecording` for a folder without any.
     """
-    seen = set[Path]()
+    seen = set[str]()
     for folder in folders:
         found = False
-        for file in folder.rglob("*.jsonl"):
-            if file.name not in _NAMES:
+        for place, _, files in os.walk(folder):
+            if _NAMES.isdisjoint(files):
                 continue
             found = True
-            if (place := file.parent.resolve()) not in seen:
-                seen.add(place)
-                yield file.parent
+            if (real := os.path.realpath(place)) not in seen:
+                seen.add(real)
+                yield Path(place)
         if not found:
             raise UnreadableRecording(folder, None, "there is no recording in or below this folder")
 

@@ -58,11 +58,11 @@ def rollouts(folders: Sequence[Path], *, session: str = "") -> Iterator[Session]
     """
     with closing(Index(temporary())) as index, rewards_in(folders) as rewards:
         homeless: list[Skipped] = []
-        for folder in sorted(recordings_in(folders)):
+        for folder in sorted(map(str, recordings_in(folders))):  # texts take a tenth of the memory of paths
             try:
-                index.add(read_head(folder))
+                index.add(read_head(Path(folder)))
             except (Unusable, UnreadableRecording) as error:
-                homeless.append(Skipped(str(folder), str(error)))
+                homeless.append(Skipped(folder, str(error)))
         homeless += index.group()
         for head, members in index.sessions(session):
             made = assembled(head, members)
