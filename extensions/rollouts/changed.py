@@ -1,17 +1,63 @@
-"""Outputs that did not reach the client as the model wrote them: which tokens of a turn did."""
+"""Outputs that did not reach the client as the model wrote them: which tokens of a turn did.
+
+A stage of the operator's after ``generate`` may remove a text from what the client reads, and the file of the tokens
+still has it.  The header of a recording names such stages.  Where there are some, the items of each turn are compared
+with what came out after them, and from the first one on whose text was changed, dropped or added, all tokens count as
+changed.
+"""
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from penstock.extensions.rollouts.lines import Unusable, lines_of
-from penstock.pipeline.recordings.format import FILES
+from penstock.extensions.rollouts.lines import STARTED, Unusable, lines_of
+from penstock.pipeline.frames import CompactionOpened, ItemOpened
+from penstock.pipeline.recordings.format import CHANGED_TURN, FILES, Header
 
-_TEXTS = frozenset({"MessageOpened", "ReasoningOpened", "RefusalOpened"})
-"""The frames that open an item whose text the client sees as it is."""
+GAP = 3
+"""The most tokens of markup between two items."""
+
+_SUMMARY = CompactionOpened.__name__
+_OPENED = frozenset({_SUMMARY, *(kind.__name__ for kind in get_args(ItemOpened))})
+_NAMES = ("name", "namespace", "server_label", "recipient")
+"""The fields of the frames that open items with words of the model."""
+
+_CITATION = re.compile("【[^】]*】")
+"""A mark of the model's, in whose place the server writes a link."""
+
+
+@dataclass
+class _Item:
+    kind: str
+    names: tuple[str, ...]
+    text: str = ""
+    tokens: Sequence[int] = ()
+    """Its tokens; empty if they are not known."""
+
+    def is_in(self, later: _Item | None) -> bool:
+        """Return True if a later item has its text, but for the links of citations."""
+        if later is None:
+            return False
+        if later.kind == _SUMMARY:
+            return later.text.strip() == self.text.strip()
+        if later.names != self.names or later.text == self.text:
+            return later.names == self.names
+        parts = _CITATION.split(self.text)
+        return len(parts) > 1 and bool(re.fullmatch(".*?".join(map(re.escape, parts)), later.text, re.DOTALL))
+
+
+@dataclass
+class _Turn:
+    summarizes: bool
+    items: list[_Item] = field(default_factory=list)
+    count: int | None = None
+    """The tokens that the parser has counted; None if the turn did not reach its end, or a text ended it."""
 
 
 def counted_tokens(folder: Path) -> Mapping[int, int]:
@@ -20,60 +66,107 @@ def counted_tokens(folder: Path) -> Mapping[int, int]:
     return {line.turn: line.frame["output_tokens"] for line in ends}
 
 
-def kept_tokens(folder: Path, outputs: Sequence[array[int]]) -> Mapping[int, int]:
-    """Return the number of tokens before the first item that a stage has changed, of each turn that has one.
+def unchanged_tokens(folder: Path, header: Header, outputs: Sequence[array[int]]) -> Sequence[int]:
+    """Return the number of tokens before the first item that a stage has changed, for each turn; all if none has.
 
-    An item is unchanged if the client got its text, or if the last stages still knew its tokens.  Raise `Unusable` if
-    the files are missing that say so.
+    Raise `Unusable` if the files are missing that say so.
     """
-    for name, _ in (FILES["parse"], FILES["emit"]):
-        if not (folder / name).is_file():
-            raise Unusable(f"a stage of yours may have changed the output, and {name} is missing")
-    kept, shown = dict[int, int](), _Shown(folder)
-    ends = dict.fromkeys(range(1, len(outputs) + 1), 0)
-    for number, kind, text, tokens in _items(folder):
-        output = outputs[number - 1] if number <= len(outputs) else array("I")
-        end = ends.get(number, 0)
-        is_there = not tokens or output[end : end + len(tokens)] == array("I", tokens)
-        if not is_there or not shown.has(kind, text, tokens):
-            kept.setdefault(number, end)
-        ends[number] = end + len(tokens)
-    return kept
+    stages = header.stages
+    if not stages:
+        return [len(output) for output in outputs]
+    parsed = later = list(_turns(_needed(folder, FILES["parse"][0])))
+    if "parse" in stages:
+        conversed = FILES["converse"][0]
+        is_kept = (folder / conversed).is_file() or not (folder / CHANGED_TURN).is_file()
+        later = list(_turns(_needed(folder, conversed if is_kept else CHANGED_TURN)))
+    shown = _shown(folder, stages)
+    return [
+        _unchanged(output, read, after, shown, is_strict="generate" in stages) if read and after else 0
+        for output, read, after in zip_longest(outputs, parsed[: len(outputs)], later[: len(outputs)])
+    ]
 
 
-def _items(folder: Path) -> Iterator[tuple[int, str, str, tuple[int, ...]]]:
-    """Yield the number of its turn, the frame that opened it, the text and the tokens of each item of the model."""
-    kind, texts = "", list[str]()
-    for line in lines_of(folder / FILES["parse"][0]):
-        match line.kind:
-            case "ItemDelta":
-                texts.append(line.frame["text"])
-            case "ItemClosed":
-                yield line.turn, kind, "".join(texts), tuple(line.frame.get("token_ids", ()))
-            case opened if opened.endswith("Opened"):
-                kind, texts = opened, []
-            case _:
-                pass
+def _needed(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise Unusable(f"a stage of yours may have changed the output, and {name} is missing")
+    return folder / name
 
 
-class _Shown:
-    """What came out of the last stages of a response."""
+def _unchanged(output: array[int], read: _Turn, after: _Turn, shown: Collection[str] | None, *, is_strict: bool) -> int:
+    """Return how many tokens of a turn are unchanged; it is strict if a stage may have changed tokens."""
+    kept, is_known = 0, True
+    for item, later in zip_longest(read.items, _comparable(read, after)):
+        if item is None or not item.is_in(later) or not (shown is None or item.text in shown):
+            return kept
+        place = _found(output, item.tokens, kept, GAP if is_known else len(output)) if item.tokens else -1
+        is_known = place >= 0
+        if is_known:
+            kept = place + len(item.tokens)
+        elif is_strict or item.tokens:
+            return kept
+    return kept if is_strict and read.count != len(output) else len(output)
 
-    def __init__(self, folder: Path) -> None:
-        events, sent = (folder / FILES[stage][0] for stage in ("emit", "persist"))
-        self._is_changed = sent.is_file()
-        lines = lines_of(sent if self._is_changed else events)
-        done = (line.frame["item"] for line in lines if line.kind == "response.output_item.done")
-        self._texts = {text for item in done for text in _texts_in(item)}
-        known = (line.frame for line in lines_of(events) if line.kind == "ItemTokens")
-        self._tokens = {tuple(frame["token_ids"]) for frame in known}
 
-    def has(self, kind: str, text: str, tokens: tuple[int, ...]) -> bool:
-        """Return True if an item came out as the model wrote it."""
-        if text in self._texts or not text:
-            return True
-        is_text = kind in _TEXTS and self._is_changed
-        return not is_text and bool(tokens) and tokens in self._tokens
+def _comparable(read: _Turn, after: _Turn) -> Sequence[_Item]:
+    """Return the later items: of what the model wrote for a summary, only that is among them."""
+    return [*read.items[:-1], *after.items[-1:]] if read.summarizes else after.items
+
+
+def _found(output: array[int], tokens: Sequence[int], start: int, gap: int) -> int:
+    """Return the place of tokens in an output, at most ``gap`` tokens after ``start``; -1 if they are not there."""
+    wanted = array(output.typecode, tokens)
+    last = min(start + gap, len(output) - len(wanted))
+    return next((at for at in range(start, last + 1) if output[at : at + len(wanted)] == wanted), -1)
+
+
+def _turns(path: Path) -> Iterator[_Turn]:
+    """Yield the turns of a file, with the items that the model wrote: those of programs and of the server are none."""
+    turn: _Turn | None = None
+    item: _Item | None = None
+    for line in lines_of(path):
+        frame, kind = line.frame, line.kind
+        if kind == STARTED:
+            if turn is not None:
+                yield turn
+            turn, item = _Turn(bool(frame["facts"].get("purpose", {}).get("summarizes"))), None
+        elif turn is None:
+            continue
+        elif kind in _OPENED and not frame.get("caller"):
+            item = _Item(kind, tuple(str(frame.get(name, "")) for name in _NAMES))
+            turn.items.append(item)
+        elif kind == "ItemDelta" and item is not None:
+            item.text += frame["text"]
+        elif kind == "ItemClosed" and item is not None:
+            item.tokens, item = frame.get("token_ids", ()), None
+        elif kind == "TurnFinished" and not isinstance(frame.get("stop_reason"), str):
+            turn.count = frame["output_tokens"]
+    if turn is not None:
+        yield turn
+
+
+def _shown(folder: Path, stages: Mapping[str, Any]) -> Collection[str] | None:
+    """Return the texts that came out of the last stages; None if none of the operator's after ``converse`` matters."""
+    events = folder / FILES["emit"][0]
+    if stages.keys() & {"emit", "persist"}:
+        sent, events = _needed(folder, FILES["persist"][0]), _needed(folder, events.name)
+        if (deltas := _deltas(sent)) != _deltas(events):
+            return _texts(sent) & frozenset(deltas.values())
+    return _texts(_needed(folder, events.name)) if "converse" in stages else None
+
+
+def _deltas(file: Path) -> Mapping[int, str]:
+    """Return the texts of deltas, by the index of their item."""
+    found = dict[int, str]()
+    for line in lines_of(file):
+        if line.kind.endswith(".delta") and isinstance(delta := (event := line.frame).get("delta"), str):
+            found[event["output_index"]] = found.get(event["output_index"], "") + delta
+    return found
+
+
+def _texts(file: Path) -> frozenset[str]:
+    """Return all texts of the items of a response."""
+    done = (line.frame["item"] for line in lines_of(file) if line.kind == "response.output_item.done")
+    return frozenset(text for item in done for text in _texts_in(item))
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock.extensions.rollouts.changed import counted_tokens, kept_tokens
+from penstock.extensions.rollouts.changed import counted_tokens, unchanged_tokens
 from penstock.extensions.rollouts.lines import MARKED, STARTED, Unusable, upgraded
 from penstock.extensions.rollouts.paths import NO_LOGPROB
 from penstock.pipeline.frames import Sampling
@@ -378,13 +378,13 @@ class _Turns:
     def all(self, *, is_ended: bool) -> tuple[RecordedTurn, ...]:
         """Return the turns with an output: all if the file has an end, or else those that have one."""
         prompts, served = _Prompts(self._folder, self._header), _Served(self._folder, len(self._turns))
-        changed = kept_tokens(self._folder, [turn.tokens for turn in self._turns]) if self._header.stages else {}
+        unchanged = unchanged_tokens(self._folder, self._header, [turn.tokens for turn in self._turns])
         made: list[RecordedTurn] = []
         counted: Mapping[int, int] = {}
         for number, turn in enumerate(self._turns, start=1):
             outputs = tuple(served.outputs(number, turn.started.facts))
             if turn.tokens and turn.started.facts.purpose.generates and (is_ended or turn.finished):
-                kept = changed.get(number, len(turn.tokens))
+                kept = unchanged[number - 1]
                 if turn.started.facts.sampling.get("stop"):
                     counted = counted or counted_tokens(self._folder)
                     kept = min(kept, counted.get(number, kept))

@@ -44,6 +44,12 @@ The file of ``persist`` has what comes out last.  It exists only if a stage of t
 it: otherwise it only repeats the events.
 """
 
+CHANGED_TURN = "changed.jsonl"
+"""The file with the output of ``converse`` of a response of one turn without tools, which `SOURCES` does not name.
+
+It exists if a stage of the operator's stands after ``parse``, and shows what that has changed.
+"""
+
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "converse": ("normalize",),
     "render": ("normalize",),
@@ -66,8 +72,8 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     ``model`` is the name under which the model was served, ``source`` the folder or id that it was loaded from, and
     ``options`` the operator's settings for its chat template and parsers.  ``answered_from`` is the folder of
     recordings that answered instead of a model.  ``masked`` is True if the letters and digits of all texts
-    were replaced, and with them the tokens.  ``stages`` are the operator's own, by name: what they change differs from
-    one file to the next.  ``recorded_at`` is an ISO 8601 time; the times of the frames are in
+    were replaced, and with them the tokens.  ``stages`` names the operator's own stages after ``generate``, by the
+    stage of `FILES` that they follow.  ``recorded_at`` is an ISO 8601 time; the times of the frames are in
     seconds after it.
 
     A recording of the wire has the server ``upstream``, the ``dialect``, the ``path`` and some ``headers`` of the
@@ -83,7 +89,7 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
     answered_from: str | None = None
     recorded_at: str | None = None
     masked: bool = False
-    stages: tuple[str, ...] = ()
+    stages: Mapping[str, tuple[str, ...]] = {}
     upstream: str | None = None
     dialect: str | None = None
     path: str | None = None

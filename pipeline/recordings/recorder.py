@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -68,8 +68,8 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
     folders: dict[str, ResponseFolder] = field(default_factory=dict)
     """The responses that are passing a tap now, by id."""
-    stages: tuple[str, ...] = ()
-    """The operator's own stages."""
+    stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The operator's own stages after ``generate``, by the stage of `FILES` that they follow."""
 
     def __post_init__(self) -> None:
         self.writer = Writer[JunctionFile](self.folder, self.pause)
@@ -85,8 +85,7 @@ class Recorder:
         The tap for ``persist`` is the last stage.  A pipeline without token ids has no ``render`` and no ``generate``.
         """
         names = pipeline.names()
-        own = (step.name for step in pipeline.every_step() if step.guard and step.name not in FILES)
-        self.stages = tuple(dict.fromkeys((*self.stages, *own)))
+        self.stages = {**self.stages, **own_stages(pipeline)}
         absent = () if any(stage in names for stage in WITH_TOKENS) else WITH_TOKENS
         try:
             is_changed = any(step.guard for step in pipeline.following("emit").steps)
@@ -179,6 +178,24 @@ class Recorder:
             redaction=self.redact(header),
             request=body if request_id == response_id and "normalize" in self.after else b"",
         )
+
+
+def own_stages(pipeline: Pipeline[Any, Any]) -> Mapping[str, tuple[str, ...]]:
+    """Return the operator's own stages after ``generate``, by the latest stage of `FILES` before each."""
+    found, latest = dict[str, tuple[str, ...]](), ""
+
+    def look(within: Pipeline[Any, Any]) -> None:
+        nonlocal latest
+        for step in within.steps:
+            if step.inner is not None:
+                look(step.inner)
+            elif step.guard and latest:
+                found[latest] = (*found.get(latest, ()), step.name)
+            if step.name == "generate" or (latest and step.name in FILES):
+                latest = step.name
+
+    look(pipeline)
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from penstock.pipeline.frames import (
     ToolFrame,
 )
 from penstock.pipeline.protocol.events import DELTAS, TerminalEvent
-from penstock.pipeline.recordings.format import FILES, Cause, End, Failure, Header, line
+from penstock.pipeline.recordings.format import CHANGED_TURN, FILES, Cause, End, Failure, Header, line
 from penstock.pipeline.recordings.redaction import Redaction, public, redacted_request, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,14 @@ class JunctionFile:
             self._lines.append(line(End(self.frames, failure, is_abandoned, cause)))
         self.save()
         if self.stage == "converse" and not self.has_tools and "parse" in self.folder.kept:
-            self.path.unlink(missing_ok=True)  # without tools it only repeats the parsed frames
+            self._repeat()
+
+    def _repeat(self) -> None:
+        """Delete a file that only repeats the parsed frames, or name it otherwise if a stage may have changed them."""
+        if "parse" not in self.folder.header.stages:
+            self.path.unlink(missing_ok=True)
+        elif self._exists:
+            self.path.rename(self.folder.path / CHANGED_TURN)
 
     def save(self) -> None:
         """Append the new lines to the file.  Only the first call may create it."""
@@ -194,7 +201,7 @@ class ResponseFolder:
         """Create the folder, removing leftovers of an earlier, crashed run."""
         self.has_begun, self.is_plain = True, not self.redaction.changes_frames
         self.path.mkdir(mode=0o700, exist_ok=True)
-        for name in (REQUEST, RESPONSE, *(file for file, _ in FILES.values())):
+        for name in (REQUEST, RESPONSE, CHANGED_TURN, *(file for file, _ in FILES.values())):
             (self.path / name).unlink(missing_ok=True)
         if self.request and self.redaction.keeps_request:
             with suppress(ValueError):  # the server accepts some bodies that are not valid JSON

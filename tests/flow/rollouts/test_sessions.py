@@ -20,7 +20,7 @@ from penstock.extensions.rollouts.paths import PathTurn, TokenPath
 from penstock.extensions.rollouts.sessions import Session, rollouts
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.plugins import guarded
-from penstock.pipeline.recordings.format import FORMAT, Header
+from penstock.pipeline.recordings.format import CHANGED_TURN, FORMAT, Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.stages.models.chat.model import ChatModel
@@ -488,10 +488,10 @@ async def test_changed_output_needs_the_files_that_show_it(tmp_path: Path) -> No
     async with redacting_server(engine, folder) as served:
         await served.post({"input": "Hi"})
     (recording,) = recorded_folders(folder)
-    (recording / "events.jsonl").unlink()
+    (recording / CHANGED_TURN).unlink()
     (session,) = rollouts([folder])
     assert [each.reason for each in session.skipped] == [
-        "a stage of yours may have changed the output, and events.jsonl is missing"
+        "a stage of yours may have changed the output, and conversed.jsonl is missing"
     ]
 
 
