@@ -20,6 +20,7 @@ DONE := $(VENV)/.installed
 INSTALLED := $(DONE)/$(ENGINE)
 ADD := $(BIN)/python .locks/install.py
 CLIENTS := .venv-clients
+TRAINER := .venv-trainer
 NODE_CLIENTS := tests/live/clients/node
 # The last has several agents.
 AGENTS := codex claude opencode agents
@@ -49,7 +50,7 @@ FOUND_PYTHONS := $(foreach version,$(OTHER_PYTHONS),$(if $(call other_python,$(v
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lock sbom release pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx trainers engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet figures bench load prometheus board clean
+.PHONY: help lock sbom release pythons newer serve install quick unit check ruff spelling imports mypy pyright offline chat sandbox site test long longer live thorough simulation oracles reference entrypoints ogx trainers training engine clients matrix test-codex test-claude test-opencode test-agents clients-chat clients-http test-page test-image test-deploy picture mutants soak fuzz affinity fleet figures bench load prometheus board clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,6 +128,13 @@ $(CLIENTS)/.installed: .locks/clients.txt
 	@"$(PYTHON)" -m venv --clear $(CLIENTS)
 	@echo '*' > $(CLIENTS)/.gitignore
 	@$(CLIENTS)/bin/python .locks/install.py --no-deps -r .locks/clients.txt
+	@touch $@
+
+$(TRAINER)/.installed: .locks/trainer.txt
+	@echo "Installing TRL, and an agent: half a minute, and 1.3 GB."
+	@"$(PYTHON)" -m venv --clear $(TRAINER)
+	@echo '*' > $(TRAINER)/.gitignore
+	@$(TRAINER)/bin/python .locks/install.py --torch-backend cpu --no-deps -r .locks/trainer.txt
 	@touch $@
 
 $(OTHER_PYTHONS:%=.venv-%/.installed): .venv-%/.installed: .locks/install.py .locks/test.txt pyproject.toml
@@ -265,8 +273,9 @@ python-%: .venv-%/.installed
 
 PYTHONS_LEFT_OUT = $(if $(FOUND_PYTHONS),:,echo "NO OTHER PYTHON WAS TESTED: THE MACHINE HAS NONE OF $(OTHER_PYTHONS).")
 
-thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
+thorough: $(DONE)/test $(TRAINER)/.installed ## The tests without an engine, with many more random examples, and the training: an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
+	@$(SUITE) training tests/live/trainer --confcutdir tests/live/trainer
 	@$(MAKE) --no-print-directory simulation
 
 HOURS ?= 25
@@ -294,6 +303,11 @@ ogx: $(DONE)/test ## OGX's tests of files, vector stores and file search, agains
 
 trainers: $(DONE)/test ## The forms of rollouts, read by the code of TRL, verl and SkyRL: half a minute
 	@$(BIN)/python -m tests.oracles.trainers
+
+TRAINED := .cache/training.json
+training: $(DONE)/test $(TRAINER)/.installed ## A tiny Qwen learns from the rewards of an agent, by TRL on rollouts; the picture of docs/ROLLOUTS.md: five minutes; ARGS: --batches N
+	@$(TRAINER)/bin/python -m tests.live.trainer $(BIN) $(TRAINED) $(ARGS)
+	@$(BIN)/python -m tests.live.trainer.picture $(TRAINED) docs/training.svg
 
 engine: $(DONE)/test $(TINY).built prometheus
 	@$(SUITE) engine tests/live/engine -m "$(WHICH)" \
@@ -426,6 +440,6 @@ load:
 endif
 
 clean: ## Remove what was installed, built and cached here
-	rm -rf .venv .venv-gpu .venv-newer $(OTHER_PYTHONS:%=.venv-%) $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
+	rm -rf .venv .venv-gpu .venv-newer $(OTHER_PYTHONS:%=.venv-%) $(CLIENTS) $(TRAINER) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
 	rm -rf $(AGENTS:%=tests/live/%/node/node_modules) $(AGENTS:%=tests/live/%/node/.installed) $(PAGE)/node_modules $(PAGE)/.installed
 	rm -rf .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,6 +17,7 @@ LOCKS = {
     "test": ("pyproject.toml", "--group", "test", "-c", ".locks/cpu.txt", *LEFT_OUT),
     "site": ("--group", "site", "-c", ".locks/cpu.txt", "-c", ".locks/test.txt"),
     "clients": ("--group", "clients", "--overrides", ".locks/overrides.txt"),
+    "trainer": ("--group", "trainer", "-c", ".locks/cpu.txt", "--overrides", ".locks/overrides.txt"),
 }
 """The lock files, each with what it has to hold: extras and groups of ``pyproject.toml``."""
 OLDEST_PYTHON = "3.11"
