@@ -115,10 +115,12 @@ class Index:
         return not row.name and bool(row.previous or row.opening) and not is_known
 
     def home_of(self, head: Head) -> int | None:
-        """Return the home that the ids of a recording name which is not in the index, if it is known."""
+        """Return the home of a recording that is not in the index, as far as it shows without its tokens."""
         scope = self._scope(head)
         row = Placeless(0, scope or 0, name=_named(head), previous=head.previous, opening="", packed=b"")
-        return None if scope is None else self.linked(row)
+        if scope is None or row.name:
+            return scope and self.linked(row)
+        return self.linked(row) or self._opened(scope, head.opening if head.has_history else "")
 
     def place(self, row: Placeless) -> int | Skipped:
         """Give a recording its home, the number of the first one of its session, and return it."""

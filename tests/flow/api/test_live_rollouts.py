@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,6 +78,16 @@ async def respond(served: Served, session: str, key: str = ALICE) -> str:
     return str(made["id"])
 
 
+async def held(served: Served, count: int) -> None:
+    """Wait until so many responses are recorded of which the last one runs, and hold that one alone."""
+    recordings = served.parts.settings.record
+    assert recordings
+    await wait_until(lambda: len(list(recordings.glob("resp_*/tokens.jsonl"))) == count)
+    names = {path.parent.name for path in recordings.glob("resp_*/tokens.jsonl")}
+    served.engine.allowed |= dict.fromkeys(names, 3.0)
+    served.engine.initial = inf
+
+
 async def reward(served: Served, session: str, **body: Any) -> None:
     url = f"{served.url}/v1/rollouts/{session}/reward"
     async with served.client.post(url, json={"reward": 1} | body, headers=bearer()) as answer:
@@ -130,12 +141,8 @@ async def test_session_of_which_a_response_runs_comes_when_that_has_ended(served
     first = await respond(served, "s")
     served.engine.hold(3)
     running = asyncio.create_task(respond(served, "s"))
-    await wait_until(lambda: served.engine.running)
-    recordings = served.parts.settings.record
-    assert recordings
-    await wait_until(lambda: len(list(recordings.glob("resp_*/tokens.jsonl"))) == 2)
+    await held(served, 2)
     await reward(served, "s", done=True)
-    served.engine.initial = float("inf")
     other = await respond(served, "other")
     await reward(served, "other", done=True)
     await wait_until(lambda: files(out))
@@ -144,6 +151,29 @@ async def test_session_of_which_a_response_runs_comes_when_that_has_ended(served
     last = await running
     await wait_until(lambda: len(files(out)) == 2)
     assert {first, last} in [responses(rows) for rows in files(out).values()]
+
+
+async def chat(served: Served, *messages: str) -> None:
+    roles = ("user", "assistant")
+    sent = [{"role": roles[number % 2], "content": text} for number, text in enumerate(messages)]
+    body = {"messages": sent, "model": served.engine.models[0], "max_tokens": 50}
+    async with served.client.post(f"{served.url}/v1/chat/completions", json=body, headers=bearer(ALICE)) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def test_conversation_without_an_id_is_not_idle_while_its_next_response_runs(tmp_path: Path, out: Path) -> None:
+    async with serving(tmp_path, str(out), rollouts_after=1.0) as served:
+        await chat(served, "Good day")
+        served.engine.hold(3)
+        running = asyncio.create_task(chat(served, "Good day", "Hello!", "And now?"))
+        await held(served, 2)
+        other = await respond(served, "other")
+        await wait_until(lambda: files(out))
+        assert [responses(rows) for rows in files(out).values()] == [{other}]
+        served.engine.say_all()
+        await running
+        await wait_until(lambda: len(files(out)) == 2)
+        assert {len(responses(rows)) for rows in files(out).values()} == {1, 2}
 
 
 async def test_session_that_goes_on_comes_again(served: Served, out: Path) -> None:
