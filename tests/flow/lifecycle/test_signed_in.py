@@ -43,6 +43,7 @@ async def test_background_response_of_a_killed_server_goes_on_as_its_owner(tmp_p
             await wait_until(lambda: '"subject":"the issuers"' in audit.read_text())
             status, refused = await asked(server, issuer, input="Hi")
             assert (status, refused["error"]["code"]) == (401, "invalid_token")
+            await wait_until(lambda: "invalid_token" in audit.read_text())
         lines = [json.loads(line) for line in audit.read_text().splitlines()]
     owner = owner_of(issuer.url, SUBJECT)[:8]
     made, limited, unknown, read_again, *last = [line for line in lines if line.get("rule") or line.get("owner")]
