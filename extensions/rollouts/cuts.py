@@ -34,7 +34,7 @@ _Content: TypeAlias = tuple[Any, ...]
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """What a turn was asked, as far as it decides on the prompt."""
+    """The request of a turn, as far as it decides on the prompt."""
 
     class Response(msgspec.Struct, frozen=True):
         instructions: Any = None
@@ -66,7 +66,7 @@ class _Request(msgspec.Struct, frozen=True):
 
     @property
     def head(self) -> tuple[Any, ...]:
-        """What stands before all items."""
+        """The parts of a prompt before all items."""
         facts, response = self.facts, self.facts.response
         given = takewhile(lambda item: item.get("role") in ("system", "developer"), (*self.history, *facts.input))
         texts = [_content(item) for item in given]

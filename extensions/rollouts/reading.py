@@ -61,7 +61,7 @@ class _Purpose(msgspec.Struct, frozen=True):
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """What shows the place of an item in a conversation, and the output of a call."""
+    """The parts of an item that show its place in a conversation, and the output of a call."""
 
     type: str = ""
     role: str = ""
@@ -177,7 +177,7 @@ class Output(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Head:
-    """What a recording says of its place among others."""
+    """The place of a recording among others."""
 
     folder: Path
     response: str

@@ -245,6 +245,7 @@ def test_page_has_everything_without_effect(pytestconfig: pytest.Config) -> None
 OF_VLLM = {
     *("--api-key", "--enable-sleep-mode", "--gpu-memory-utilization", "--lora-modules", "--max-logprobs"),
     *("--enable-lora", "--generation-config", "--limit-mm-per-prompt", "--max-model-len", "--max-num-queued-reqs"),
+    "--logprobs-mode",
     *("--max-num-seqs", "--otlp-traces-endpoint", "--override-generation-config", "--served-model-name"),
     *("--reasoning-config", "--structured-outputs-config", "--tensor-parallel-size"),
     *("--block-size", "--data-parallel-size", "--distributed-executor-backend", "--kv-cache-memory-bytes"),
@@ -255,7 +256,7 @@ OF_VLLM = {
 OF_COMMANDS = {
     *("--model", "--small-model", "--file", "--limits", "--tools", "--expires", "--json", "--sse", "--to"),
     *("--api", "--by", "--csv", "--key", "--since", "--team", "--until", "--in-order"),
-    *("--form", "--prove", "--session"),
+    *("--form", "--prove", "--session", "--tolerance"),
 }
 """Options of ``penstock batch``, ``keys``, ``launch``, ``replay``, ``rollouts`` and ``usage``, and of ``make load``."""
 
