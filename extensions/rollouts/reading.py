@@ -278,7 +278,7 @@ def read_head(folder: Path) -> Head:
 
 
 def _response(folder: Path, facts: _Facts) -> str:
-    """Return the id of a response; a server of another make is not asked by the ids of this one."""
+    """Return the id of a response; another server has ids of its own."""
     return folder.name if (folder / WIRE).is_file() else facts.response.id
 
 
