@@ -18,7 +18,8 @@ from penstock.services.engines.kv_events import KvEvents
 from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.support.api_clients import wait_until
 from tests.support.engine_requests import ON_SHARED_ENGINE, prompt, scheduled
-from tests.support.event_streams import last
+from tests.support.event_streams import generate, last
+from tests.support.noisy import write_noisy
 from tests.support.processes import free_port, running_process
 from tests.support.stored_responses import response
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
@@ -46,7 +47,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[Servers, None
             events = f'{{"enable_kv_cache_events": true, "endpoint": "{address}"}}'
             command: list[str | Path] = [vllm, "serve", CHECKPOINT, *ARGUMENTS, *OPTIONS, "--kv-events-config", events]
             command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
-            closing.enter_context(running_process(command, f"{url}/health", folder / f"{url.rpartition(':')[2]}.log"))
+            log = folder / f"{url.rpartition(':')[2]}.log"
+            closing.enter_context(running_process(command, f"{url}/health", log, {"VLLM_SERVER_DEV_MODE": "1"}))
         yield addresses
 
 
@@ -64,6 +66,20 @@ async def answered(elsewhere: VllmHttpEngine, wanted: Prompt) -> int:
     """Generate; return the tokens of the prompt that the engine has found in its cache."""
     async with elsewhere.open(wanted) as frames:
         return last([frame async for frame in frames]).cached_tokens
+
+
+async def update(url: str, checkpoint: Path, version: str, clear_cache: str) -> None:
+    """Change the weights of a server, as a trainer does."""
+    orders: dict[str, Any] = {
+        f"/pause?mode=keep&clear_cache={clear_cache}": None,
+        "/collective_rpc": {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}},
+        "/update_weight_version": {"new_version": version},
+        "/resume": None,
+    }
+    async with aiohttp.ClientSession(url) as session:
+        for path, body in orders.items():
+            async with session.post(path, json=body) as answer:
+                assert answer.status == 200, await answer.text()
 
 
 async def read_by(url: str, wanted: Prompt) -> None:
@@ -145,3 +161,27 @@ async def test_load_of_other_clients_is_known(elsewhere: VllmHttpEngine, servers
         generating.cancel()
         await asyncio.gather(generating, return_exceptions=True)
     await wait_until(lambda: loaded.load == 0)
+
+
+async def test_cache_of_older_weights_counts_no_longer(
+    elsewhere: VllmHttpEngine, servers: Servers, tmp_path: Path
+) -> None:
+    wanted, noisy = turn("Mint. " * 300, "mint"), write_noisy(tmp_path / "noisy", 0.15)
+    await answered(elsewhere, wanted)
+    await heard(elsewhere, wanted)
+    for url in servers:
+        await update(url, noisy, "noisy", clear_cache="true")
+    end = last(await generate(elsewhere, wanted))
+    assert end.cached_tokens == 0
+    assert [span.version for span in end.weights] == ["noisy"]
+    await heard(elsewhere, wanted)  # an event says that the cache was cleared, so what came after it stays known
+    assert await answered(elsewhere, wanted) == whole_blocks(wanted)
+    for url in servers:
+        await update(url, CHECKPOINT, "back", clear_cache="false")
+    for name in range(4):
+        await answered(elsewhere, turn("Sage.", f"sage {name}"))
+    versions = {replica.url: replica.weights.version for replica in elsewhere.replicas.all}
+    assert "back" in versions.values()
+    await wait_until(
+        lambda: not any(versions[url] == "back" and tokens for url, tokens in known(elsewhere, wanted).items())
+    )
