@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from functools import cmp_to_key, lru_cache
+from functools import cache, cmp_to_key
 from itertools import takewhile
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -49,7 +49,7 @@ def hashes_of(*parts: array[int]) -> NDArray[np.int64]:
     return np.cumsum(tokens * _weights((len(tokens) - 1).bit_length())[: len(tokens)]).view(np.int64)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _weights(bits: int) -> NDArray[np.uint64]:
     """Return the weights of the first places."""
     return np.cumprod(np.full(1 << bits, _GROWTH), dtype=np.uint64)
