@@ -162,7 +162,7 @@ class Taken:
         token_ids, logprobs = self.next(), list[Logprob]()
         for at in range(max(first, 0), self._turn + 1):
             logprobs += self._turns[at].turn.logprobs(start if at == first else 0)
-        return token_ids, logprobs
+        return token_ids, logprobs[: len(token_ids)]  # a thread may be reading more tokens
 
 
 def _none(start: int) -> list[int]:

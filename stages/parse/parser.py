@@ -200,7 +200,7 @@ class TurnParser(ABC):
         """Return the turn until now, without its prompt."""
         found, count = Generation(), len(self._tokens)
         if self._facts.wants_token_ids:
-            found = replace(found, token_ids=numbers_in_json(self._tokens.tolist()))
+            found = replace(found, token_ids=numbers_in_json(self._tokens[:count].tolist()))
         if self.keeps_logprobs and len(self._logprobs) >= count:  # an engine may give none
             numbers = [finite(each.logprob) for each in self._logprobs[:count]]
             found = replace(found, logprobs=numbers_in_json(numbers))

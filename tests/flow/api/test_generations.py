@@ -16,6 +16,7 @@ from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.tools import Toolbox
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.chat_streams import chunks_of
+from tests.support.chat_templates import model_with_images
 from tests.support.fixture_cases import ONE_TURN_CASES, handwritten_logprobs, recorded_tokens
 from tests.support.messages import events_of
 from tests.support.scripted_tools import ScriptedTool
@@ -155,6 +156,20 @@ async def test_generations_are_the_recorded_tokens(served: ScriptedServer, path:
         output = {"token_ids": [*written], **({"logprobs": numbers(logprobs)} if shown else {})}
         prompts = [[*prompt.token_ids] for prompt in served.engine.prompts]  # several if a call has to be refused
         assert generations_of(answer) == [{"prompt_token_ids": prompt, **output} for prompt in prompts], case.name
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 1_000])
+async def test_chat_model_has_its_generation(tmp_path: Path, chunk_size: int) -> None:
+    chat = model_with_images(sees=False)
+    written = chat.vocabulary.encode("<think>\nHm, a café.\n</think>\n\nHello there.<|im_end|>")
+    logprobs = tuple(TokenLogprob(-at / 8) for at in range(len(written)))
+    engine = ScriptedEngine(Script(written, chunk_size=chunk_size, logprobs=logprobs))
+    async with running_server(engine, tmp_path, model=chat) as server:
+        for path, ask in WAYS:
+            for scores in ({}, {"logprobs": numbers(logprobs)}):
+                answer = await ask(server, path, TOKENS | (SCORED[path] if scores else {}))
+                prompt = [*engine.prompts[-1].token_ids]
+                assert generations_of(answer) == [{"prompt_token_ids": prompt, "token_ids": [*written], **scores}]
 
 
 @pytest.mark.parametrize(("path", "ask"), [way for way in WAYS if way[0] in SEARCH])
