@@ -345,6 +345,7 @@ class RunRegistry:
         """
         key = (run.origin.key_name or run.origin.owner[:8]) if self._measures_keys else ""
         self.when_ended(run)
+        self.store.recent_calls.keep(run.response.output, run.origin.owner, run.model, run.tokens)
         count_response(run.response, run.model, run.mode, time.monotonic() - run.began, key)
         use = None if run.origin.line else partial(use_of, run)
         if not run.response.store:

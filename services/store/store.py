@@ -33,6 +33,7 @@ from penstock.pipeline.recordings import older
 from penstock.pipeline.secret import unread
 from penstock.pipeline.tasks import LARGE_BYTES, MANY_VALUES, apart
 from penstock.services.lru_cache import LruCache
+from penstock.services.recent_calls import RecentCalls
 from penstock.services.runs.event_log import Block
 from penstock.services.store import rows
 from penstock.services.store import statements as run_sql
@@ -132,6 +133,7 @@ class Store:
         self._unnoted = Seldom()
         self.names: Names | None = None
         """The names of the keys, for what is used."""
+        self.recent_calls = RecentCalls()
         self._known: LruCache[StoredResponse] = LruCache(KEPT_BYTES)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from urllib.parse import quote
 
@@ -58,13 +58,15 @@ class Resolve:
 
     async def _resolved(self, read: ReadRequest) -> ResolvedRequest:
         recalled, past, thoughts = read.recalled, read.recalled.past, read.recalled.thoughts
+        items, recent = await self.store.recent_calls.restored(read.items, recalled.owner, recalled.reads)
+        read = replace(read, items=items)
         await self._refuse_used_approvals(read)
         files = await self._readings(read)
         containers = await self._containers(read)
         own_results = {**read.results, **await self._summary(read)}
         facts = facts_of(read, self._scheduling(recalled.request), containers, own_results)
         results = {**thoughts.results, **past.results, **await self._results(read), **own_results}
-        tokens = {**_readable(recalled), **read.tokens}
+        tokens = {**recent, **_readable(recalled), **read.tokens}
         resolved = ResolvedRequest(
             facts, history=read.history, tokens=tokens, results=results, files=files, said=read.said, unseen=read.unseen
         )

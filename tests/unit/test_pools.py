@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.api.http.held_bytes import MOST_AT_ONCE, MOST_SMALL_BYTES, SMALL, HeldBytes
 from penstock.api.limits.admission import Admission
@@ -24,7 +26,9 @@ from penstock.extensions.tools.files.file_reader import FileReader
 from penstock.extensions.tools.resources.files import Files
 from penstock.pipeline.errors import EngineOverloaded, ServerBusy
 from penstock.pipeline.protocol.history import History
+from penstock.pipeline.protocol.items import FunctionCall
 from penstock.services.engines import image_decoding
+from penstock.services.recent_calls import RecentCalls
 from penstock.services.runs.run import RunRegistry
 from penstock.services.slots import Slots, sandbox_slots
 from penstock.services.store.database import NullDatabase
@@ -149,6 +153,16 @@ def forgets_own_histories() -> None:
     assert remembered.get("of b") is latest
 
 
+def leaves_room_for_calls() -> None:
+    calls = RecentCalls()
+    call = FunctionCall("fc_b", "call_b", "look", "{}", "completed")
+    calls.keep((call,), B, "tiny", {"fc_b": (1,)})
+    tokens = (1,) * 2**20
+    for number in range(100):
+        calls.keep((replace(call, call_id=f"call_{number}", id="fc_a"),), A, "tiny", {"fc_a": tokens})
+    assert asyncio.run(calls.restored([call], B, lambda _: True)) == ((call,), {"fc_b": (1,)})
+
+
 def leaves_places_to_lines() -> None:
     scheduler = cast("Scheduler", SimpleNamespace(store=Store(NullDatabase()), admission=Admission()))
     runner = BatchRunner(scheduler, _never, room=lambda _=None: 2, validate=_never, output_line=_no_line)
@@ -163,6 +177,7 @@ def _no_line(*_: object) -> bytes:
 HOLDS: dict[str, Callable[[], None]] = {
     "api.http.held_bytes.HeldBytes.__post_init__": leaves_room_for_bodies,
     "api.open_sockets.OpenSockets": forgets_own_histories,
+    "services.recent_calls.RecentCalls.__init__": leaves_room_for_calls,
     "extensions.tools.resources.files.Files": lambda: leaves_places(
         Files(Store(NullDatabase()), Admission(), 1).places
     ),

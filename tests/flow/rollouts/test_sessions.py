@@ -23,6 +23,7 @@ from penstock.pipeline.plugins import guarded
 from penstock.pipeline.recordings.format import CHANGED_TURN, FORMAT, Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.engines.scripted import Script, ScriptedEngine
+from penstock.services.recent_calls import RecentCalls
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.optional.rewrite import Rewrite
@@ -73,9 +74,24 @@ def harmony_tokens(said: Said) -> TokenIds:
     return tuple(load_encoding().encode_markup(text))
 
 
-def qwen_tokens(said: Said) -> TokenIds:
+def own_harmony_tokens(said: Said) -> TokenIds:
+    """The form in which gpt-oss writes a call, and a spelling of arguments that clients do not send again."""
+    rendered = load_encoding().decode(harmony_tokens(said))
+    written = rendered.replace(" to=functions.look<|channel|>commentary json", _OWN_HEADER).replace('": "', '" :  "')
+    return tuple(load_encoding().encode_markup(written))
+
+
+_OWN_HEADER = "<|channel|>commentary to=functions.look <|constrain|>json"
+
+
+def own_qwen_tokens(said: Said) -> TokenIds:
+    return qwen_tokens(said, '": "', '":"')
+
+
+def qwen_tokens(said: Said, rendered: str = "", own: str = "") -> TokenIds:
     words = family_model(TINY_QWEN.name).vocabulary
-    called = f'<tool_call>\n{{"name": "look", "arguments": {_arguments(said)}}}\n</tool_call>'
+    arguments = _arguments(said).replace(rendered, own) if rendered else _arguments(said)
+    called = f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
     thought = ("<think>", f"\n{said.thought}\n", "</think>", "\n\n")
     rest = f"{called if said.calls else said.text}<|im_end|>"
     return tuple(token for piece in (*thought, rest) for token in words.encode(piece))
@@ -93,9 +109,17 @@ class Model:
 
 
 HARMONY = Model(lambda: None, harmony_tokens, "harmony")
+HARMONY_OWN = Model(lambda: None, own_harmony_tokens, "harmony")
 QWEN = Model(lambda: family_model(TINY_QWEN.name), qwen_tokens, "chat")
+QWEN_OWN = Model(lambda: family_model(TINY_QWEN.name), own_qwen_tokens, "chat")
 models = pytest.mark.parametrize(
-    "model", [HARMONY, pytest.param(QWEN, marks=pytest.mark.vllm)], ids=["harmony", "qwen"]
+    "model",
+    [
+        pytest.param(HARMONY, id="harmony"),
+        pytest.param(HARMONY_OWN, id="harmony-own"),
+        pytest.param(QWEN, marks=pytest.mark.vllm, id="qwen"),
+        pytest.param(QWEN_OWN, marks=pytest.mark.vllm, id="qwen-own"),
+    ],
 )
 
 Client = Callable[[ScriptedServer, Callable[[Said], None]], Awaitable[None]]
@@ -234,8 +258,8 @@ async def test_prompt_extends_the_turn_before_as_far_as_the_template_keeps_it(
     assert [by_response[cut.response] for cut in cuts] == [first - 1 for first, *_ in paths[1:]]
 
 
-async def test_tokens_of_thoughts_that_chat_clients_send_as_text_are_new_ones(tmp_path: Path) -> None:
-    """The Chat API has no place for sealed thoughts: one that the model spelled in another way is a cut."""
+async def test_tokens_of_thoughts_before_a_call_are_those_of_the_model(tmp_path: Path) -> None:
+    """The Chat API has no place for sealed thoughts: the process remembers them with the call after them."""
     engine, folder = ScriptedEngine(), tmp_path / "recordings"
     encode = load_encoding().encode
 
@@ -249,24 +273,32 @@ async def test_tokens_of_thoughts_that_chat_clients_send_as_text_are_new_ones(tm
         await chat("role", "content", "tool_calls", "reasoning")(served, says)
     (session,) = exported(folder, engine)
     reasons = [path.cut.reason if path.cut else "" for path in session.paths]
-    assert reasons == ["", "template", "template", "thoughts", "template"]
+    assert reasons == ["", "thoughts"]
 
 
 async def test_the_channel_of_thoughts_is_a_token() -> None:
     assert load_encoding().encode("analysis") == [ANALYSIS]
 
 
-async def test_call_that_is_rendered_in_another_way_is_a_cut(tmp_path: Path) -> None:
-    """Sealed thoughts have no tokens of what follows the last one: a call of another form than the rendered one."""
+@pytest.mark.parametrize("change", ["forgotten", "another argument", "another function", "nothing"])
+async def test_call_that_is_rendered_in_another_way_is_a_cut(tmp_path: Path, change: str) -> None:
+    """A process remembers the tokens of the calls that it has sent, for as long as the client changes none."""
     engine, folder = ScriptedEngine(script(CALL)), tmp_path / "recordings"
     async with recording_server(engine, folder) as served:
-        asked: Json = {"tools": [WEATHER], "store": False}
+        asked: Json = {"tools": [WEATHER, {**WEATHER, "name": "other"}], "store": False}
         items: list[Json] = [{"role": "user", "content": "Hi"}]
         _, response = await served.post({**asked, "input": items})
-        result = {"type": "function_call_output", "call_id": response["output"][-1]["call_id"], "output": "sunny"}
+        call = response["output"][-1]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        if change == "forgotten":
+            served.scheduler.store.recent_calls = RecentCalls()
+        call |= {"another argument": {"arguments": '{"city":"Rome"}'}, "another function": {"name": "other"}}.get(
+            change, {}
+        )
         await served.post({**asked, "input": [*items, *response["output"], result]})
     (session,) = exported(folder, engine)
-    assert [path.cut and path.cut.reason for path in session.paths] == [None, "template"]
+    reasons = [path.cut and path.cut.reason for path in session.paths]
+    assert reasons == ([None] if change == "nothing" else [None, "template" if change == "forgotten" else "edit"])
 
 
 async def test_choices_of_a_session_are_paths_of_one_prompt(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ REASONS = {
     r"penstock batch": "tests/flow/batches/test_command.py runs it",
     r"penstock record": "tests/unit/extensions/workbench/test_record.py runs it",
     r"penstock rollouts": "tests/flow/rollouts/test_command.py runs it",
-    r"^curl .*(/rollouts/|/collective_rpc|/update_weight_version|/pause|/resume)": "tests/flow/rollouts, as the operator",
+    r"^curl .*(/rollouts/|/collective_rpc|/update_weight_version|/pause|/resume)": "of an operator: tests/flow",
     r"^O=": "of the shell",
     r"penstock conformance": "tests/unit/extensions/workbench/conformance runs it",
     r"--with redact$": "tests/examples/test_plugins_page.py runs it, with the package of the page",
