@@ -51,8 +51,8 @@ def test_key_expires_at_a_time(expires: str, is_expired: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("alice", "a word after it that is none of name, team, limits, tools, models, webhook, expires"),
-        ("owner=alice", "a word after it that is none of name, team, limits, tools, models, webhook, expires"),
+        ("alice", "a word after it that is none of name, team, limits, tools, models, webhook, record, expires"),
+        ("owner=alice", "a word after it that is none of name, team, limits, tools, models, webhook, record, expires"),
         ("name=", "has an invalid name=: expected up to 64 letters"),
         ("name=al/ice", "has an invalid name=: expected up to 64 letters"),
         ("limits=" + "x" * 65, "has an invalid limits=: expected up to 64 letters"),
