@@ -132,7 +132,7 @@ def append_for_ever(path: Path) -> None:
         file.note(line(1, "x" * 500))  # most of them are lost
 
 
-def test_lines_are_whole_after_a_kill(tmp_path: Path) -> None:
+def test_line_that_a_kill_cuts_is_the_last_and_stays_alone(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     writer = multiprocessing.get_context("forkserver").Process(target=append_for_ever, args=(path,))
     writer.start()
@@ -140,8 +140,11 @@ def test_lines_are_whole_after_a_kill(tmp_path: Path) -> None:
         pass
     os.kill(writer.pid or 0, signal.SIGKILL)
     writer.join()
-    assert path.read_bytes().endswith(b"\n")
-    assert set(numbers(path)) == {1}
+    whole = [text for text in path.read_text().split("\n") if text][:-1]
+    assert {json.loads(text)["number"] for text in whole} == {1}
+    with opened(path) as file:
+        file.note(line(2))
+    assert json.loads(path.read_text().splitlines()[-1])["number"] == 2
 
 
 def test_full_disk_waits_and_is_logged(
