@@ -1,7 +1,8 @@
 """The file of the audit log: whole lines, written by a thread, which several processes append to.
 
-Each line is one write at the end of the file, so that lines of several processes do not mix.  The kernel may cut the one
-of a process that is killed: it stays a line of its own.  Another program may move the file away: the next line then begins a new one.
+Each line is one write at the end of the file, so that lines of several processes do not mix.  The kernel may cut the
+one of a process that is killed: it stays a line of its own.  Another program may move the file away: the next line then
+begins a new one.
 """
 
 from __future__ import annotations
