@@ -353,7 +353,8 @@ def test_wrong_settings_of_a_stage_end_the_start(folder: Path) -> None:
 
 KEYS = "# ours\n\nsk-alice-0123456789 name=alice\nshort\nsk-bob-0123456789 names=bob\n"
 NO_WORD = (
-    "is not one word, or has a word after it that is none of name, team, limits, tools, models, webhook, record, expires"
+    "is not one word, or has a word after it that is none of name, team, limits, tools, models, webhook, record,"
+    " expires"
 )
 
 
