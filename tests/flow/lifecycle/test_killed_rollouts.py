@@ -10,6 +10,7 @@ from typing import Any
 import openai
 from aiohttp import web
 
+from penstock.pipeline.recordings.response_folder import RESPONSE
 from tests.support.api_clients import wait_until
 from tests.support.server_process import (
     OPERATOR_KEY,
@@ -23,13 +24,14 @@ from tests.support.tool_servers import web_server
 SESSIONS = 12
 
 
-async def finished(server: ServerProcess, session: str, turns: int = 2) -> set[str]:
-    """Make a session, say that it is over, and return its responses."""
+async def finished(server: ServerProcess, recordings: Path, session: str, turns: int = 2) -> set[str]:
+    """Make a session, say that it is over once it is recorded, and return its responses."""
     made = set()
     for _ in range(turns):
         status, response = await server.post({"input": "Hi", "session_id": session})
         assert status == 200, response
         made.add(response["id"])
+        await wait_until((recordings / response["id"] / RESPONSE).exists)
     url, headers = f"{server.url}/v1/rollouts/{session}/reward", {"Authorization": f"Bearer {OPERATOR_KEY}"}
     async with server.client.post(url, json={"reward": 0.5, "done": True}, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
@@ -60,7 +62,7 @@ async def test_files_of_all_sessions_come_whatever_is_killed(tmp_path: Path) -> 
     store = str(tmp_path / "store.sqlite3")
     async with serving_process(serve_with_rollouts, options(tmp_path, str(out)), store, tmp_path) as server:
         for number in range(SESSIONS):
-            made[f"s{number}"] = await finished(server, f"s{number}")
+            made[f"s{number}"] = await finished(server, tmp_path / "recordings", f"s{number}")
             if number % 3 == 2:
                 await asyncio.sleep(number / 10)
                 await server.kill()
@@ -90,18 +92,18 @@ async def test_webhooks_of_all_sessions_come_whatever_is_killed(tmp_path: Path) 
         web_server(take) as receiver,
         serving_process(serve_with_rollouts, options(tmp_path, receiver), store, tmp_path) as server,
     ):
-        made = {"refused": await finished(server, "refused")}
+        made = {"refused": await finished(server, tmp_path / "recordings", "refused")}
         await wait_until(lambda: len(got) >= 2)
         await server.kill()
         state["answers"], before = "hang", len(got)
         await server.start()
         await wait_until(lambda: len(got) > before)
-        made["late"] = await finished(server, "late")
+        made["late"] = await finished(server, tmp_path / "recordings", "late")
         await server.kill()  # the receiver may have taken the first, or not
         state["answers"] = "take"
         gate.set()
         await server.start()
-        made["new"] = await finished(server, "new")
+        made["new"] = await finished(server, tmp_path / "recordings", "new")
         await wait_until(lambda: {event["data"]["session"] for event in got} == made.keys())
         await wait_until(lambda: {each: latest(got)[each] for each in made} == made)
     assert len({event["id"] for event in got if event["data"]["session"] == "refused"}) == 1
