@@ -73,7 +73,7 @@ class RecentCalls:
 
     async def restored(
         self, items: Sequence[Item], owner: str, reads: Callable[[str], bool]
-    ) -> tuple[Sequence[Item], Mapping[str, TokenIds]]:
+    ) -> tuple[tuple[Item, ...], Mapping[str, TokenIds]]:
         """Return items whose calls have the model's own spelling, and the tokens of what it has written, by item id.
 
         ``reads`` tells if the model reads what another one has written.  A call that the client has changed stays.
@@ -83,7 +83,7 @@ class RecentCalls:
 
     def _restored(
         self, items: Sequence[Item], owner: str, reads: Callable[[str], bool]
-    ) -> tuple[Sequence[Item], Mapping[str, TokenIds]]:
+    ) -> tuple[tuple[Item, ...], Mapping[str, TokenIds]]:
         own, tokens = list(items), dict[str, TokenIds]()
         for at, item in enumerate(items):
             if not isinstance(item, FunctionCall | CustomToolCall) or not (sent := self._found(item)):
@@ -92,7 +92,7 @@ class RecentCalls:
                 own[at] = _in_its_words(item, sent.call)
                 tokens[item.id] = tuple(sent.tokens)
                 tokens.update(_before(items, at, sent))
-        return own, tokens
+        return tuple(own), tokens
 
     def _found(self, call: FunctionCall | CustomToolCall) -> _Sent | None:
         with self._lock:

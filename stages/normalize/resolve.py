@@ -58,8 +58,11 @@ class Resolve:
 
     async def _resolved(self, read: ReadRequest) -> ResolvedRequest:
         recalled, past, thoughts = read.recalled, read.recalled.past, read.recalled.thoughts
-        items, recent = await self.store.recent_calls.restored(read.items, recalled.owner, recalled.reads)
-        read = replace(read, items=tuple(items))
+        earlier = len(read.history)
+        items, recent = await self.store.recent_calls.restored(
+            (*read.history, *read.items), recalled.owner, recalled.reads
+        )
+        read = replace(read, history=items[:earlier], items=items[earlier:])
         await self._refuse_used_approvals(read)
         files = await self._readings(read)
         containers = await self._containers(read)

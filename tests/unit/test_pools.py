@@ -160,7 +160,7 @@ def leaves_room_for_calls() -> None:
     tokens = (1,) * 2**20
     for number in range(100):
         calls.keep((replace(call, call_id=f"call_{number}", id="fc_a"),), A, "tiny", {"fc_a": tokens})
-    assert asyncio.run(calls.restored([call], B, lambda _: True)) == ([call], {"fc_b": (1,)})
+    assert asyncio.run(calls.restored([call], B, lambda _: True)) == ((call,), {"fc_b": (1,)})
 
 
 def leaves_places_to_lines() -> None:

@@ -48,7 +48,7 @@ async def test_calls_have_their_tokens_and_those_of_what_comes_before_them(calls
 async def test_call_in_another_spelling_is_in_the_words_of_the_model(calls: RecentCalls, spelled: str) -> None:
     for _ in range(2):
         items, tokens = await calls.restored([replace(CALL, arguments=spelled)], "alice", lambda _: True)
-        assert (items, tokens) == ([CALL], {"fc_3": (4, 5)})
+        assert (items, tokens) == ((CALL,), {"fc_3": (4, 5)})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_call_in_another_spelling_is_in_the_words_of_the_model(calls: Rece
 )
 async def test_changed_call_has_no_tokens(calls: RecentCalls, changed: dict[str, Any]) -> None:
     other = replace(CALL, **changed)
-    assert await calls.restored([THOUGHT, PREAMBLE, other], "alice", lambda _: True) == ([THOUGHT, PREAMBLE, other], {})
+    assert await calls.restored([THOUGHT, PREAMBLE, other], "alice", lambda _: True) == ((THOUGHT, PREAMBLE, other), {})
 
 
 async def test_changed_item_before_a_call_has_no_tokens_and_neither_have_those_before(calls: RecentCalls) -> None:
