@@ -51,10 +51,6 @@ class _Origin(msgspec.Struct, frozen=True):
     session: str = ""
 
 
-class _Scheduling(msgspec.Struct, frozen=True):
-    session: str = ""
-
-
 class _Purpose(msgspec.Struct, frozen=True):
     generates: bool = True
     summarizes: bool = False
@@ -86,7 +82,6 @@ class _Facts(msgspec.Struct, frozen=True):
     input: tuple[msgspec.Raw, ...] = ()
     sampling: Mapping[str, Any] = {}
     origin: _Origin = _Origin()
-    scheduling: _Scheduling = _Scheduling()
     purpose: _Purpose = _Purpose()
     results: Mapping[str, str] = {}
 
@@ -268,7 +263,7 @@ def read_head(folder: Path) -> Head:
         key=facts.origin.key,
         model=header.model,
         source=header.source or "",
-        session=facts.origin.session or facts.scheduling.session,
+        session=facts.origin.session,
         conversation=conversation,
         previous=response.previous_response_id or next(filter(None, (item.response for item in reversed(items))), ""),
         is_linked=bool(response.previous_response_id or conversation),

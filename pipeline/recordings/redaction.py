@@ -59,7 +59,7 @@ def public(frame: Any) -> Any:
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items())
 
 _PUBLIC_ORIGIN = frozenset({"position", "opening", "key", "session"})
-_PUBLIC_SCHEDULING = frozenset({"priority", "session"})
+_PUBLIC_SCHEDULING = frozenset({"priority"})
 """The fields of the origin and of the engine's options of a request that are written."""
 
 _SECRET = frozenset({"cache_salt", "mcp_servers"})

@@ -38,8 +38,8 @@ def _write_session(folder: Path, numbers: range) -> list[int]:
         json.loads(line) for line in (HARMONY / "logprobs" / "tokens.jsonl").read_text().splitlines()[:2]
     )
     random, facts, previous = Random(numbers[0]), started["facts"], None
-    facts["scheduling"]["session"] = f"session-{numbers[0]}" if numbers[0] // TURNS % 2 else ""
-    facts["origin"] = {"opening": f"opening-{numbers[0]}"}
+    session = f"session-{numbers[0]}" if numbers[0] // TURNS % 2 else ""
+    facts["origin"] = {"opening": f"opening-{numbers[0]}", "session": session}
     tokens = _tokens(random, BEGUN)
     for number in numbers:
         response = f"resp_{number:032x}"

@@ -54,8 +54,7 @@ class Call:
             "input": self.items,
             "sampling": {"temperature": 1.0, "top_p": 1.0},
             "date": "",
-            "origin": {"key": self.key},
-            "scheduling": {"priority": 0, **({"session": self.session} if self.session else {})},
+            "origin": {"key": self.key, "session": self.session},
             **self.options,
         }
 
@@ -423,7 +422,7 @@ def _of_older_format(data: bytes, version: int) -> bytes:
         facts = frame.get("facts", {})
         if version == 1 and facts:
             facts = frame.pop("facts")
-            frame.update((name, facts[name]) for name in ("response", "input", "origin", "scheduling"))
+            frame.update((name, facts[name]) for name in ("response", "input", "origin"))
         elif purpose := facts.pop("purpose", {}):
             facts.update(purpose)
     return b"".join(line(each) for each in (header | {"format": version}, *frames))
