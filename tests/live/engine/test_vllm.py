@@ -99,9 +99,13 @@ async def test_first_chunk_has_the_cached_tokens(engine: VllmEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "passed_on"), [({}, True), ({"logprobs": 0}, False), ({"stop": ("20 21",)}, True)], ids=str
+    ("sampling", "passed_on"),
+    [({}, True), ({"logprobs": 0}, True), ({"logprobs": 1}, False), ({"stop": ("20 21",)}, True)],
+    ids=str,
 )
-async def test_only_token_ids_are_passed_on(engine: VllmEngine, sampling: dict[str, Any], passed_on: bool) -> None:
+async def test_only_token_ids_and_their_own_logprobs_are_passed_on(
+    engine: VllmEngine, sampling: dict[str, Any], passed_on: bool
+) -> None:
     wanted = sampled(prompt("Count from 1 to 100."), **sampling)
     async with engine.open(wanted) as stream:
         await anext(stream)
