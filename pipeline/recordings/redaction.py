@@ -39,7 +39,7 @@ def without_secrets(frame: Any) -> dict[str, Any]:
         kept = {name: value for name, value in origin.items() if name in _PUBLIC_ORIGIN}
         facts["origin"] = kept | ({"key": key_of(origin["owner"])} if origin.get("owner") else {})
     if scheduling := facts.get("scheduling"):
-        facts["scheduling"] = {name: value for name, value in scheduling.items() if name in _PUBLIC_SCHEDULING}
+        facts["scheduling"] = {"priority": scheduling["priority"]}
     for server in facts.get("tools", {}).get("servers", ()):
         if server["url"]:
             server["url"] = shown_url(server["url"])
@@ -59,8 +59,7 @@ def public(frame: Any) -> Any:
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items())
 
 _PUBLIC_ORIGIN = frozenset({"position", "opening", "key", "session"})
-_PUBLIC_SCHEDULING = frozenset({"priority"})
-"""The fields of the origin and of the engine's options of a request that are written."""
+"""The fields of the origin of a request that are written."""
 
 _SECRET = frozenset({"cache_salt", "mcp_servers"})
 """Known fields that are never written."""

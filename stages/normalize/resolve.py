@@ -58,11 +58,10 @@ class Resolve:
 
     async def _resolved(self, read: ReadRequest) -> ResolvedRequest:
         recalled, past, thoughts = read.recalled, read.recalled.past, read.recalled.thoughts
-        earlier = len(read.history)
-        items, recent = await self.store.recent_calls.restored(
-            (*read.history, *read.items), recalled.owner, recalled.reads
-        )
-        read = replace(read, history=items[:earlier], items=items[earlier:])
+        whole, earlier = (*read.history, *read.items), len(read.history)
+        items, recent = await self.store.recent_calls.restored(whole, recalled.owner, recalled.reads)
+        if recent:
+            read = replace(read, history=items[:earlier], items=items[earlier:])
         await self._refuse_used_approvals(read)
         files = await self._readings(read)
         containers = await self._containers(read)
