@@ -28,7 +28,7 @@ _TIES = 64
 """Equally like sequences to each side that are looked at."""
 
 _SPARSE = 64
-"""Places in a filter for each sequence: it takes one token of so many for an end that is none."""
+"""Places in a filter for each sequence: of this number of tokens, it takes one for an end that is none."""
 
 
 Value = TypeVar("Value")

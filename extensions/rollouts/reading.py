@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from penstock.extensions.rollouts.changed import counted_tokens, unchanged_tokens
 from penstock.extensions.rollouts.lines import MARKED, STARTED, Unusable, upgraded
 from penstock.extensions.rollouts.paths import NO_LOGPROB
+from penstock.extensions.workbench.forced import recorded
 from penstock.pipeline.frames import Sampling
 from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.protocol.history import opening
@@ -249,7 +250,7 @@ def read_head(folder: Path) -> Head:
         file.readline()
         first = file.readline()
     if not first.endswith(b"\n") or b'"type":"%b"' % STARTED.encode() not in first[:MARKED]:
-        raise Unusable("the engine gave no tokens")
+        raise Unusable(recorded.NO_OUTPUT)
     facts = _decode(path, 2, first, header, _decode_begun).facts
     response = facts.response
     with _readable(path, 2):
@@ -285,16 +286,16 @@ def _checked_header(folder: Path) -> Header:
     path = folder / TOKENS
     if not path.is_file():
         if (folder / WIRE).is_file():
-            raise Unusable("the server sent no tokens, or was not asked for them (--ask-for-tokens)")
+            raise Unusable(recorded.UNSENT)
         headers = [read_header(folder / name) for name, _ in FILES.values() if (folder / name).is_file()]
         if any(header.masked for header in headers):
-            raise Unusable("no texts were recorded (--no-record-texts)")
-        raise Unusable(f"no tokens were recorded ({TOKENS})")
+            raise Unusable(recorded.MASKED)
+        raise Unusable(recorded.NO_TOKENS)
     header = read_header(path)
     if header.masked:
-        raise Unusable("no texts were recorded (--no-record-texts)")
+        raise Unusable(recorded.MASKED)
     if header.answered_from:
-        raise Unusable("answered from a recording")
+        raise Unusable(recorded.ANSWERED)
     return header
 
 
@@ -385,7 +386,7 @@ class _Turns:
                     kept = min(kept, counted.get(number, kept))
                 made.append(self._made(number, turn, prompts.of(number, turn), outputs, kept))
         if not made:
-            raise Unusable("the engine gave no tokens")
+            raise Unusable(recorded.NO_OUTPUT)
         return tuple(made)
 
     def _made(
@@ -504,7 +505,7 @@ class _Prompts:
             raise Unusable("the prompt has images")
         tokens = started.prompt or (rendered.token_ids if rendered else ())
         if not tokens:
-            raise Unusable(f"no prompts were recorded ({PROMPTS})")
+            raise Unusable(recorded.NO_PROMPTS)
         if len(tokens) != started.prompt_tokens:
             raise Unusable("a stage of yours changed the prompt")
         return array(UINT32, tokens)

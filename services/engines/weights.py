@@ -31,13 +31,13 @@ class Span(Protocol):
 
 
 def spans(given: Iterable[Span] | None, tokens: int) -> tuple[WeightSpan, ...]:
-    """Return the spans of an output of which so many ``tokens`` were passed on, without those that have none."""
+    """Return the spans of the first ``tokens`` of an output, which were passed on, without those that have none."""
     ends = ((span, min(span.end, tokens)) for span in given or ())
     return tuple(WeightSpan(span.version, span.start, end) for span, end in ends if 0 <= span.start < end)
 
 
 def moved(weights: Sequence[WeightSpan], tokens: int) -> tuple[WeightSpan, ...]:
-    """Return the spans of an output that follows that many other ``tokens``."""
+    """Return the spans of an output that follows a number of other ``tokens``."""
     return tuple(WeightSpan(span.version, span.start + tokens, span.end + tokens) for span in weights)
 
 

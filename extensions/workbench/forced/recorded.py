@@ -12,6 +12,14 @@ from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prom
 from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header, read_recording
 from penstock.pipeline.recordings.wire import is_wire
 
+ANSWERED = "answered from a recording"
+MASKED = "no texts were recorded (--no-record-texts)"
+UNSENT = "the server sent no tokens, or was not asked for them (--ask-for-tokens)"
+NO_TOKENS = f"no tokens were recorded ({FILES['generate'][0]})"
+NO_PROMPTS = f"no prompts were recorded ({FILES['render'][0]})"
+NO_OUTPUT = "the engine gave no tokens"
+"""The reasons for which a recording has no tokens to read, worded for any number of recordings: they are counted."""
+
 
 @dataclass(frozen=True)
 class RecordedAnswer:
@@ -40,27 +48,22 @@ def recordings_in(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_answer(name: str, folder: Path) -> RecordedAnswer:
-    """Read the turns of a recording; raise `UnreadableRecording` if it lacks what a comparison needs.
-
-    The reason is worded for any number of recordings, as they are counted by it.
-    """
+    """Read the turns of a recording; raise `UnreadableRecording` if it lacks what a comparison needs."""
     files = {stage: folder / file for stage, (file, _) in FILES.items() if (folder / file).is_file()}
     headers = [read_header(file) for file in files.values()]
     if any(header.answered_from for header in headers):
-        raise UnreadableRecording(folder, None, "answered from a recording")
+        raise UnreadableRecording(folder, None, ANSWERED)
     if any(header.masked for header in headers):
-        raise UnreadableRecording(folder, None, "no texts were recorded (--no-record-texts)")
+        raise UnreadableRecording(folder, None, MASKED)
     if "generate" not in files and is_wire(folder):
-        raise UnreadableRecording(
-            folder, None, "the server sent no tokens, or was not asked for them (--ask-for-tokens)"
-        )
+        raise UnreadableRecording(folder, None, UNSENT)
     if "generate" not in files:
-        raise UnreadableRecording(folder, None, f"no tokens were recorded ({FILES['generate'][0]})")
+        raise UnreadableRecording(folder, None, NO_TOKENS)
     header = read_header(files["generate"])
     rendered = read_recording(files["render"], FILES["render"][1]).frames if "render" in files else ()
     turns = tuple(_turns(folder, rendered, read_recording(files["generate"], FILES["generate"][1]).frames))
     if not any(turn.tokens for turn in turns):
-        raise UnreadableRecording(folder, None, "the engine gave no tokens")
+        raise UnreadableRecording(folder, None, NO_OUTPUT)
     return RecordedAnswer(name, folder, header, turns)
 
 
@@ -73,7 +76,7 @@ def _turns(folder: Path, prompts: Sequence[Prompt], frames: Sequence[Any]) -> It
         logprobs = tuple(each for chunk in chunks for each in chunk.logprobs)
         prompt = _prompt(started, prompts[number - 1] if number <= len(prompts) else None)
         if prompt is None:
-            raise UnreadableRecording(folder, None, f"no prompts were recorded ({FILES['render'][0]})")
+            raise UnreadableRecording(folder, None, NO_PROMPTS)
         if not prompt.images and len(prompt.token_ids) != started.prompt_tokens:
             raise UnreadableRecording(
                 folder,

@@ -37,7 +37,7 @@ async def served(tmp_path: Path) -> AsyncIterator[ScriptedServer]:
 async def asked(
     served: ScriptedServer, headers: Mapping[str, str], path: str = "/v1/responses", **body: Any
 ) -> RequestFacts:
-    """What the engine is told of a request with these headers."""
+    """Return the facts that the engine gets of a request with these headers."""
     sent = {**BODIES[path], **body}
     async with served.client.post(f"{served.url}{path}", json=sent, headers=headers) as answer:
         assert answer.status == 200, await answer.text()

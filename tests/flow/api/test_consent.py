@@ -146,7 +146,7 @@ def test_key_that_is_read_again_forbids_it_from_then_on(tmp_path: Path, keys: Ke
 
 
 def test_owner_who_signed_in_keeps_the_word(keys: Keys) -> None:
-    """What the owner left running goes on without a token."""
+    """A response that the owner left running goes on without a token."""
     words = " ".join(grant_words(Grant(team="research", record=False)))
     assert words == "team=research record=no"
     keys.remembered = {digest_of(EVE): words}.get
