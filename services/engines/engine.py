@@ -155,6 +155,32 @@ class NamesWeights(Protocol):
         ...
 
 
+class CacheHint(Struct, frozen=True):
+    """What comes next of a conversation, for an engine that decides what its prefix cache keeps."""
+
+    action: Literal["keep", "let_go", "fetch"]
+    """``keep``: it waits and will go on; ``let_go``: it will not; ``fetch``: it goes on at any moment."""
+    session: str
+    """The conversation, as `affinity.session_id` names it."""
+    response_id: str
+    """The response whose prompt and output are meant: those of its latest turn."""
+    tokens: int
+    """Tokens of both together."""
+    share: float = 0.0
+    """For ``keep``: the probability that the conversation is back in time."""
+    seconds: float = 0.0
+    """For ``keep``: that time; after it, nothing is known."""
+
+
+@runtime_checkable
+class TakesHints(Protocol):
+    """An engine that hears what comes next of conversations."""
+
+    def hint(self, hint: CacheHint) -> None:
+        """Take a hint in, at once; it binds to nothing."""
+        ...
+
+
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 """The ways of a pause with running generations: it ends them, waits for them, or halts them until it is over."""
 
