@@ -123,8 +123,8 @@ def _of_servers(engine: Backend, title: str | None = None) -> Iterator[tuple[Ser
         label = title or replica.address
         yield (metrics.ENGINE_RUNNING, label), len(replica.running)
         yield from _of_version(label, replica.weights.shown)
-        if replica.url in blocks:
-            yield (metrics.ENGINE_CACHED_BLOCKS, label), blocks[replica.url]
+        if known := [blocks[core.name] for core in replica.cores if core.name in blocks]:
+            yield (metrics.ENGINE_CACHED_BLOCKS, label), sum(known)
 
 
 def _of_weights(label: str, engine: Backend) -> Iterator[tuple[Series, float]]:

@@ -22,6 +22,9 @@ from penstock.pipeline.protocol.history import is_given, opening
 SESSION_HEADER = "X-Session-ID"
 """The header of a session, from clients and to engines: vLLM and its routers read it."""
 
+RANK_HEADER = "X-data-parallel-rank"
+"""The header of the engine core that gets a prompt, from routers to vLLM."""
+
 NEAREST = 8
 """Engines of a conversation's ranking of which one gets its turn."""
 

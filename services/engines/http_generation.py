@@ -23,11 +23,11 @@ from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded,
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
 from penstock.pipeline.protocol.params.json_body import NO_JSON
-from penstock.services.engines.affinity import SESSION_HEADER, session_id
+from penstock.services.engines.affinity import RANK_HEADER, SESSION_HEADER, session_id
 from penstock.services.engines.engine import PARAMETERS
 from penstock.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
 from penstock.services.engines.http_scores import prompt_logprobs, separated
-from penstock.services.engines.replicas import Replica, Replicas
+from penstock.services.engines.replicas import Core, Replica, Replicas
 from penstock.services.engines.weights import spans
 from penstock.services.foreign import Unreadable, read_whole
 
@@ -61,7 +61,7 @@ class HttpGeneration:
     def __post_init__(self) -> None:
         wanted = self.prompt.facts.sampling.prompt_logprobs
         self._scores = None if wanted is UNSET else wanted
-        self._replica: Replica | None = None
+        self._core: Core | None = None
         self._answer: Answer[Any] = Answer(ENDPOINTS[0], None)
         self._response: aiohttp.ClientResponse | None = None
         self._connecting: asyncio.Timeout | None = None
@@ -93,8 +93,8 @@ class HttpGeneration:
         if self._response:
             self._response.close()
             self._response = None
-        if self._replica:
-            self._replica.running.discard(self)
+        if self._core:
+            self._core.running.discard(self)
 
     async def begin(self) -> None:
         """Send the prompt and wait until a server has accepted it; raise the error if none does.
@@ -126,8 +126,8 @@ class HttpGeneration:
             raise self._failed(f"ended the generation with the reason {reason!r}")
         prompt_tokens = self._answer.prompt_tokens if self.prompt.images else None
         duration, weights = time.monotonic() - self.started, spans(self._answer.weights, self._answer.tokens)
-        if self._replica:
-            self._replicas.hear(self._replica, weights, self.started)
+        if self._core:
+            self._replicas.hear(self._core.replica, weights, self.started)
         yield GenerationFinished(
             reason,
             cached_tokens=self._answer.cached_tokens,
@@ -192,12 +192,15 @@ class HttpGeneration:
         cached = await self._replicas.cached(self.prompt)
         if self.end is not None:  # a cancellation may have come while a thread looked into the caches
             return
-        replica = self._choose(cached)
-        facts, endpoint = self.prompt.facts, replica.endpoint_for(self.prompt)
-        self._replica, self._answer = replica, Answer(endpoint, facts.sampling.most_alternatives)
-        replica.running.add(self)
+        core = self._core = self._choose(cached)
+        replica, facts = core.replica, self.prompt.facts
+        endpoint = replica.endpoint_for(self.prompt)
+        self._answer = Answer(endpoint, facts.sampling.most_alternatives)
+        core.running.add(self)
         body = endpoint.body(self.prompt)
         headers = {**facts.scheduling.trace_headers, SESSION_HEADER: session_id(facts)}
+        if len(replica.cores) > 1:
+            headers[RANK_HEADER] = str(core.number)
         try:
             async with asyncio.timeout(None) as self._connecting:
                 self._response = await replica.post(endpoint, body, headers)
@@ -207,18 +210,19 @@ class HttpGeneration:
         finally:
             self._connecting = None
 
-    def _choose(self, cached: Mapping[str, int] | None) -> Replica:
+    def _choose(self, cached: Mapping[str, int] | None) -> Core:
         facts, without = self.prompt.facts, [*self._full, *self._unreachable]
-        replica = self._replicas.choose(facts, len(self.prompt.token_ids), without, self._broken, cached)
-        if replica is None and self._full:
+        core = self._replicas.choose(facts, len(self.prompt.token_ids), without, self._broken, cached)
+        if core is None and self._full:
             raise EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.")
-        if replica is None:
+        if core is None:
             raise EngineDead("No engine can be reached.")
+        replica = core.replica
         if self.prompt.grammar is not None and replica.grammar_fault:
             raise InvalidPrompt(replica.grammar_fault)
         if self.prompt.images and not replica.endpoint.takes_images:
             raise _images_refused(self.prompt, "The engine accepts no images: it needs --enable-scale-out.")
-        return replica
+        return core
 
     def _give_up(self, error: aiohttp.ClientError | RequestRefused) -> None:
         """Leave the current server; raise unless the prompt may be retried on another one."""
@@ -226,21 +230,25 @@ class HttpGeneration:
         self._answer = Answer(ENDPOINTS[0], None)
         if self.end == "lost":
             self.end = None
-        assert self._replica is not None
+        assert self._core is not None
+        replica = self._core.replica
         if self._has_tokens:
             raise self._lost(error) from None
         if isinstance(error, RequestRefused) and error.status in _FULL:
-            self._full.append(self._replica)
+            self._full.append(replica)
         elif isinstance(error, RequestRefused) and error.status < 500:
-            raise _refusal(error, self.prompt) from error
+            if not replica.refuses_rank(error):
+                raise _refusal(error, self.prompt) from error
+            self._replicas.rank_anew()
+            return
         elif isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            self._unreachable.append(self._replica)
-            self._replica.exclude(f"The engine at {self._replica.url} cannot be reached.")
+            self._unreachable.append(replica)
+            replica.exclude(f"The engine at {replica.url} cannot be reached.")
         elif len(self._broken) < LOSSES:
-            self._broken.append(self._replica)
+            self._broken.append(replica)
         else:
             raise self._lost(error) from None
-        metrics.ENGINE_FAILOVERS.labels(self._replica.address).inc()
+        metrics.ENGINE_FAILOVERS.labels(replica.address).inc()
 
     def _lost(self, error: aiohttp.ClientError | RequestRefused) -> EngineFailed:
         if isinstance(error, RequestRefused):
@@ -249,9 +257,10 @@ class HttpGeneration:
 
     def _failed(self, what: str, cause: Exception | None = None) -> EngineFailed:
         """Return the error: clients read which of the engines failed, and only the operator reads its address."""
-        assert self._replica is not None
-        details = f"{self._replica.url}: {named_error(cause)}" if cause else self._replica.url
-        return EngineFailed(f"{self._replicas.name(self._replica)} {what.rstrip('.')}.", details)
+        assert self._core is not None
+        replica = self._core.replica
+        details = f"{replica.url}: {named_error(cause)}" if cause else replica.url
+        return EngineFailed(f"{self._replicas.name(replica)} {what.rstrip('.')}.", details)
 
 
 def _images_refused(prompt: Prompt, reason: str) -> ImagesRefused:

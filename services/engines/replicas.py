@@ -10,12 +10,13 @@ import asyncio
 import logging
 import re
 import socket
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nlargest
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, repeat
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
@@ -25,6 +26,7 @@ from msgspec import UNSET
 from penstock.pipeline import metrics
 from penstock.pipeline.frames import Prompt, RequestFacts
 from penstock.pipeline.protocol.generations import WeightSpan
+from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.urls import host_of
 from penstock.services.engines.affinity import (
     FARTHEST,
@@ -58,8 +60,16 @@ LONGEST_REFUSAL = 2**16
 LARGEST_METRICS = 2**22
 """Bytes of a server's metrics that are read."""
 
-_LOAD = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} (\d{1,9})", re.MULTILINE)
-"""The gauges of a server's generations, of all its engine cores."""
+_LOAD = re.compile(
+    rb'^vllm:num_requests_(?:running|waiting)\{(?=[^\n]*engine="(\d{1,6})")[^\n]*\} (\d{1,9})', re.MULTILINE
+)
+"""The gauges of a server's generations, and the ranks of its engine cores."""
+
+MOST_CORES = 256
+"""Engine cores of a server that are told apart."""
+
+_OF_RANKS = re.compile(r"data.parallel.rank", re.IGNORECASE)
+"""A refusal of the rank that a prompt was sent to."""
 
 PROBE_TIMEOUT = 120.0
 """Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
@@ -125,11 +135,15 @@ class PrefixCaches(Protocol):
     """The known contents of the servers' prefix caches."""
 
     def cached(self, prompt: Prompt, adapter: str | None) -> Mapping[str, int] | None:
-        """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
+        """Return how many tokens of a prompt each engine core holds, by `Core.name`; None if that is not known."""
         ...
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the number of blocks that each server is known to hold, by URL; silent servers are left out."""
+        """Return the number of blocks that each core is known to hold, by `Core.name`; silent cores are left out."""
+        ...
+
+    def follow(self, url: str, sources: Sequence[EventSource]) -> None:
+        """Take in where a server says that its cores publish their events, in the order of their ranks."""
         ...
 
     def forget(self, url: str, unless_cleared_after: float | None = None) -> None:
@@ -140,12 +154,44 @@ class PrefixCaches(Protocol):
         ...
 
 
+class EventSource(msgspec.Struct, frozen=True):
+    """Where an engine core publishes the events of its prefix cache, and repeats the last ones if it is asked."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
 class Broken(Protocol):
     """A generation that is running on a server."""
 
     def lose(self) -> None:
         """Give the generation up: its server no longer answers."""
         ...
+
+
+def core_name(url: str, number: int) -> str:
+    """Return the name of an engine core: the URL of its server, with a number for others than the first."""
+    return f"{url}#{number}" if number else url
+
+
+@dataclass(eq=False)
+class Core:
+    """An engine core of a server, with a prefix cache of its own: the only one, or that of a data parallel rank."""
+
+    replica: Replica
+    number: int = 0
+    """The number of its rank among those of its server, as vLLM's header of ranks counts them."""
+    running: set[Broken] = field(default_factory=set)
+    others: int = 0
+    """Generations of other clients, when the server last reported its load."""
+
+    def __post_init__(self) -> None:
+        self.name = core_name(self.replica.url, self.number)
+
+    @property
+    def load(self) -> int:
+        """The generations on the core, as far as they are known."""
+        return len(self.running) + self.others
 
 
 @dataclass(frozen=True)
@@ -174,14 +220,14 @@ class Replica:
     adapters: tuple[str, ...] = ()
     """The served names of its LoRA adapters."""
     is_healthy: bool = False
-    running: set[Broken] = field(default_factory=set)
-    others: int = 0
-    """Generations of other clients, when the server last reported its load."""
     _missed: int = 0
     _complaint: str = ""
+    _knows_sources: bool = False
 
     def __post_init__(self) -> None:
         self.weights = LatestWeights(f"The engine at {self.url}")
+        self.cores: tuple[Core, ...] = (Core(self),)
+        """Its engine cores: one, unless it reports several."""
 
     @property
     def address(self) -> str:
@@ -189,9 +235,9 @@ class Replica:
         return host_of(self.url) or self.url
 
     @property
-    def load(self) -> int:
-        """The generations on the server, as far as they are known."""
-        return len(self.running) + self.others
+    def running(self) -> Sequence[Broken]:
+        """The generations of this process on the server."""
+        return [generation for core in self.cores for generation in core.running]
 
     def endpoint_for(self, prompt: Prompt) -> Endpoint[Any]:
         """Return the endpoint that takes a prompt: the best one counts chosen tokens as likely ones, which are few."""
@@ -245,20 +291,58 @@ class Replica:
                 return answer.status == 200
         self._missed += 1
         if self._missed >= MISSED_CHECKS:
-            for generation in tuple(self.running):
+            for generation in self.running:
                 generation.lose()
         return False
 
-    async def poll_load(self) -> None:
-        """Read the generations of other clients from the server's metrics; without an answer there are none."""
-        others = 0
+    async def poll_load(self) -> bool:
+        """Read the generations of other clients from the server's metrics; return True if it has other cores now.
+
+        Without an answer there are no others, and the cores are those of before.
+        """
+        own, loads = [len(core.running) for core in self.cores], Counter[int]()
         with suppress(aiohttp.ClientError, TimeoutError):
-            timeout = aiohttp.ClientTimeout(CONNECT_TIMEOUT)
-            async with self.session.get(f"{self.url}/metrics", timeout=timeout, allow_redirects=False) as answer:
-                if answer.status == 200:
-                    text = await read_start(answer.content.iter_any(), LARGEST_METRICS)
-                    others = max(0, sum(map(int, _LOAD.findall(text))) - len(self.running))
-        self.others = others
+            for rank, load in _LOAD.findall(await self._read_start("/metrics", LARGEST_METRICS)):
+                loads[int(rank)] += int(load)
+        is_other = 0 < len(loads) != len(self.cores)
+        if is_other:
+            new = (Core(self, number) for number in range(len(self.cores), min(len(loads), MOST_CORES)))
+            self.cores = (*self.cores, *new)[: len(loads)]
+            self._knows_sources = False
+        found = chain((loads[rank] for rank in sorted(loads)), repeat(0))
+        for core, load, began in zip(self.cores, found, chain(own, repeat(0)), strict=False):
+            core.others = max(0, load - max(began, len(core.running)))
+        return is_other
+
+    async def new_sources(self) -> Sequence[EventSource] | None:
+        """Return where the server says that its cores publish events; None if that is known, or there is no answer.
+
+        A server that does not say it publishes them where the operator says.
+        """
+        if self._knows_sources:
+            return None
+        try:
+            answer = await self._read_start("/kv_event_sources", LONGEST_REFUSAL)
+            sources = msgspec.json.decode(answer or b"{}", type=dict[int, EventSource])
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+        except NO_JSON:
+            sources = {}
+        self._knows_sources = True
+        return [sources[rank] for rank in sorted(sources)][:MOST_CORES]
+
+    async def _read_start(self, path: str, most: int) -> bytes:
+        """Return the start of what is at a path; nothing if the server refuses it."""
+        timeout = aiohttp.ClientTimeout(CONNECT_TIMEOUT)
+        async with self.session.get(self.url + path, timeout=timeout, allow_redirects=False) as answer:
+            return await read_start(answer.content.iter_any(), most) if answer.status == 200 else b""
+
+    def refuses_rank(self, refusal: RequestRefused) -> bool:
+        """Take in a refusal of a rank that the server no longer has; return False for any other refusal."""
+        if len(self.cores) == 1 or not _OF_RANKS.search(str(refusal)):
+            return False
+        self.cores = self.cores[:1]
+        return True
 
     def exclude(self, reason: str) -> None:
         """Send the server no prompts until `include`.  A repeated reason is logged once."""
@@ -272,7 +356,7 @@ class Replica:
             logger.info("The engine at %s is back", self.url)
         if self.grammar_fault:
             logger.warning("At %s structured output is refused: %s", self.url, self.grammar_fault)
-        self.is_healthy, self._complaint = True, ""
+        self.is_healthy, self._complaint, self._knows_sources = True, "", False
 
     async def _find_endpoint(self, card: _Card) -> Endpoint[Any]:
         for endpoint in self.endpoints:
@@ -360,16 +444,33 @@ class Replicas:
         """The servers that passed their last health check and probe."""
         return (replica for replica in self.all if replica.is_healthy)
 
+    @property
+    def has_choice(self) -> bool:
+        """True if there are several engine cores."""
+        return len(self.all) > 1 or len(self.all[0].cores) > 1
+
+    async def poll(self, replica: Replica) -> None:
+        """Read the load of a server, which cores it has, and where they publish events."""
+        if await replica.poll_load():
+            self.rank_anew()
+        if self.caches and replica.is_healthy and (sources := await replica.new_sources()) is not None:
+            self.caches.follow(replica.url, sources)
+
+    def rank_anew(self) -> None:
+        """Rank the cores anew, as a server has others now."""
+        for name in ("_cores", "_ranking", "_by_turns"):
+            self.__dict__.pop(name, None)
+
     def name(self, replica: Replica) -> str:
         """Return the name of a server for clients, which need not know its address."""
         return "The engine" if len(self.all) == 1 else f"Engine {self.all.index(replica) + 1} of {len(self.all)}"
 
     async def cached(self, prompt: Prompt) -> Mapping[str, int] | None:
-        """Return how many tokens of a prompt each server holds, by URL; None if that is not known."""
-        if self.caches is None or len(self.all) == 1:
+        """Return how many tokens of a prompt each core holds, by `Core.name`; None if that is not known."""
+        if self.caches is None or not self.has_choice:
             return None
         reported = self.caches.sizes()
-        if any(replica.url not in reported for replica in self.healthy):
+        if any(core.name not in reported for replica in self.healthy for core in replica.cores):
             return None
         model = prompt.facts.model
         adapter = model if any(model in replica.adapters for replica in self.healthy) else None
@@ -390,51 +491,54 @@ class Replicas:
         without: Collection[Replica],
         rather_not: Collection[Replica],
         cached: Mapping[str, int] | None = None,
-    ) -> Replica | None:
-        """Return the server for a turn, or None if there is none outside ``without``.
+    ) -> Core | None:
+        """Return the engine core for a turn, or None if there is none outside ``without``.
 
         Of the first in the ranking of its conversation, those that hold most of the prompt, and a few with few turns,
-        it is the one with the least work (see `affinity`).  ``cached`` are the tokens of the prompt that each server
+        it is the one with the least work (see `affinity`).  ``cached`` are the tokens of the prompt that each core
         holds; if that is not known, the first healthy one in the ranking is taken to hold them.  Servers in
         ``rather_not`` are a last resort.
         """
+
+        def is_able(core: Core) -> bool:
+            return core.replica.is_healthy and core.replica not in without
+
+        every = self._cores
         ranks = islice(self._ranking.of(facts), FARTHEST)
-        nearest = chain((self._by_url[url] for url in ranks), self.all)
-        able = list(islice((one for one in nearest if one.is_healthy and one not in without), NEAREST))
-        if len(self.all) > NEAREST:
-            others = chain(islice(self._by_turns, STRANGERS), self._holders(cached or {}))
-            able += [one for one in others if one.is_healthy and one not in without]
-        if len(self.all) == 1 or not able:
+        able = list(islice(filter(is_able, chain((every[name] for name in ranks), every.values())), NEAREST))
+        if len(every) > NEAREST:
+            able += filter(is_able, chain(islice(self._by_turns, STRANGERS), self._holders(cached or {})))
+        if len(every) == 1 or not able:
             return able[0] if able else None
         read = read_elsewhere(facts, prompt_tokens)
 
-        def drawbacks(replica: Replica) -> tuple[bool, float]:
+        def drawbacks(core: Core) -> tuple[bool, float]:
             if cached is not None:
-                return replica in rather_not, work(replica.load, prompt_tokens - cached.get(replica.url, 0))
-            return replica in rather_not, work(replica.load, 0 if replica is able[0] else read)
+                return core.replica in rather_not, work(core.load, prompt_tokens - cached.get(core.name, 0))
+            return core.replica in rather_not, work(core.load, 0 if core is able[0] else read)
 
         chosen = min(able, key=drawbacks)
         home = next(self._ranking.of(facts))
-        choice = "new" if is_new(facts) else "affine" if chosen.url == home else "moved"
-        metrics.ENGINE_CHOICES.labels(chosen.address, choice).inc()
+        choice = "new" if is_new(facts) else "affine" if chosen.name == home else "moved"
+        metrics.ENGINE_CHOICES.labels(chosen.replica.address, choice).inc()
         return chosen
 
-    def _holders(self, cached: Mapping[str, int]) -> Iterable[Replica]:
-        """Return the servers that hold most of a prompt."""
-        able = (url for url in cached if self._by_url[url].is_healthy)
-        return (self._by_url[url] for url in nlargest(NEAREST, able, cached.__getitem__))
+    def _holders(self, cached: Mapping[str, int]) -> Iterable[Core]:
+        """Return the cores that hold most of a prompt."""
+        able = (name for name in cached if name in self._cores and self._cores[name].replica.is_healthy)
+        return (self._cores[name] for name in nlargest(NEAREST, able, cached.__getitem__))
+
+    @cached_property
+    def _cores(self) -> dict[str, Core]:
+        return {core.name: core for replica in self.all for core in replica.cores}
 
     @cached_property
     def _ranking(self) -> Ranking:
-        return Ranking([replica.url for replica in self.all])
+        return Ranking(self._cores)
 
     @cached_property
-    def _by_turns(self) -> Iterator[Replica]:
-        return cycle(self.all)
-
-    @cached_property
-    def _by_url(self) -> dict[str, Replica]:
-        return {replica.url: replica for replica in self.all}
+    def _by_turns(self) -> Iterator[Core]:
+        return cycle(self._cores.values())
 
 
 def connector() -> aiohttp.TCPConnector:

@@ -61,8 +61,8 @@ class VllmHttpEngine:
 
     replicas: Replicas
     _session: aiohttp.ClientSession
-    _checking: asyncio.Task[None]
-    _polling: list[asyncio.Task[None]] = field(default_factory=list)
+    _tasks: Sequence[asyncio.Task[None]]
+    """The tasks that check the servers and read their loads."""
     _running: set[HttpGeneration] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     scores_prompts: Literal[True] = True
@@ -104,12 +104,11 @@ class VllmHttpEngine:
             generation.finish("stopped")
 
     def follow(self, caches: PrefixCaches) -> None:
-        """Choose servers by what their prefix caches hold, and by the load that they report, from now on."""
+        """Choose servers by what their prefix caches hold from now on."""
         self.replicas.caches = caches
-        self._polling.extend(asyncio.create_task(_keep_polling(replica)) for replica in self.replicas.all)
 
     async def close(self) -> None:
-        for task in (self._checking, *self._polling):
+        for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
@@ -146,7 +145,9 @@ async def start_vllm_http(
         raise
     root = next(replica.root for replica in replicas.healthy)
     size = VOCABULARY_SIZE if served.speaks_harmony else _ANY_ID
-    checking = asyncio.create_task(_keep_checking(replicas, model, served, interval))
+    await asyncio.gather(*(replica.poll_load() for replica in replicas.healthy))
+    tasks = [asyncio.create_task(_keep_polling(replicas, replica)) for replica in replicas.all]
+    tasks.append(asyncio.create_task(_keep_checking(replicas, model, served, interval)))
     return VllmHttpEngine(
         models=served.models,
         context_length=served.context_length,
@@ -155,7 +156,7 @@ async def start_vllm_http(
         speaks_harmony=served.speaks_harmony,
         replicas=replicas,
         _session=session,
-        _checking=checking,
+        _tasks=tasks,
     )
 
 
@@ -201,9 +202,10 @@ async def _keep_checking(replicas: Replicas, model: str | None, served: ServedMo
         await asyncio.gather(*(_check(replicas, replica, model, served) for replica in replicas.all))
 
 
-async def _keep_polling(replica: Replica) -> None:
+async def _keep_polling(replicas: Replicas, replica: Replica) -> None:
     while True:
-        await replica.poll_load()
+        if replicas.has_choice:
+            await replicas.poll(replica)
         await asyncio.sleep(POLL_INTERVAL)
 
 
@@ -221,5 +223,6 @@ async def _check(replicas: Replicas, replica: Replica, model: str | None, served
             if replicas.caches:
                 replicas.caches.forget(replica.url)
             replica.include()
+            await replicas.poll(replica)
         elif isinstance(current, ServedModel):
             replica.exclude(f"The engine at {replica.url} serves other models than the other servers: {current}.")

@@ -24,7 +24,7 @@ import uvloop
 from penstock.pipeline.frames import RequestFacts
 from penstock.services.engines import affinity
 from penstock.services.engines.kv_events import KvEvents
-from penstock.services.engines.replicas import Replica, Replicas
+from penstock.services.engines.replicas import Core, Replicas
 from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from tests.bench.affinity.load import HEADER, Load
 from tests.bench.engines import serving
@@ -45,7 +45,7 @@ With 0, each turn goes to its home; None stands for the choice of the least busy
 Addresses: TypeAlias = dict[str, str]
 """The addresses of the KV events of engines, by their URLs."""
 
-Choice: TypeAlias = Callable[[Replicas, RequestFacts, int, Any, Any, Any], Replica | None]
+Choice: TypeAlias = Callable[[Replicas, RequestFacts, int, Any, Any, Any], Core | None]
 
 
 def by_load() -> Choice:
@@ -54,13 +54,14 @@ def by_load() -> Choice:
 
     def choose(
         these: Replicas, _: RequestFacts, _tokens: int, without: Any, rather_not: Any, _cached: Any
-    ) -> Replica | None:
+    ) -> Core | None:
         able = [replica for replica in these.healthy if replica not in without]
         key = [((one in rather_not, len(one.running), last.get(one.url, 0)), one) for one in able]
         chosen = min(key, key=lambda pair: pair[0])[1] if key else None
-        if chosen:
-            last[chosen.url] = next(turns)
-        return chosen
+        if chosen is None:
+            return None
+        last[chosen.url] = next(turns)
+        return chosen.cores[0]
 
     return choose
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.pipeline.frames import Origin, RequestFacts
 from penstock.services.engines.affinity import Ranking
-from penstock.services.engines.replicas import Replica, Replicas
+from penstock.services.engines.replicas import Core, Replica, Replicas
 from penstock.services.engines.vllm_http import POLL_INTERVAL
 from tests.bench.fleet.engine import BLOCK, Engine, Speed, blocks
 from tests.bench.fleet.traffic import HOT, Turn
@@ -60,7 +60,7 @@ class Affinity(Policy):
             Replicas(tuple(Replica(url, NO_SESSION, is_healthy=True) for url in urls)) for _ in range(penstocks)
         ]
         self._numbers = {url: number for number, url in enumerate(urls)}
-        self._running = dict[Turn, tuple[Replica, Generation]]()
+        self._running = dict[Turn, tuple[Core, Generation]]()
         self.name = "penstock"
 
     def size(self) -> tuple[int, int]:
@@ -72,16 +72,16 @@ class Affinity(Policy):
         return size, 0
 
     def choose(self, turn: Turn, now: float) -> int:
-        replica = self._at[turn.penstock].choose(_facts(turn), turn.prompt, (), (), self._cached(turn, now))
-        assert replica is not None
+        core = self._at[turn.penstock].choose(_facts(turn), turn.prompt, (), (), self._cached(turn, now))
+        assert core is not None
         generation = Generation()
-        replica.running.add(generation)
-        self._running[turn] = replica, generation
-        return self._numbers[replica.url]
+        core.running.add(generation)
+        self._running[turn] = core, generation
+        return self._numbers[core.name]
 
     def ended(self, turn: Turn, engine: int) -> None:
-        replica, generation = self._running.pop(turn)
-        replica.running.discard(generation)
+        core, generation = self._running.pop(turn)
+        core.running.discard(generation)
 
     def _cached(self, turn: Turn, now: float) -> Mapping[str, int] | None:
         return None
@@ -244,7 +244,7 @@ class Informed(Affinity):
             self._polled = now
             for replicas in self._at:
                 for replica, engine in zip(replicas.all, self._engines, strict=True):
-                    replica.others = engine.load - len(replica.running)
+                    replica.cores[0].others = engine.load - len(replica.running)
         return {self._urls[number]: tokens for number, tokens in self._index.cached(turn, now).items()}
 
 

@@ -157,10 +157,10 @@ async def test_load_of_other_clients_is_known(elsewhere: VllmHttpEngine, servers
     body = {"model": "tiny-gpt-oss", "prompt": [5], "max_tokens": 4000, "ignore_eos": True, "n": 3}
     async with aiohttp.ClientSession() as session:
         generating = asyncio.create_task(session.post(f"{loaded.url}/v1/completions", json=body))
-        await wait_until(lambda: loaded.load == 3)
+        await wait_until(lambda: loaded.cores[0].load == 3)
         generating.cancel()
         await asyncio.gather(generating, return_exceptions=True)
-    await wait_until(lambda: loaded.load == 0)
+    await wait_until(lambda: loaded.cores[0].load == 0)
 
 
 async def test_cache_of_older_weights_counts_no_longer(

@@ -41,8 +41,14 @@ def replicas_of(number: int) -> Replicas:
     return Replicas(tuple(Replica(f"http://engine-{each}:8000", NO_SESSION, is_healthy=True) for each in range(number)))
 
 
+def choose(replicas: Replicas, *turn: Any) -> Replica | None:
+    """Return the server of the chosen engine core."""
+    core = replicas.choose(*turn)
+    return core.replica if core else None
+
+
 def run(replica: Replica, turns: int = 1) -> None:
-    replica.running |= {Turn() for _ in range(turns)}
+    replica.cores[0].running.update(Turn() for _ in range(turns))
 
 
 # Ranking
@@ -92,8 +98,8 @@ def test_choice_takes_as_long_for_many_engines_as_for_few() -> None:
 
     def instructions(engines: int) -> int:
         replicas = replicas_of(engines)
-        replicas.choose(turn_of("one"), 1000, (), ())
-        return count_instructions(lambda: replicas.choose(turn_of("one"), 1000, (), ()))
+        choose(replicas, turn_of("one"), 1000, (), ())
+        return count_instructions(lambda: choose(replicas, turn_of("one"), 1000, (), ()))
 
     assert instructions(10_000) < 2 * instructions(100)
 
@@ -112,7 +118,7 @@ def test_turn_goes_where_it_waits_for_the_least_work(loads: list[int], name: str
         run(replica, load)
     home = ranked([replica.url for replica in replicas.all], turn_of(name))[0]
     works = {replica: work_at(replica, is_home=replica.url == home, prompt=prompt) for replica in replicas.all}
-    chosen = replicas.choose(turn_of(name), prompt, (), ())
+    chosen = choose(replicas, turn_of(name), prompt, (), ())
     assert chosen is not None
     assert works[chosen] == min(works.values())
 
@@ -124,12 +130,12 @@ def test_excess_of_an_engine_is_worth_the_prompt(number: int, prompt: int, turns
     for name, ends in turns:
         if ends and running:
             engine, ended = running.pop(0)
-            engine.running.discard(ended)
-        chosen = replicas.choose(turn_of(str(name)), prompt, (), ())
+            engine.cores[0].running.discard(ended)
+        chosen = choose(replicas, turn_of(str(name)), prompt, (), ())
         assert chosen is not None
         assert len(chosen.running) <= min(len(replica.running) for replica in replicas.all) + prompt / WORTH
         running.append((chosen, Turn()))
-        chosen.running.add(running[-1][1])
+        chosen.cores[0].running.add(running[-1][1])
 
 
 @given(prompts)
@@ -139,9 +145,9 @@ def test_new_conversation_leaves_its_home_sooner(prompt: int) -> None:
     home = next(Ranking([replica.url for replica in replicas.all]).of(new))
     at_home, elsewhere = sorted(replicas.all, key=lambda replica: replica.url != home)
     run(at_home, int(prompt * RETURNING / WORTH))
-    assert replicas.choose(new, prompt, (), ()) is at_home
+    assert choose(replicas, new, prompt, (), ()) is at_home
     run(at_home)
-    assert replicas.choose(new, prompt, (), ()) is elsewhere
+    assert choose(replicas, new, prompt, (), ()) is elsewhere
 
 
 @given(st.text(), st.integers(1, 3))
@@ -152,8 +158,8 @@ def test_next_in_rank_is_the_home_while_the_home_is_away(name: str, away: int) -
     for url in ranks[:away]:
         by_url[url].is_healthy = False
     run(by_url[ranks[away]], 3)
-    assert replicas.choose(turn_of(name), 3 * WORTH, (), ()) is by_url[ranks[away]]
-    assert replicas.choose(turn_of(name), 3 * WORTH - 1, (), ()) is by_url[ranks[away + 1]]
+    assert choose(replicas, turn_of(name), 3 * WORTH, (), ()) is by_url[ranks[away]]
+    assert choose(replicas, turn_of(name), 3 * WORTH - 1, (), ()) is by_url[ranks[away + 1]]
 
 
 def test_only_healthy_engine_is_found_behind_all_others() -> None:
@@ -161,7 +167,7 @@ def test_only_healthy_engine_is_found_behind_all_others() -> None:
     last = ranked([replica.url for replica in replicas.all], turn_of("one"))[-1]
     for replica in replicas.all:
         replica.is_healthy = replica.url == last
-    chosen = replicas.choose(turn_of("one"), 1, (), ())
+    chosen = choose(replicas, turn_of("one"), 1, (), ())
     assert chosen is not None
     assert chosen.url == last
 
@@ -173,9 +179,9 @@ def test_engine_that_is_rather_not_chosen_is_the_last_resort(name: str, load: in
     lost, *others = sorted(replicas.all, key=lambda replica: replica.url != home)
     for other in others:
         run(other, load)
-    assert replicas.choose(turn_of(name), prompt, (), (lost,)) in others
-    assert replicas.choose(turn_of(name), prompt, others, (lost,)) is lost
-    assert replicas.choose(turn_of(name), prompt, replicas.all, ()) is None
+    assert choose(replicas, turn_of(name), prompt, (), (lost,)) in others
+    assert choose(replicas, turn_of(name), prompt, others, (lost,)) is lost
+    assert choose(replicas, turn_of(name), prompt, replicas.all, ()) is None
 
 
 # Known caches
@@ -195,7 +201,7 @@ def test_turn_goes_where_the_least_is_left_to_read(engines: list[tuple[int, int]
     works = {one.url: len(one.running) * WORTH + prompt - cached.get(one.url, 0) for one in replicas.all}
     most = sorted(cached, key=cached.__getitem__, reverse=True)[:NEAREST]
     near = ranked(list(works), turn_of(name))[:NEAREST]
-    chosen = replicas.choose(turn_of(name), prompt, (), (), cached)
+    chosen = choose(replicas, turn_of(name), prompt, (), (), cached)
     assert chosen is not None
     assert works[chosen.url] <= min(works[url] for url in (*most, *near))
 
@@ -205,9 +211,9 @@ def test_holder_of_a_prompt_is_found_among_ten_thousand() -> None:
     near = ranked([replica.url for replica in replicas.all], turn_of("one"))[:FARTHEST]
     holder = next(replica for replica in reversed(replicas.all) if replica.url not in near)
     run(holder, 30)
-    assert replicas.choose(turn_of("one"), 100_000, (), (), {holder.url: 99_000}) is holder
+    assert choose(replicas, turn_of("one"), 100_000, (), (), {holder.url: 99_000}) is holder
     holder.is_healthy = False
-    assert replicas.choose(turn_of("one"), 100_000, (), (), {holder.url: 99_000}) is not holder
+    assert choose(replicas, turn_of("one"), 100_000, (), (), {holder.url: 99_000}) is not holder
 
 
 @given(st.text(), st.lists(st.integers(0, 9), min_size=5, max_size=5), prompts)
@@ -216,8 +222,8 @@ def test_home_counts_as_the_holder_if_caches_are_not_known(name: str, loads: lis
     for replica, load in zip(replicas.all, loads, strict=True):
         run(replica, load)
     home = ranked([replica.url for replica in replicas.all], turn_of(name))[0]
-    unknown = replicas.choose(turn_of(name), prompt, (), (), None)
-    known = replicas.choose(turn_of(name), prompt, (), (), {home: prompt})
+    unknown = choose(replicas, turn_of(name), prompt, (), (), None)
+    known = choose(replicas, turn_of(name), prompt, (), (), {home: prompt})
     assert unknown is known
 
 
@@ -231,13 +237,13 @@ async def test_choices_are_counted(session: ClientSession) -> None:
     one, other = (Replica(f"http://of-{name}:1", session, is_healthy=True) for name in ("one", "other"))
     replicas = Replicas((one, other))
     homed = next(turn for n in count() if ranked([one.url, other.url], turn := turn_of(str(n)))[0] == one.url)
-    assert replicas.choose(homed, 1, (), ()) is one
+    assert choose(replicas, homed, 1, (), ()) is one
     run(one)
-    assert replicas.choose(homed, 1, (), ()) is other
-    one.running.clear()
+    assert choose(replicas, homed, 1, (), ()) is other
+    one.cores[0].running.clear()
     one.is_healthy = False
-    assert replicas.choose(homed, 1, (), ()) is other
-    assert replicas.choose(facts(), 1, (), ()) is other
+    assert choose(replicas, homed, 1, (), ()) is other
+    assert choose(replicas, facts(), 1, (), ()) is other
     counted = {
         (sample.labels["engine"], sample.labels["choice"]): sample.value
         for metric in metrics.ENGINE_CHOICES.collect()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -25,7 +25,7 @@ from penstock.services.engines import replicas
 from penstock.services.engines.affinity import RETURNING, WORTH
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.services.engines.http_generation import HttpGeneration
-from penstock.services.engines.replicas import MISSED_CHECKS, Replica, Replicas, UnusableServer
+from penstock.services.engines.replicas import MISSED_CHECKS, EventSource, Replica, Replicas, UnusableServer
 from penstock.services.engines.vllm import sampling_params
 from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
@@ -672,7 +672,8 @@ async def test_unresponsive_server_loses_its_streams() -> None:
 
     lost = Lost()
     async with aiohttp.ClientSession() as session:
-        replica = Replica(FakeVllm().url, session, running={lost})
+        replica = Replica(FakeVllm().url, session)
+        replica.cores[0].running.add(lost)
         for _ in range(MISSED_CHECKS - 1):
             assert not await replica.check()
         assert lost.count == 0
@@ -708,6 +709,7 @@ class Caches:
     reported: tuple[str, ...]
     known: dict[str, int] | None = None
     forgotten: list[str] = field(default_factory=list)
+    followed: dict[str, Sequence[EventSource]] = field(default_factory=dict)
     cleared_at: float = -inf
 
     def cached(self, prompt: Prompt, adapter: str | None) -> dict[str, int] | None:
@@ -720,6 +722,9 @@ class Caches:
     def forget(self, url: str, unless_cleared_after: float | None = None) -> None:
         if unless_cleared_after is None or self.cleared_at <= unless_cleared_after:
             self.forgotten.append(url)
+
+    def follow(self, url: str, sources: Sequence[EventSource]) -> None:
+        self.followed[url] = sources
 
 
 async def test_prompt_goes_to_the_server_that_holds_it() -> None:
@@ -740,12 +745,12 @@ async def test_load_of_other_clients_counts() -> None:
     async with engine_over(one, other) as engine:
         at_one, at_other = engine.replicas.all
         engine.follow(Caches((one.url, other.url), {one.url: 3}))
-        await wait_until(lambda: at_one.load == 5)
+        await wait_until(lambda: at_one.cores[0].load == 5)
         await generate(engine, prompt_at(one, engine))
         assert len(other.prompts) == 1
         await one.stop()
         await at_one.poll_load()
-        assert (at_one.load, at_other.load) == (0, 0)
+        assert (at_one.cores[0].load, at_other.cores[0].load) == (0, 0)
 
 
 async def test_prompt_of_an_adapter_is_looked_up_as_such() -> None:
