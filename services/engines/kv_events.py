@@ -180,7 +180,8 @@ class KvEvents:
 
     def _add(self, url: str, number: int, address: str) -> _Source:
         cache = next(cache for cache in count() if cache not in self._all)
-        source = _Source(url, number, address, cache, *self._connected(address))
+        messages, changes = self._connected(address)
+        source = _Source(url=url, number=number, address=address, cache=cache, messages=messages, changes=changes)
         self._register(source)
         self._all = {**self._all, cache: source}
         return source

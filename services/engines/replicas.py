@@ -447,7 +447,7 @@ class Replicas:
     @property
     def has_choice(self) -> bool:
         """True if there are several engine cores."""
-        return len(self.all) > 1 or len(self.all[0].cores) > 1
+        return len(self._cores) > 1
 
     async def poll(self, replica: Replica) -> None:
         """Read the load of a server, which cores it has, and where they publish events."""

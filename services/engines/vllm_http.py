@@ -145,7 +145,7 @@ async def start_vllm_http(
         raise
     root = next(replica.root for replica in replicas.healthy)
     size = VOCABULARY_SIZE if served.speaks_harmony else _ANY_ID
-    await asyncio.gather(*(replica.poll_load() for replica in replicas.healthy))
+    await asyncio.gather(*map(replicas.poll, replicas.healthy))
     tasks = [asyncio.create_task(_keep_polling(replicas, replica)) for replica in replicas.all]
     tasks.append(asyncio.create_task(_keep_checking(replicas, model, served, interval)))
     return VllmHttpEngine(
