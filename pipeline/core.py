@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -214,8 +214,7 @@ class Pipeline(Generic[In, Out]):
 
     # Running
 
-    @asynccontextmanager
-    async def open(self, source: AsyncGenerator[In, None]) -> AsyncGenerator[AsyncIterator[Out], None]:
+    def open(self, source: AsyncGenerator[In, None]) -> AbstractAsyncContextManager[AsyncIterator[Out]]:
         """Run ``source`` through the stages for the duration of the block, which reads the frames of the last stage.
 
             async with pipeline.open(source_of([request])) as events:
@@ -229,25 +228,7 @@ class Pipeline(Generic[In, Out]):
         if not isinstance(source, AsyncGenerator):
             given = type(source).__name__
             raise TypeError(f"a source is an async generator, such as source_of([frame]), not a {given}")
-        around = running.get()
-        names: dict[Any, str] = {}
-        streams: list[AsyncGenerator[Any, None]] = [source]
-        try:
-            try:
-                for step in self.steps:
-                    stream, *guarding = step.open(streams[-1])
-                    streams += (stream, *guarding)
-                    names[identity_of(stream, names, *around)] = step.name
-                running.set((names, *around))
-                yield streams[-1]
-            finally:
-                await _close(streams)
-        except Exception as error:
-            name_stage(error)
-            raise
-        finally:
-            names.clear()  # a task begun in the block may keep its context, but should not keep the frames
-            running.set(around)
+        return _Open(self.steps, source)
 
     # Inspecting
 
@@ -304,6 +285,43 @@ class Pipeline(Generic[In, Out]):
             if anchor in step.names():
                 return position, step
         raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self.names())}")
+
+
+class _Open:
+    """The block in which a pipeline is open: a class, as the frame of a generator would take more memory."""
+
+    __slots__ = ("_around", "_names", "_steps", "_streams")
+
+    def __init__(self, steps: tuple[Step, ...], source: AsyncGenerator[Any, None]) -> None:
+        self._steps = steps
+        self._streams = [source]
+        self._names: dict[Any, str] = {}
+
+    async def __aenter__(self) -> AsyncIterator[Any]:
+        around, streams, names = running.get(), self._streams, self._names
+        self._around = around
+        try:
+            for step in self._steps:
+                stream, *guarding = step.open(streams[-1])
+                streams += (stream, *guarding)
+                names[identity_of(stream, names, *around)] = step.name
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        running.set((names, *around))
+        return streams[-1]
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            await _close(self._streams)
+            if isinstance(error, Exception):
+                name_stage(error)
+        except Exception as raised:  # by the end of a stage
+            name_stage(raised)
+            raise
+        finally:
+            self._names.clear()  # a task begun in the block may keep its context, but should not keep the frames
+            running.set(self._around)
 
 
 async def _close(streams: list[AsyncGenerator[Any, None]]) -> None:
