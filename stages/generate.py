@@ -6,8 +6,8 @@ import asyncio
 import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -60,8 +60,7 @@ class Generate:
         `EngineOverloaded` for one that can be refused, and `EngineFailed` if the engine's stream ends early.
         """
         async for prompt in source:
-            async with AsyncExitStack() as generation:
-                frames = await self._begin(generation, await self.checked(prompt))
+            async with _Accepted(self, await self.checked(prompt)) as frames:
                 raw, wanted = prompt.facts.raw, prompt.facts.wants_token_ids
                 is_read = wanted or (prompt.chat is not None if raw is None else raw.echoes)
                 yield GenerationStarted(
@@ -79,16 +78,6 @@ class Generate:
                     yield frame
                 if not isinstance(frame, GenerationFinished):
                     raise EngineFailed("The engine's stream ended early.")
-
-    async def _begin(self, generation: AsyncExitStack, prompt: Prompt) -> AsyncIterator[EngineFrame]:
-        """Have the engine accept a prompt, and return its frames."""
-        while True:
-            try:
-                return await generation.enter_async_context(self.engine.open(prompt))
-            except EngineOverloaded:
-                if not self.is_accepted(prompt.facts.response_id):
-                    raise
-            await asyncio.sleep(self.retry_seconds)  # its client has a status already, and can no longer be refused
 
     async def checked(self, prompt: Prompt) -> Prompt:
         """Return the prompt with ``max_tokens`` set to what fits into the context window.
@@ -121,6 +110,31 @@ class Generate:
         facts = prompt.facts
         is_extra = facts.sampling.logprobs is None and self.is_scored(facts.response_id, facts.origin)
         return 0 if is_extra else facts.sampling.logprobs
+
+
+class _Accepted:
+    """The generation of a prompt, for the length of a block, which begins when the engine accepts the prompt."""
+
+    __slots__ = ("_generate", "_opened", "_prompt")
+
+    def __init__(self, generate: Generate, prompt: Prompt) -> None:
+        self._generate = generate
+        self._prompt: Prompt | None = prompt
+
+    async def __aenter__(self) -> AsyncIterator[EngineFrame]:
+        generate, prompt, self._prompt = self._generate, self._prompt, None  # it may be long
+        assert prompt is not None
+        while True:
+            try:
+                self._opened = generate.engine.open(prompt)
+                return await self._opened.__aenter__()
+            except EngineOverloaded:
+                if not generate.is_accepted(prompt.facts.response_id):
+                    raise
+            await asyncio.sleep(generate.retry_seconds)  # its client has a status already: it can no longer be refused
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        return await self._opened.__aexit__(*raised)
 
 
 def _are_within(token_ids: TokenIds, size: int) -> bool:
