@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -78,12 +79,16 @@ class FakeVllm:
     headers: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
     waiting: int = 0
-    """Requests of other clients."""
+    """Requests of other clients, all at the last rank."""
+    ranks: int = 1
+    """Data parallel ranks."""
     aborted: int = 0
     generated: int = 0
     """Tokens generated in all."""
     port: int = field(default_factory=free_port)
     _runner: web.AppRunner | None = None
+    _at: Counter[int] = field(default_factory=Counter)
+    """The running requests of each rank."""
 
     @property
     def url(self) -> str:
@@ -94,6 +99,7 @@ class FakeVllm:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/kv_event_sources", self._sources)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/completions", self._complete)
@@ -113,11 +119,17 @@ class FakeVllm:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         await self._wake()
-        gauges = {"running": self.running, "waiting": self.waiting}
+        last = self.ranks - 1
         lines = [
-            f'vllm:num_requests_{name}{{engine="0",model_name="tiny"}} {float(count)}' for name, count in gauges.items()
+            f'vllm:num_requests_{name}{{engine="{rank}",model_name="tiny"}} {float(number)}'
+            for rank in range(self.ranks)
+            for name, number in (("running", self._at[rank]), ("waiting", self.waiting if rank == last else 0))
         ]
         return web.Response(text="\n".join(["# TYPE vllm:num_requests_running gauge", *lines, "vllm:other 7.0", ""]))
+
+    async def _sources(self, _: web.Request) -> web.Response:
+        await self._wake()
+        return web.json_response({rank: {"endpoint": f"tcp://*:{5557 + rank}"} for rank in reversed(range(self.ranks))})
 
     async def _models(self, request: web.Request) -> web.Response:
         await self._wake()
@@ -164,11 +176,15 @@ class FakeVllm:
         is_scored = sampling.get("prompt_logprobs") is not None
         if not (body.get("stream") or is_scored):
             return self._reply(sampling, body.get("prompt"))
+        rank = int(request.headers.get("X-data-parallel-rank", 0))
+        if rank >= self.ranks:
+            return _error_answer(400, f"data_parallel_rank {rank} is out of range [0, {self.ranks}).")
         self.prompts.append(body)
         self.headers.append(dict(request.headers))
         if self.status != 200:
             return web.json_response(self.words, status=self.status)
         self.running += 1
+        self._at[rank] += 1
         try:
             if is_scored:
                 return await self._score(body, sampling, spell)
@@ -178,6 +194,7 @@ class FakeVllm:
             raise
         finally:
             self.running -= 1
+            self._at[rank] -= 1
 
     def _reply(self, sampling: dict[str, Any], prompt: Any) -> web.Response:
         if prompt == MARKERS and self.markers is None:

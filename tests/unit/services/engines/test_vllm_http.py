@@ -22,7 +22,7 @@ from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, Tok
 from penstock.pipeline.metrics import ENGINE_WEIGHTS
 from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines import replicas
-from penstock.services.engines.affinity import RETURNING, WORTH
+from penstock.services.engines.affinity import RANK_HEADER, RETURNING, WORTH
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.services.engines.http_generation import HttpGeneration
 from penstock.services.engines.replicas import MISSED_CHECKS, EventSource, Replica, Replicas, UnusableServer
@@ -751,6 +751,62 @@ async def test_load_of_other_clients_counts() -> None:
         await one.stop()
         await at_one.poll_load()
         assert (at_one.cores[0].load, at_other.cores[0].load) == (0, 0)
+
+
+# Data parallel ranks
+
+
+def ranks_of(server: FakeVllm) -> list[str | None]:
+    return [headers.get(RANK_HEADER) for headers in server.headers]
+
+
+async def test_turns_of_a_conversation_go_to_the_same_rank() -> None:
+    """The prompts are long, so that no load is as much work."""
+    async with engine_over(server := FakeVllm(TOKENS, ranks=4)) as engine:
+        for name in range(9):
+            for _ in range(3):
+                await generate(engine, prompt_for_fakes(id=f"resp_{name}", token_ids=(1,) * 20_000))
+        turns = ranks_of(server)
+        assert all(len({*turns[each : each + 3]}) == 1 for each in range(0, len(turns), 3))
+        assert {*turns} > {"0"}
+
+
+async def test_server_of_one_rank_is_not_told_any() -> None:
+    async with engine_over(server := FakeVllm(TOKENS)) as engine:
+        await generate(engine, prompt_for_fakes())
+        assert ranks_of(server) == [None]
+
+
+async def test_load_of_each_rank_counts() -> None:
+    """The prompts are short, so that each goes to the rank that is idler."""
+    async with engine_over(server := FakeVllm(TOKENS, ranks=2, waiting=5)) as engine:
+        await wait_until(lambda: [core.load for core in engine.replicas.all[0].cores] == [0, 5])
+        for name in range(9):
+            await generate(engine, prompt_for_fakes(id=f"resp_{name}"))
+        assert {*ranks_of(server)} == {"0"}
+
+
+async def test_prompt_goes_to_the_rank_that_holds_it() -> None:
+    async with engine_over(server := FakeVllm(TOKENS, ranks=3)) as engine:
+        names = [core.name for core in engine.replicas.all[0].cores]
+        engine.follow(caches := Caches(tuple(names)))
+        await wait_until(lambda: server.url in caches.followed)
+        assert [source.endpoint for source in caches.followed[server.url]] == [f"tcp://*:{5557 + n}" for n in range(3)]
+        for name in names:
+            caches.known = {name: 3}
+            await generate(engine, prompt_for_fakes())
+        assert ranks_of(server) == ["0", "1", "2"]
+
+
+async def test_prompt_for_a_rank_that_has_gone_goes_to_another() -> None:
+    async with engine_over(server := FakeVllm(TOKENS, ranks=8)) as engine:
+        server.ranks = 1
+        for name in range(9):
+            assert token_ids(await generate(engine, prompt_for_fakes(id=f"resp_{name}"))) == TOKENS
+        server.ranks = 2
+        replica = engine.replicas.all[0]
+        await engine.replicas.poll(replica)
+        assert [core.number for core in replica.cores] == [0, 1]
 
 
 async def test_prompt_of_an_adapter_is_looked_up_as_such() -> None:
