@@ -425,6 +425,7 @@ fleet: $(DONE)/test ## Simulated fleets of 10 to 10,000 engines, by the way to c
 BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))
 
 bench: $(DONE)/test $(TINY).built ## Measure beside vLLM; with BENCH_MODEL over real engines; ARGS go to the benchmark
+	@$(BIN)/python -m tests.bench.rust_frontend || echo "Without vllm-rs: see above."
 	@$(BIN)/python -m tests.bench $(if $(BENCH_MODEL),--model $(BENCH_MODEL) --engine="$(BENCH_ARGS)") $(ARGS)
 
 figures: $(DONE)/test ## Measure what the pages state of sizes and costs, beside what they state

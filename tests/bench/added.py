@@ -28,7 +28,7 @@ from penstock.stages.responses import harmony_stages, responses_pipeline
 from tests.bench.figures import Comparison, Figure
 from tests.bench.first_token import FIRST, SHORT, long_text, prompts
 from tests.bench.inprocess import Ready, engine_outputs, serving_of
-from tests.bench.server import NAME
+from tests.bench.loopback import NAME
 from tests.support.stores import open_store
 
 ADDED, TO_ENGINE, FROM_TOKEN = "ms added", "ms from the body to the engine", "ms from the first token to its delta"

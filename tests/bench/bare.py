@@ -1,62 +1,82 @@
 """Servers that write what penstock writes, and do less: the steps from a bare server to penstock.
 
+    python -m tests.bench.bare sent|bare|engine|stages PORT HANDSHAKE [options of vLLM]
+
     sent     one task writes to the transports of all streams
     bare     a task of each stream waits for its tokens, and writes them with aiohttp
     engine   the same, with vLLM's `AsyncLLM` and penstock's `VllmEngine` in between
     stages   the same, with the stages of penstock from the engine to the events, which are encoded
 
-All are above the same engine core.  Their bytes are those of penstock's pipeline for as many tokens.
+All are above an engine core that dials the port HANDSHAKE.  Their bytes are those of penstock for as many tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice
-from types import SimpleNamespace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
+import aiohttp
+import uvloop
 from aiohttp import web
 
+from penstock.api.cli.command_line import read_settings
 from penstock.api.http.sse import SSE_HEADERS
-from penstock.api.settings import Settings
 from penstock.api.start.backends import in_this_process
 from penstock.pipeline.core import source_of
 from penstock.pipeline.frames import TokenChunk, replace, with_facts
-from penstock.pipeline.protocol.events import Event, OutputTextDelta, to_sse
+from penstock.pipeline.protocol.events import Event, to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.services.engines.engine import Engine
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.engines.vllm import VllmEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from tests.bench.core import MARK, SteppedCore
+from tests.bench.apis import APIS, Api
+from tests.bench.engine_protocol import Frontend
+from tests.bench.loopback import MODEL, NAME
+from tests.bench.readers import MARK
 from tests.support.engine_requests import prompt
 from tests.support.event_streams import harmony_pipeline
+from tests.support.server import running_server
 
 DELTAS = 1_000
 """Deltas whose bytes are written, again and again."""
+
+(MEASURED,) = load_encoding().encode(MARK.decode())
+"""The token that the servers write.  They drop those before it, which are no text of an answer."""
 
 Source: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncIterator[int]]]
 """Opens a stream, which yields the number of tokens that have come."""
 
 
-async def deltas() -> list[bytes]:
-    """Return what penstock writes for each token of a text."""
-    markup, text = load_encoding().encode_markup, load_encoding().encode(MARK)
+async def deltas(apis: Mapping[str, Api] = APIS) -> dict[str, list[bytes]]:
+    """Return what penstock writes for each token of a text, by the path of each API."""
+    markup, text = load_encoding().encode_markup, (MEASURED,)
     script = Script((*markup("<|channel|>final<|message|>"), *text * DELTAS, *markup("<|return|>")))
-    async with harmony_pipeline(ScriptedEngine(script)).open(
-        source_of([CreateResponse(input="Hi", stream=True)])
-    ) as events:
-        return [to_sse(event) async for event in events if isinstance(event, OutputTextDelta)]
+    found = {}
+    with TemporaryDirectory() as folder:
+        async with (
+            running_server(ScriptedEngine(script, models=(NAME,)), Path(folder)) as server,
+            aiohttp.ClientSession() as client,
+        ):
+            for api in apis.values():
+                asked = {"model": NAME, "stream": True, **api.asking("Hi")}
+                async with client.post(f"{server.url}{api.path}", json=asked) as answer:
+                    events = (await answer.read()).split(b"\n\n")
+                found[api.path] = [event + b"\n\n" for event in events if event.count(MARK) == 1]
+    return found
 
 
 @dataclass
 class Stream:
     """A request of the core, without vLLM: its tokens are counted, or written by ``write`` as they come."""
 
-    request_id: str
     write: Callable[[], None] | None
     unread: int = 0
     is_ended: bool = False
@@ -73,38 +93,37 @@ class Stream:
 class Direct:
     """The requests of an engine core, without vLLM."""
 
-    def __init__(self, core: SteppedCore) -> None:
-        self._core = core
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
         self._streams: dict[str, Stream] = {}
-        self._states: dict[str, Any] = {}
         self._numbers = count()
-        core.states = self._states
 
     @asynccontextmanager
     async def open(self, write: Callable[[], None] | None = None) -> AsyncGenerator[AsyncIterator[int], None]:
         """Add a request for the length of a block."""
-        stream = Stream(f"r{next(self._numbers)}", write)
-        self._streams[stream.request_id] = stream
-        self._states[stream.request_id] = SimpleNamespace(queue=stream)
-        await self._core.add_request_async(stream)
+        stream, request_id = Stream(write), f"r{next(self._numbers)}"
+        self._streams[request_id] = stream
+        await self._frontend.add(request_id)
         try:
             yield stream.tokens()
         finally:
-            del self._streams[stream.request_id], self._states[stream.request_id]
+            del self._streams[request_id]
 
     async def run(self) -> None:
         """Pass the core's outputs on to their streams."""
-        while True:
-            batch = await self._core.get_output_async()
-            for output in batch.outputs:
+        async for outputs in self._frontend.steps():
+            for output in outputs:
                 stream = self._streams[output.request_id]
                 if output.finish_reason is not None:
                     stream.is_ended = True
-                elif stream.write:
-                    stream.write()
-                    continue
-                stream.unread += 1
-                stream.ready.set()
+                new = output.tokens.count(MEASURED)
+                if stream.write:
+                    for _ in range(new):
+                        stream.write()
+                elif new:
+                    stream.unread += new
+                if stream.is_ended or stream.unread:
+                    stream.ready.set()
 
 
 def over(engine: Engine) -> Source:
@@ -115,7 +134,7 @@ def over(engine: Engine) -> Source:
     async def opened() -> AsyncGenerator[AsyncIterator[int], None]:
         response = replace(asked.facts.response, id=f"resp_{next(numbers)}")
         async with engine.open(with_facts(asked, response=response)) as frames:
-            yield (len(frame.token_ids) async for frame in frames if isinstance(frame, TokenChunk))
+            yield (frame.token_ids.count(MEASURED) async for frame in frames if isinstance(frame, TokenChunk))
 
     return opened
 
@@ -136,13 +155,13 @@ def staged(engine: Engine) -> Callable[[web.Request], Any]:
     return handle
 
 
-def writing(source: Source, events: list[bytes]) -> Callable[[web.Request], Any]:
+def writing(source: Source, events: Mapping[str, Sequence[bytes]]) -> Callable[[web.Request], Any]:
     """Return a handler that writes one event for each token of a source, those that come together at once."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        answer, rest = await begun(request), cycle(events)
+        answer, rest = await begun(request), cycle(events[request.path])
         async with source() as tokens:
-            async for new in tokens:
+            async for new in tokens:  # none may have been of the answer
                 await answer.write(b"".join(islice(rest, new)))
         await answer.write_eof()
         return answer
@@ -150,12 +169,12 @@ def writing(source: Source, events: list[bytes]) -> Callable[[web.Request], Any]
     return handle
 
 
-def sending(direct: Direct, events: list[bytes]) -> Callable[[web.Request], Any]:
+def sending(direct: Direct, events: Mapping[str, Sequence[bytes]]) -> Callable[[web.Request], Any]:
     """Return a handler that leaves the writing to the task that reads the core's outputs."""
-    chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
+    chunks = {path: [b"%x\r\n%b\r\n" % (len(event), event) for event in each] for path, each in events.items()}
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        answer, rest = await begun(request), cycle(chunks)
+        answer, rest = await begun(request), cycle(chunks[request.path])
         write = request.transport.write  # type: ignore[union-attr] # the client waits
         async with direct.open(lambda: write(next(rest))) as tokens:
             async for _ in tokens:
@@ -177,29 +196,42 @@ async def begun(request: web.Request) -> web.StreamResponse:
     return answer
 
 
-async def serve_bare(which: str, settings: Settings, cores: list[SteppedCore]) -> None:
-    """Serve the streams of an engine core until the task is cancelled.
-
-    The core joins ``cores`` when clients can connect.
-    """
+@asynccontextmanager
+async def handler(
+    which: str, handshake: int, options: Sequence[str]
+) -> AsyncGenerator[Callable[[web.Request], Any], None]:
+    """Yield the handler of a kind of server once its engine core is there."""
+    events = await deltas()
     async with AsyncExitStack() as closing:
-        events = await deltas()
-        core = None if which in ("engine", "stages") else SteppedCore()
-        if core is None:
+        if which in ("engine", "stages"):
+            settings = read_settings([MODEL, *options])
             engine = (await closing.enter_async_context(in_this_process(settings))).engine
             assert isinstance(engine, VllmEngine)
-            handle = writing(over(engine), events) if which == "engine" else staged(engine)
-        else:
-            direct = Direct(core)
-            closing.callback(asyncio.create_task(direct.run()).cancel)
-            handle = sending(direct, events) if which == "sent" else writing(direct.open, events)
-        app = web.Application()
-        app.router.add_post("/v1/responses", handle)
+            yield writing(over(engine), events) if which == "engine" else staged(engine)
+            return
+        frontend = Frontend(f"tcp://127.0.0.1:{handshake}")
+        closing.callback(frontend.close)
+        await frontend.accept()
+        direct = Direct(frontend)
+        passing = asyncio.create_task(direct.run())
+        closing.callback(passing.cancel)
+        yield sending(direct, events) if which == "sent" else writing(direct.open, events)
+
+
+async def serve_bare(which: str, port: int, handshake: int, options: Sequence[str] = ()) -> None:
+    """Serve the streams of an engine core until the task is cancelled."""
+    async with AsyncExitStack() as closing:
+        handle = await closing.enter_async_context(handler(which, handshake, options))
+        app = web.Application(client_max_size=2**24)
+        for api in APIS.values():
+            app.router.add_post(api.path, handle)
         app.router.add_get("/health", healthy)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         closing.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", settings.port).start()
-        if core is not None:
-            cores.append(core)
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve_bare(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))

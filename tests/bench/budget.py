@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.core import Case, Window
-from tests.bench.loopback import SECONDS, Server, all_serving, cost, open_stream
+from tests.bench.loopback import BARE, OURS, SECONDS, Server, cost, open_stream, servers
 from tests.bench.paced import RATE
 
-KINDS = {which: (which,) for which in ("sent", "bare", "engine", "stages", "ours")}
+KINDS = ("sent", BARE, "engine", "stages", OURS)
 """The kinds of servers."""
 
 TOKEN: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("a write to the transport: the kernel's send, by uvloop", "sent", {}),
-    ("a task that waits for the token and wakes up, and aiohttp's write", "bare", {}),
+    ("a task that waits for the token and wakes up, and aiohttp's write", BARE, {}),
     ("vLLM's `AsyncLLM`, and `VllmEngine`, which reads it", "engine", {}),
     ("the stages from generate to emit, and the encoding of events", "stages", {}),
-    ("the run and its log, the request's middleware, and the keep-alive", "ours", {"store": False}),
-    ("the stored response, and its event log", "ours", {"store": True}),
+    ("the run and its log, the request's middleware, and the keep-alive", OURS, {"store": False}),
+    ("the stored response, and its event log", OURS, {"store": True}),
 )
 """What each server does for a token beyond the one before it; its name, and the fields of its requests."""
 
 STREAM = (
-    ("the connection, the request and its task: aiohttp", "bare"),
+    ("the connection, the request and its task: aiohttp", BARE),
     ("the request of vLLM's `AsyncLLM`, and the reading of `VllmEngine`", "engine"),
     ("the stages, their machines, and the facts of the request", "stages"),
-    ("the run and its log, the request's middleware, the store", "ours"),
+    ("the run and its log, the request's middleware, the store", OURS),
 )
 """What each server has in memory for an open stream beyond the one before it; its name."""
 
@@ -44,10 +44,9 @@ class Budget:
 
 async def measured_budget(folder: Path, rounds: int, streams: int) -> Budget:
     """Measure both: memory first, as only fresh servers show it; then the cost of a token, after a round to warm up."""
-    async with all_serving(KINDS, folder) as started:
-        servers = dict(zip(KINDS, started, strict=True))
-        memory = [await open_stream(servers[name], streams) / 1024 for _, name in STREAM]
-        found = [[await _cost(servers[name], body) for _, name, body in TOKEN] for _ in range(1 + rounds)]
+    async with servers(folder, KINDS) as every:
+        memory = [await open_stream(every[name], streams) / 1024 for _, name in STREAM]
+        found = [[await _cost(every[name], body) for _, name, body in TOKEN] for _ in range(1 + rounds)]
     return Budget([list(costs) for costs in zip(*found[1:], strict=True)], memory)
 
 

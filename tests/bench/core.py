@@ -1,28 +1,31 @@
-"""The engine core below both servers: it has no model, and emits tokens in the steps that a measurement commands.
+"""The stand-in engine core below every server: it has no model, and emits tokens in steps that it is told to make.
 
-It replaces vLLM's client of its engine cores.  Everything above it is the real code of each server: `AsyncLLM`, its
-output processor, and one collector per stream.
+    python -m tests.bench.core HANDSHAKE FILE
+
+It speaks vLLM's protocol to the frontend at the address HANDSHAKE, as the first data parallel rank, so it serves
+penstock, vLLM's two frontends, and a bare one alike.  Commands arrive as lines of JSON on standard input, and each gets
+its answer on standard output.  In FILE, the clients count the tokens that they have read.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import resource
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
+import zmq
 
 from penstock.pipeline.frames import TokenChunk, TokenFrame
 from penstock.pipeline.recordings.format import read_frames
 from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, load_encoding
+from tests.bench.engine_protocol import ABORT, ADD, STOP, Core
+from tests.bench.readers import COUNT, MARK
 from tests.support.paths import HARMONY
 
 RECORDING = HARMONY / "long_reasoning/tokens.jsonl"
@@ -30,18 +33,27 @@ RECORDING = HARMONY / "long_reasoning/tokens.jsonl"
 FILL = 64
 """Tokens per step before the measured text."""
 
-MARK = "~"
-"""Text of each token in a window with a rate.  It occurs nowhere else in a stream, so clients can count the tokens."""
+FILLING = 0.01
+"""Seconds between these steps."""
 
 SETTLING = 0.3
 """Seconds after a window that still count: the event log is sealed every quarter of a second, so by then it is."""
+
+AHEAD = 2
+"""Steps that the clients have not read yet, at full speed: the next one waits in the server while it works on one."""
+
+CONTEXT = 131_072
+
+READY = b"ready for clients"
+MARKED = b"done: "
+"""Before each answer, as other lines may come."""
 
 
 class Window(msgspec.Struct, frozen=True, tag=True):
     """Tokens for each stream, in steps of ``step``.
 
-    ``rate`` is steps per second, even if the frontend has not read the last step.  Without a rate, a step waits until
-    the previous one is read: the frontend runs at full speed, but never has more than one step to read.
+    ``rate`` is steps per second, even if the server has not passed on the last step.  Without a rate, a step waits
+    until the clients have read all but the last `AHEAD`: the server runs at full speed, but never has more to read.
     """
 
     tokens: int
@@ -50,40 +62,24 @@ class Window(msgspec.Struct, frozen=True, tag=True):
 
 
 class Case(msgspec.Struct, frozen=True, tag=True):
-    """A number of streams: each emits ``reasoning`` tokens of reasoning, then an answer, which is measured.
-
-    Without ``detokenizes``, vLLM detokenizes no request, even if its frontend wants text.
-    """
+    """A number of streams: each emits ``reasoning`` tokens of reasoning, then an answer, which is measured."""
 
     streams: int
-    reasoning: int
-    detokenizes: bool = True
+    reasoning: int = 0
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
     """End all streams of the case."""
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """Report the CPU time of the process so far; do nothing else."""
+Command: TypeAlias = Case | Window | End
+"""``(Case . Window* . End)*``, each answered once it is done."""
 
 
-Command: TypeAlias = Case | Window | End | Look
-"""``(Look | Case . (Window | Look)* . End)*``, each answered once it is done."""
+class Done(msgspec.Struct, frozen=True):
+    """A command is done; it ``begun`` at a time of the monotonic clock, which all processes of a machine share."""
 
-
-class Measured(msgspec.Struct, frozen=True):
-    """CPU seconds of one command, and the total that the process has ``used`` since its start.
-
-    What the core itself takes is not counted in ``cpu``.  ``begun`` is the start of the command on the monotonic clock,
-    which all processes of a machine share.  ``memory`` is the resident memory of the process in bytes, before and after
-    the command.
-    """
-
-    cpu: float
-    used: float
     begun: float
-    memory: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -115,150 +111,112 @@ def recorded_text() -> Text:
 
 
 class SteppedCore:
-    """The part of vLLM's engine core client that `AsyncLLM` uses for our requests.
+    """The requests of a core, and the steps that they get.
 
     Outside of a case, every request gets a short greeting: servers warm up with it, and it times the first token.
     """
 
-    engine_ranks_managed = (0,)
-
-    def __init__(self) -> None:
-        self.resources = SimpleNamespace(engine_dead=False)
-        self.states: Mapping[str, Any] = {}
-        """Streams of the output processor, by the engine's request id."""
-        self.case: Case | None = None
-        self._open: list[str] = []
-        self._own = 0.0
-        """CPU seconds that the core has taken to make its outputs, and to look whether they are read."""
-        self._arrived = asyncio.Condition()
-        self._outputs: asyncio.Queue[Any] = asyncio.Queue()
+    def __init__(self, core: Core, read: Path) -> None:
+        self._core = core
+        self._read = os.open(read, os.O_RDWR | os.O_CREAT)
+        self._case: Case | None = None
+        self._open: dict[str, None] = {}
+        self._emitted = 0
+        """Measured tokens of all streams of the case."""
         self._text = recorded_text()
+        (self._mark,) = load_encoding().encode(MARK.decode())
+        (self._return,) = load_encoding().encode_markup("<|return|>")
 
-    async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        return ("generate",)
-
-    async def reset_mm_cache_async(self) -> None:
-        """Do nothing: there are no images."""
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Do nothing: there is no engine process."""
-
-    async def add_request_async(self, request: Any) -> None:
-        """Add a request to the current case; without a case, answer it at once."""
-        if self.case is None:
-            greeting = [*self._text.answer(), *self._text.run(1), *load_encoding().encode_markup("<|return|>")]
-            self._put([request.request_id], greeting, is_last=True)
-            return
-        async with self._arrived:
-            self._open.append(request.request_id)
-            self._arrived.notify_all()
-
-    async def abort_requests_async(self, request_ids: Iterable[str]) -> None:
-        """Do nothing: no model is running."""
-
-    async def get_output_async(self) -> Any:
-        return await self._outputs.get()
-
-    async def run(self, command: Command, ready: Callable[[], object]) -> Measured:
+    def run(self, command: Command, ready: Callable[[], object]) -> Done:
         """Run a command; ``ready`` is called when a case accepts its clients."""
-        if isinstance(command, Look):  # without a look at the memory, which takes time
-            await asyncio.sleep(SETTLING)
-            return Measured(0.0, time.process_time(), time.monotonic())
-        before, begun, used, own = resident(), time.monotonic(), time.process_time(), self._own
+        begun = time.monotonic()
         match command:
             case Case():
-                self.case, self._open = command, []
+                self._case, self._open, self._emitted = command, {}, 0
+                os.pwrite(self._read, COUNT.pack(0), 0)
                 ready()
-                await self._begin(command)
+                self._begin(command)
             case Window(rate=0.0):
-                await self._steps(command, self._text.run(command.tokens))
+                self._as_read(command)
             case Window():
-                begun = await self._run_freely(command)
+                begun = self._at_a_rate(command)
             case End():
-                self._put(self._open, load_encoding().encode_markup("<|return|>"), is_last=True)
-                self.case = None
-        await asyncio.sleep(SETTLING)
-        now = time.process_time()
-        return Measured(now - used - (self._own - own), now, begun, (before, resident()))
+                self._case = None
+                self._core.step(self._open, (self._return,), STOP)
+        return Done(begun)
 
-    async def _begin(self, case: Case) -> None:
+    def receive(self, seconds: float = 0.0) -> None:
+        """Take what has come, after a wait for something to come."""
+        for kind, request_ids in self._core.read(seconds):
+            if kind == ADD and self._case is None:
+                self._core.step(request_ids, (*self._text.answer(), self._mark, self._return), STOP)
+            elif kind == ADD:
+                self._open |= dict.fromkeys(request_ids)
+            elif kind == ABORT:
+                for request_id in request_ids:
+                    self._open.pop(request_id, None)
+
+    def _begin(self, case: Case) -> None:
         """Wait for all streams of a case, then emit their reasoning and the start of the answer."""
-        async with self._arrived:
-            await self._arrived.wait_for(lambda: len(self._open) == case.streams)
-        for part in (self._text.thoughts(case.reasoning), [*self._text.answer(), *self._text.run(FILL)]):
-            await self._steps(Window(len(part), FILL), part)
+        while len(self._open) < case.streams:
+            self.receive(FILLING)
+        ahead = [*self._text.thoughts(case.reasoning), *self._text.answer()]
+        for at in range(0, len(ahead), FILL):
+            self._core.step(self._open, ahead[at : at + FILL])
+            self._wait_until(time.monotonic() + FILLING)
+        self._as_read(Window(FILL, FILL))
 
-    async def _steps(self, window: Window, tokens: list[int]) -> None:
-        """Emit the tokens to every stream, each step after all streams have read the one before."""
-        for at in range(0, len(tokens), window.step):
-            self._put(self._open, tokens[at : at + window.step])
-            await asyncio.sleep(0)
-            while self._is_unread:
-                await asyncio.sleep(0)
-            for _ in range(2):  # what was taken is on its way through the frontend until its task waits again
-                await asyncio.sleep(0)
+    def _as_read(self, window: Window) -> None:
+        for _ in range(window.tokens // window.step):
+            self._emit(window.step)
+            self._wait_for_clients(self._emitted - (AHEAD - 1) * window.step * len(self._open))
+        self._wait_for_clients(self._emitted)
 
-    async def _run_freely(self, window: Window) -> float:
+    def _at_a_rate(self, window: Window) -> float:
         """Emit tokens at a rate, then wait until all are read; return the time at which the first were due."""
-        tokens = load_encoding().encode(MARK) * window.step
         start = time.monotonic()
         for number in range(window.tokens // window.step):
-            if (early := start + number / window.rate - time.monotonic()) > 0:  # all steps that are due have been made
-                await asyncio.sleep(early)
-            self._put(self._open, tokens)
-        while self._is_unread:
-            await asyncio.sleep(0.01)
+            self._wait_until(start + number / window.rate)
+            self._emit(window.step)
+        self._wait_for_clients(self._emitted)
         return start
 
-    @property
-    def _is_unread(self) -> bool:
-        if self._outputs.qsize():
-            return True
-        with self._uncounted():
-            return any(state.queue.ready.is_set() for state in self.states.values())
+    def _emit(self, tokens: int) -> None:
+        self._core.step(self._open, (self._mark,) * tokens)
+        self._emitted += tokens * len(self._open)
 
-    @contextmanager
-    def _uncounted(self) -> Iterator[None]:
-        """Do not count the CPU time of a block."""
-        begun = time.thread_time()
-        yield
-        self._own += time.thread_time() - begun
+    def _wait_until(self, moment: float) -> None:
+        while (early := moment - time.monotonic()) > 0:
+            self.receive(early)
+            time.sleep(min(early % 0.001, max(0.0, moment - time.monotonic())))  # ZeroMQ waits whole milliseconds
 
-    def _put(self, request_ids: Iterable[str], tokens: list[int], *, is_last: bool = False) -> None:
-        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: PLC0415 - takes seconds
-
-        end = FinishReason.STOP if is_last else None
-        with self._uncounted():
-            # a list for each, as from an engine: vLLM extends the lists of a request that it joins
-            outputs = [EngineCoreOutput(request_id, [*tokens], finish_reason=end) for request_id in request_ids]
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=outputs))
+    def _wait_for_clients(self, tokens: int) -> None:
+        """Wait until the clients have read so many measured tokens of the case."""
+        while COUNT.unpack(os.pread(self._read, COUNT.size, 0))[0] < tokens and self._open:
+            self.receive(0.0005)
+            time.sleep(0.0005)
 
 
-def resident() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def main(handshake: str, read: Path) -> None:
+    """Serve until standard input ends."""
+    core = Core(handshake, CONTEXT)
+    stepped, poller = SteppedCore(core, read), zmq.Poller()
+    poller.register(core.requests, zmq.POLLIN)
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    while True:
+        if sys.stdin.fileno() not in dict(poller.poll()):
+            stepped.receive()
+        elif line := sys.stdin.buffer.readline():
+            done = stepped.run(msgspec.json.decode(line, type=Command), lambda: say(READY))
+            say(MARKED + msgspec.json.encode(done))
+        else:
+            break
+    core.close()
 
 
-def install() -> list[SteppedCore]:
-    """Give every `AsyncLLM` of this process a `SteppedCore`; the returned list collects them as they are created."""
-    from vllm.v1.engine import async_llm  # noqa: PLC0415 - takes seconds
+def say(line: bytes) -> None:
+    os.write(sys.stdout.fileno(), line + b"\n")
 
-    cores: list[SteppedCore] = []
 
-    class SteppedLLM(async_llm.AsyncLLM):  # type: ignore[misc] # vLLM is not read by mypy
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self.engine_core.states = self.output_processor.request_states
-
-        async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **options: Any) -> Any:
-            if (case := self.engine_core.case) and not case.detokenizes:
-                params.detokenize = False
-            return await super().add_request(request_id, prompt, params, *rest, **options)
-
-    def stepped(**_: Any) -> SteppedCore:
-        cores.append(SteppedCore())
-        return cores[-1]
-
-    async_llm.EngineCoreClient.make_async_mp_client = stepped
-    async_llm.AsyncLLM = SteppedLLM
-    return cores
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-VLLM, BARE, DISK = "vLLM's", "bare aiohttp's", "the bare disk's"
+VLLM, RUST, BARE, DISK = "vLLM's", "vllm-rs's", "bare aiohttp's", "the bare disk's"
 """What a figure is compared with."""
 
 

@@ -1,4 +1,4 @@
-"""The cost of a whole request whose engine answers at once, with one token.
+"""A whole request whose engine answers at once, with one token: its cost, and the time to its first text.
 
 CPU time covers everything the server does for the request, from the connection to the end of the stream.  The time to
 the first text is measured by the client; the minimum of a round counts, because a busy machine only adds to it.
@@ -15,16 +15,12 @@ from itertools import count
 from typing import Any
 
 from penstock.stages.models.harmony.vocabulary import load_encoding
-from tests.bench.core import Look, recorded_text
-from tests.bench.figures import Comparison, Figure
-from tests.bench.loopback import ANSWERING, Server, Servers
-from tests.bench.server import NAME
+from tests.bench.core import recorded_text
+from tests.bench.loopback import ANSWERING, NAME, Server
 from tests.bench.wire import RESPONSES, posted
 
 FIRST = b"response.output_text.delta"
 SHORT, LONG = 500, 70_000
-
-CPU, FELT = "ms of CPU of a request", "ms to the first text"
 
 Body = Callable[[], Mapping[str, Any]]
 
@@ -75,43 +71,20 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
     ]
 
 
-async def first_tokens(servers: Servers, short: int, long: int) -> list[Comparison]:
-    stored = _response_id((await asyncio.to_thread(timed_answer, servers.ours.port, {"input": long_text()}))[1])
-    found = []
-    for (load, bodies), rounds, requests in zip(prompts(stored), (short, long, long), (20, 1, 3), strict=True):
-        found += await _compared(servers, load, bodies, rounds, requests)
-    return found
-
-
-async def _compared(
-    servers: Servers, load: dict[str, float], bodies: tuple[Body, Body], rounds: int, requests: int
-) -> list[Comparison]:
-    pairs = list(zip((servers.ours, servers.peer), bodies, strict=True))
-    found = [[await request_cost(server, body, requests) for server, body in pairs] for _ in range(1 + rounds)]
-    ours, peer = ([figures[side] for figures in found[1:]] for side in (0, 1))
-    return [
-        Comparison(load, _figure(ours, number), _figure(peer, number), what) for number, what in enumerate((CPU, FELT))
-    ]
-
-
-def _figure(rounds: list[tuple[float, float]], number: int) -> Figure:
-    return Figure(tuple(figures[number] for figures in rounds))
-
-
 async def request_cost(server: Server, body: Body, requests: int, *how: Any) -> tuple[float, float]:
     """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds.
 
     ``how`` is the API, as `timed_answer` takes it.
     """
-    before = (await server.measured(Look())).used
+    before = await server.used()
     felt = [(await asyncio.to_thread(timed_answer, server.port, body(), *how))[0] for _ in range(requests)]
-    return ((await server.measured(Look())).used - before) / requests * 1e3, min(felt) * 1e3
+    return (await server.used() - before) / requests * 1e3, min(felt) * 1e3
 
 
 def some_text(tokens: int) -> str:
     return load_encoding().decode(recorded_text().run(tokens))
 
 
-def _response_id(answer: bytes) -> str:
+def response_id(answer: bytes) -> str:
     event = answer.split(b"\r\n\r\n", 1)[1]
     return "resp_" + event.split(b'"id":"resp_', 1)[1].split(b'"', 1)[0].decode()

@@ -1,4 +1,4 @@
-"""Whole servers over loopback, each in a process of its own: their cost per token, and the memory of a stream.
+"""Whole servers over loopback, each over a stand-in engine core: their cost per token, and the memory of a stream.
 
 All servers run for the whole time and take turns, so that a busy machine slows each of them.  The figure is the CPU
 time of the server's process, all threads included, within the measured window.
@@ -10,18 +10,20 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeAlias
 
 import aiohttp
 import msgspec
+import psutil
 
-from tests.bench.core import Case, Command, End, Look, Measured, Window
-from tests.bench.figures import BARE, VLLM, Comparison, Figure
-from tests.bench.server import MARK, NAME, READY
+from tests.bench.core import CONTEXT, MARKED, READY, SETTLING, Case, Command, Done, End, Window
+from tests.bench.rust_frontend import PROGRAM
 from tests.bench.wire import RESPONSES
 from tests.support.processes import free_port
 
@@ -35,13 +37,32 @@ SECONDS = 3.0
 """Length of a window with a rate."""
 
 CORES = sorted(os.sched_getaffinity(0))
-"""The last one is for the clients, and the others for the servers; a single one is for all."""
+"""The last one is for the clients and the engine cores, and the others for the servers; a single one is for all."""
 
-STEPS = (1, 8)
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 STORING = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-"""Lets the peer run background responses and keep their events."""
+"""Lets vLLM's server run background responses and keep their events."""
 
+MODEL = ".cache/tiny_gpt_oss"
+"""It has the vocabulary and tokenizer of gpt-oss; its weights are not loaded."""
+
+NAME = "gpt-oss"
+OPTIONS = (
+    "--served-model-name", NAME, "--max-model-len", str(CONTEXT), "--disable-log-stats",
+    "--data-parallel-size", "1", "--data-parallel-size-local", "0", "--data-parallel-address", "127.0.0.1",
+)  # fmt: skip
+"""The options of every frontend: the engine core is elsewhere."""
+
+PYTHON = (
+    "--dtype", "bfloat16", "--max-num-seqs", "4096", "--max-num-batched-tokens", "8192",
+    "--kv-cache-memory-bytes", "67108864",
+)  # fmt: skip
+"""The options of those in Python, which read the core's as well."""
+
+SERVE = Path(sys.executable).parent
+
+OURS, PEER, RUST, BARE = "penstock", "vllm", "vllm-rs", "bare"
+"""The kinds of servers: penstock, vLLM's server in Python, its frontend in Rust, and one that only writes the bytes."""
 
 Api: TypeAlias = tuple[str, Mapping[str, Any]]
 """The path of an API, and the parameters by which it is asked for an answer."""
@@ -49,15 +70,38 @@ Api: TypeAlias = tuple[str, Mapping[str, Any]]
 ASKING_RESPONSES: Api = (RESPONSES, {"input": "Hi"})
 
 
+class Measured(NamedTuple):
+    """The CPU seconds of a command, when it began on the monotonic clock, and the memory before and after it."""
+
+    cpu: float
+    begun: float
+    memory: tuple[int, int]
+
+
+def command_of(which: str, port: int, handshake: int, folder: str) -> Sequence[str]:
+    """Return the command of a kind of server; ``handshake`` is the port at which it waits for its engine core."""
+    reached = (*OPTIONS, "--data-parallel-rpc-port", str(handshake))
+    here = ("--host", "127.0.0.1", "--port", str(port))
+    if which == OURS:
+        own = ("--store", f"{folder}/store.sqlite3", "--no-sandbox", "--log-level", "WARNING")
+        return (str(SERVE / "penstock"), "serve", MODEL, *PYTHON, *reached, *here, *own)
+    if which == PEER:
+        quiet = ("--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
+        return (str(SERVE / "vllm"), "serve", MODEL, *PYTHON, *reached, *here, *quiet)
+    if which == RUST:
+        return (str(PROGRAM), "serve", MODEL, *reached, *here)
+    return (sys.executable, "-m", "tests.bench.bare", which, str(port), str(handshake), *PYTHON, *reached)
+
+
 @dataclass(frozen=True)
 class Server:
-    """A running server at ``port`` of this machine."""
+    """A running server at ``port`` of this machine, and the engine core below it."""
 
-    process: asyncio.subprocess.Process
+    which: str
+    process: psutil.Process
+    core: asyncio.subprocess.Process
     port: int
     log: Path
-    stores: bool
-    """True if requests set ``store``; the peer would keep stored responses in memory for ever."""
 
     @property
     def arrivals(self) -> Path:
@@ -68,19 +112,31 @@ class Server:
     async def running(
         self, case: Case, *, api: Api = ASKING_RESPONSES, timed: bool = False, **body: Any
     ) -> AsyncGenerator[Measured, None]:
-        """Run a case for the length of a block, with clients in another process; yield the cost of its beginning."""
-        self._send(case)
-        await self._line(READY)
+        """Run a case for the length of a block, with clients in another process; yield the cost of its beginning.
+
+        Only penstock stores responses: vLLM's server would keep them in memory for ever.
+        """
         path, asking = api
-        stored = {"store": self.stores} if path == RESPONSES else {}
+        stored = {"store": self.which == OURS} if path == RESPONSES else {}
         request = json.dumps({"model": NAME, "stream": True, **stored, **asking, **body})
         noting = ("--arrivals", str(self.arrivals)) if timed else ()
-        options = (str(self.port), str(case.streams), request, "--path", path, *noting)
+        options = (
+            str(self.port),
+            str(case.streams),
+            request,
+            "--path",
+            path,
+            "--read",
+            str(read_by(self.log)),
+            *noting,
+        )
+        before = self._send(case)
+        await self._line(READY)
         command = (sys.executable, "-m", "tests.bench.readers", *options)
         readers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         os.sched_setaffinity(readers.pid, CORES[-1:])
         try:
-            beginning, reading = asyncio.create_task(self._measured()), asyncio.create_task(readers.wait())
+            beginning, reading = asyncio.create_task(self._measured(before)), asyncio.create_task(readers.wait())
             await asyncio.wait((beginning, reading), return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 beginning.cancel()
@@ -94,49 +150,78 @@ class Server:
             if readers.returncode is None:
                 readers.kill()
 
-    async def measured(self, command: Window | End | Look) -> Measured:
-        self._send(command)
-        return await self._measured()
+    async def measured(self, command: Window | End) -> Measured:
+        return await self._measured(self._send(command))
 
-    def _send(self, command: Command) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(msgspec.json.encode(command) + b"\n")
+    async def used(self) -> float:
+        """Return the CPU seconds of the server's process so far, once it has settled."""
+        await asyncio.sleep(SETTLING)
+        return cpu_of(self.process.pid)
 
-    async def _measured(self) -> Measured:
-        return msgspec.json.decode(await self._line(MARK), type=Measured)
+    def _send(self, command: Command) -> tuple[float, int]:
+        """Send a command to the core; return what the server has used before it."""
+        assert self.core.stdin
+        before = cpu_of(self.process.pid), self.process.memory_info().rss
+        self.core.stdin.write(msgspec.json.encode(command) + b"\n")
+        return before
+
+    async def _measured(self, before: tuple[float, int]) -> Measured:
+        done = msgspec.json.decode(await self._line(MARKED), type=Done)
+        used, memory = before
+        return Measured(await self.used() - used, done.begun, (memory, self.process.memory_info().rss))
 
     async def _line(self, mark: bytes) -> bytes:
-        """Wait for a line that begins with ``mark`` and return the rest of it."""
-        assert self.process.stdout
+        """Wait for a line of the core that begins with ``mark`` and return the rest of it."""
+        assert self.core.stdout
         try:
             async with asyncio.timeout(ANSWERING):
-                async for line in self.process.stdout:
+                async for line in self.core.stdout:
                     if line.startswith(mark):
                         return line.removeprefix(mark)
         except TimeoutError:
-            raise RuntimeError(f"The server has not answered for {ANSWERING:g} seconds: see {self.log}") from None
-        raise RuntimeError(f"The server is gone: see {self.log}")
+            raise RuntimeError(f"The core has not answered for {ANSWERING:g} seconds: see {self.log}") from None
+        raise RuntimeError(f"The core is gone: see {self.log}")
+
+
+def cpu_of(process: int) -> float:
+    """Return the CPU seconds of a process and its threads, by its clock (``clock_getcpuclockid`` of Linux)."""
+    return time.clock_gettime(~process << 3 | 2)
+
+
+def read_by(log: Path) -> Path:
+    """Return the file in which the clients of a server count the tokens that they have read."""
+    return log.with_suffix(".read")
 
 
 @asynccontextmanager
-async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server, None]:
-    """Run penstock (``ours``), vLLM's server (``peer``) or a bare one for the length of a block, with its options."""
-    port = free_port()
-    command = (sys.executable, "-m", "tests.bench.server", which, str(port), *options)
-    pipe, limit = asyncio.subprocess.PIPE, 2**26
-    with log.open("wb") as errors:
+async def serving(which: str, log: Path) -> AsyncGenerator[Server, None]:
+    """Run a kind of server over an engine core of its own for the length of a block."""
+    port, handshake, pipe = free_port(), free_port(), asyncio.subprocess.PIPE
+    async with AsyncExitStack() as closing:
+        folder = closing.enter_context(TemporaryDirectory())
+        errors = closing.enter_context(log.open("wb"))
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=errors, limit=limit, env=os.environ | QUIET | STORING
+            *command_of(which, port, handshake, folder), stdout=errors, stderr=errors, env=os.environ | QUIET | STORING
         )
+        closing.push_async_callback(_ended, process)
         os.sched_setaffinity(process.pid, CORES[:-1] or CORES)
-    try:
+        core = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.bench.core", f"tcp://127.0.0.1:{handshake}", str(read_by(log))),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+        )
+        closing.push_async_callback(_ended, core)
+        os.sched_setaffinity(core.pid, CORES[-1:])
         async with asyncio.timeout(STARTING):
             await _up(process, port, log)
-        yield Server(process, port, log, which == "ours")
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        yield Server(which, psutil.Process(process.pid), core, port, log)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
 
 
 async def _up(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
@@ -150,95 +235,39 @@ async def _up(process: asyncio.subprocess.Process, port: int, log: Path) -> None
     raise RuntimeError(f"The server did not start: see {log}")
 
 
-@dataclass(frozen=True)
-class Servers:
-    ours: Server
-    bare: Server
-    """A server of `tests.bench.bare` that only writes the bytes."""
-
-    peer: Server
-
-    @property
-    def every(self) -> tuple[Server, ...]:
-        return (self.ours, self.bare, self.peer)
+Servers: TypeAlias = Mapping[str, Server]
+"""The running servers, by their kinds."""
 
 
 @asynccontextmanager
-async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
-    kinds = {which: (which,) for which in ("ours", "bare", "peer")}
-    async with all_serving(kinds, folder) as started:
-        yield Servers(*started)
-
-
-@asynccontextmanager
-async def all_serving(kinds: Mapping[str, tuple[str, ...]], folder: Path) -> AsyncGenerator[list[Server], None]:
-    """Run servers for the length of a block; each has a name, a kind and options."""
+async def servers(folder: Path, kinds: Sequence[str]) -> AsyncGenerator[Servers, None]:
+    """Run a server of each kind for the length of a block."""
     async with AsyncExitStack() as closing:
         async with asyncio.TaskGroup() as starting:
-            started = [
-                starting.create_task(closing.enter_async_context(serving(which, folder / f"{name}.log", *more)))
-                for name, (which, *more) in kinds.items()
-            ]
-        yield [task.result() for task in started]
-
-
-class Costs(msgspec.Struct, frozen=True):
-    """The costs of penstock beside vLLM's server, and beside the bare one."""
-
-    over_peer: Comparison
-    over_bare: Comparison
-
-
-async def costs(servers: Servers, case: Case, window: Window, rounds: int) -> Costs:
-    """Measure a window of the running case in turns; a first round warms up."""
-    found = [[await cost(server, case, window) for server in servers.every] for _ in range(1 + rounds)]
-    ours, bare, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
-    load: dict[str, float] = {"streams": case.streams, "step": window.step, "reasoning": case.reasoning}
-    beside = ((peer, VLLM), (bare, BARE))
-    return Costs(*(Comparison(load, ours, other, "", name) for other, name in beside))
+            started = {
+                which: starting.create_task(closing.enter_async_context(serving(which, folder / f"{which}.log")))
+                for which in kinds
+            }
+        yield {which: task.result() for which, task in started.items()}
 
 
 async def cost(server: Server, case: Case, window: Window) -> float:
+    """Return the microseconds of CPU per token of a window in the running case."""
     return (await server.measured(window)).cpu * 1e6 / (case.streams * window.tokens)
 
 
-@asynccontextmanager
-async def running(servers: Servers, case: Case) -> AsyncGenerator[None, None]:
-    async with AsyncExitStack() as closing:
-        for server in servers.every:
-            await closing.enter_async_context(server.running(case))
-        yield
-
-
-async def loopback(servers: Servers, loads: Iterable[tuple[int, int]], rounds: int, tokens: int) -> list[Costs]:
-    """Measure each load of (streams, reasoning tokens); a window has ``tokens`` tokens over all its streams."""
-    found = []
-    for load in loads:
-        case = Case(*load)
-        async with running(servers, case):
-            for step in STEPS:
-                window = Window(max(tokens // case.streams // step, 1) * step, step)
-                found.append(await costs(servers, case, window, rounds))
-    return found
-
-
-async def at_a_rate(servers: Servers, case: Case, rate: float, rounds: int) -> Costs:
-    """Measure steps of one token at a rate: a server with idle time handles each token by itself."""
-    async with running(servers, case):
-        return await costs(servers, case, Window(round(SECONDS * rate), 1, rate), rounds)
-
-
-async def open_stream(server: Server, streams: int) -> float:
+async def open_stream(server: Server, streams: int, api: Api = ASKING_RESPONSES) -> float:
     """Return the bytes of memory of a stream that has begun; a first stream warms up what all of them share."""
-    async with server.running(Case(1, 0)):
+    async with server.running(Case(1), api=api):
         pass
-    async with server.running(Case(streams, 0)) as begun:
-        return (begun.memory[1] - begun.memory[0]) / streams
+    async with server.running(Case(streams), api=api) as begun:
+        before, after = begun.memory
+        return (after - before) / streams
 
 
 async def retained_token(server: Server, tokens: int, streams: int = 20) -> float:
     """Return the bytes per token of background responses, whose events can all be replayed."""
-    async with server.running(Case(streams, 0), background=True, store=True):
+    async with server.running(Case(streams), background=True, store=True):
         await server.measured(Window(256, 1))
-        measured = await server.measured(Window(tokens, 1))
-    return (measured.memory[1] - measured.memory[0]) / streams / tokens
+        before, after = (await server.measured(Window(tokens, 1))).memory
+    return (after - before) / streams / tokens

@@ -14,21 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from tests.bench.added import ADDED, added
-from tests.bench.apis import CHAT, MESSAGES, OURS, RESPONSES, THEIRS, api_table, request_costs, to
-from tests.bench.apis import token_costs as api_token_costs
+from tests.bench import beside, rust_frontend
+from tests.bench import figures as names
+from tests.bench.apis import APIS, CHAT, MESSAGES, RESPONSES
 from tests.bench.budget import measured_budget, stream_budget, token_budget
 from tests.bench.chain import SOCKET, STORED
-from tests.bench.core import Case, Window
-from tests.bench.figures import DISK, VLLM, Comparison, Figure, over
-from tests.bench.first_token import LONG, first_tokens
+from tests.bench.figures import DISK, Comparison, over
 from tests.bench.frontends import frontend_costs, frontend_table
 from tests.bench.goals import Goal, compared, growth
 from tests.bench.inprocess import DEPTHS, in_process
-from tests.bench.loopback import Servers, at_a_rate, costs, loopback, open_stream, retained_token, running, servers
+from tests.bench.loopback import BARE, OURS, PEER, RUST, Servers, servers
 from tests.bench.observed import METRICS, NOTHING, OPEN, TRACES, scrape_times, watching_costs, watching_table
 from tests.bench.paced import LEAST as FEWEST
-from tests.bench.paced import RATE, carried, overload_table, overloaded, pace_table, search, up_and_down
+from tests.bench.paced import carried, overload_table, overloaded, pace_table, search, up_and_down
 from tests.bench.reading import costs as reading_costs
 from tests.bench.reading import reading_table
 from tests.bench.sealed import costs as sealed_costs
@@ -40,14 +38,12 @@ from tests.bench.store import BARE as DISK_WRITES
 from tests.bench.store import median, store_figures, store_table, to_bare
 
 IN_PROCESS = "In process: us of CPU per token"
-SERVERS = "Whole servers over loopback: us of CPU per token"
-PACED = "The same, 50 steps per second"
-PACED_BARE = "The same, 50 steps per second, beside a bare aiohttp server"
-SPARED = "The same, vLLM's frontend spared the text"
-FIRST_TOKEN = "What is added to the time of the first token, in process"
-REQUEST = "A whole request with one token, over loopback: its connection, the engine's frontend and the store included"
 
-PACE = "100 streams at 50 tokens/s each"
+SERVERS = "Whole servers over loopback: us of CPU per token"
+
+IN_TIME = "streams at 50 tokens/s, p99 of a token under 20 ms"
+LIMITS = {OURS: (400, 6_400), PEER: (160, 1_600), RUST: (600, 6_400), BARE: (600, 6_400)}
+"""Streams with which the search begins, and at which it ends."""
 
 LIMIT = 600.0
 """Seconds that a part may take."""
@@ -74,16 +70,25 @@ class Run:
     is_quick: bool
     found: Found = field(default_factory=Found)
     _closing: AsyncExitStack = field(default_factory=AsyncExitStack)
-    _servers: Servers | None = None
+    _servers: Servers = field(default_factory=dict)
 
     async def close(self) -> None:
-        self._servers = None
+        self._servers = {}
         await self._closing.aclose()
 
     async def _all(self) -> Servers:
-        if self._servers is None:
-            self._servers = await self._closing.enter_async_context(servers(self.folder))
+        lacks = rust_frontend.missing()
+        if not self._servers:
+            kinds = (OURS, PEER, *((RUST,) if not lacks else ()), BARE)
+            self._servers = await self._closing.enter_async_context(servers(self.folder, kinds))
+        if lacks:
+            self.found.tables[f"Without {names.RUST} figures"] = lacks
         return self._servers
+
+    def _beside(self, compared: Sequence[Comparison]) -> None:
+        """Keep comparisons in the tables of the other servers."""
+        for each in compared:
+            self.found.comparisons.setdefault(f"Beside {each.beside}", []).append(each)
 
     def _less(self, usual: int, quick: int) -> int:
         return quick if self.is_quick else usual
@@ -103,30 +108,29 @@ class Run:
         )
 
     async def servers(self) -> None:
-        """P2 and P3."""
-        loads = [(100, 1_000)] if self.is_quick else [*((100, depth) for depth in DEPTHS), (500, 1_000)]
-        found = await loopback(await self._all(), loads, self._less(5, 3), 10_000)
-        self.found.comparisons[SERVERS] = [each.over_peer for each in found]
-        one, eight = [c for c in found if (c.over_peer.load["streams"], c.over_peer.load["reasoning"]) == (100, 1_000)]
-        what = "100 streams behind 1,000 tokens, as fast as they go"
-        self._goal(
-            compared("P2", what, one.over_peer, 0.35),
-            compared("P2", what, one.over_bare, 1.8),
-            compared("P3", f"{what}, 8 tokens per step", eight.over_peer, 0.12),
-        )
+        """A token of each API, at a pace and at full speed."""
+        every = await self._all()
+        for name in (CHAT, RESPONSES, MESSAGES):
+            self._beside(await beside.token_costs(every, name, self._less(5, 2)))
 
-    async def beside(self) -> None:
-        """P2 at a fixed rate, and with a peer that need not produce text."""
-        every, rounds, case = await self._all(), self._less(7, 2), Case(100, 1_000)
-        paced = await at_a_rate(every, case, RATE, rounds)
-        self.found.comparisons[PACED] = [paced.over_peer]
-        self.found.comparisons[PACED_BARE] = [paced.over_bare]
-        what = "100 streams behind 1,000 tokens, at 50 tokens/s each"
-        self._goal(compared("P2", what, paced.over_peer, 0.35), compared("P2", what, paced.over_bare, 1.8))
-        case = Case(100, 1_000, detokenizes=False)
-        async with running(every, case):
-            spared = await costs(every, case, Window(200, 1), rounds)
-        self.found.comparisons[SPARED] = [spared.over_peer]
+    async def requests(self) -> None:
+        """Whole requests of each API, and the time to their first text."""
+        every = await self._all()
+        for name in APIS:
+            self._beside(await beside.request_costs(every, name, self._less(5, 2)))
+
+    async def first_token(self) -> None:
+        """Requests with a long prompt."""
+        every = await self._all()
+        for name in (CHAT, RESPONSES):
+            self._beside(await beside.long_requests(every, name, self._less(5, 2)))
+
+    async def memory(self) -> None:
+        """The servers must be fresh: later streams would reuse memory that earlier ones have freed."""
+        every = await self._all()
+        self._beside(await beside.memory(every, CHAT, self._less(500, 100)))
+        sizes = {OURS: self._less(12_000, 2_000), PEER: self._less(2_000, 500)}
+        self._beside(await beside.retained(every, sizes))
 
     async def budget(self) -> None:
         """The parts of P2 at a fixed rate, and of P6."""
@@ -135,41 +139,19 @@ class Run:
         self.found.tables["What the memory of an open stream is made of"] = stream_budget(budget.stream)
 
     async def paced(self) -> None:
-        """P5."""
+        """The number of streams whose tokens come in time."""
         every, seconds = await self._all(), self._less(30, 10)
-        tries = {
-            "ours": await search(every.ours, 400, 6_400, seconds),
-            "vLLM's": await search(every.peer, 160, 1_600, seconds),
-        }
-        first, second = tries.values()
-        starts = [max(carried(found), FEWEST) for found in (first, second)]
-        ours, peer = await up_and_down([every.ours, every.peer], starts, self._less(6, 2))
-        first += ours
-        second += peer
-        overload = [await overloaded(every.ours, 2 * max(carried(first), FEWEST)) for _ in range(self._less(5, 2))]
-        self.found.tables["Streams at a pace"] = pace_table(tries)
-        mine, other = (Figure(tuple(float(each.streams) for each in found)) for found in (ours, peer))
-        found = Comparison({}, mine, other)
-        what = "streams at 50 tokens/s, p99 of a token under 20 ms"
-        self._goal(Goal("P5", what, "", mine.median, None, other.median, ratio=1.3, is_rate=True, rounds=found.ratios))
+        tries = {which: await search(server, *LIMITS[which], seconds) for which, server in every.items()}
+        starts = {which: max(carried(found), FEWEST) for which, found in tries.items()}
+        near = await up_and_down(every, starts, self._less(6, 2))
+        self.found.tables["Streams at a pace"] = pace_table({which: tries[which] + near[which] for which in every})
+        streams = {which: [float(each.streams) for each in found] for which, found in near.items()}
+        self._beside(beside.compared(CHAT, IN_TIME, streams))
+        overload = [await overloaded(every[OURS], 2 * starts[OURS]) for _ in range(self._less(5, 2))]
         self.found.tables["Twice as many streams: the first three seconds, then the next"] = overload_table(overload)
         growth = tuple(later.p99 / sooner.p99 for sooner, later in overload)
         what = "p99 of a token with twice as many streams, later over sooner: it does not fall behind"
         self._goal(Goal("P5", what, "", statistics.median(growth), 1.25, rounds=growth))
-
-    async def apis(self) -> None:
-        """P16."""
-        every = await self._all()
-        costs = await api_token_costs(every, self._less(5, 2))
-        self.found.tables["The APIs, 50 steps per second: us of CPU per token"] = api_table(costs)
-        requests = await request_costs(every, self._less(5, 2))
-        self.found.tables["The APIs, a whole request of 500 tokens: ms of CPU"] = api_table(requests)
-        own = costs[RESPONSES, OURS]
-        for name in (CHAT, MESSAGES):
-            mine = costs[name, OURS]
-            for other, beside, most in ((costs[name, THEIRS], VLLM, 0.45), (own, "our Responses'", 1.1)):
-                figures = (statistics.median(mine), None, statistics.median(other))
-                self._goal(Goal("P16", f"{name}, {PACE}", "us", *figures, beside, most, rounds=to(mine, other)))
 
     async def frontends(self) -> None:
         costs = await frontend_costs(self.folder, self._less(5, 2))
@@ -178,26 +160,6 @@ class Run:
         rounds = tuple(both / alone for alone, both in zip(one, two, strict=True))
         what = "CPU of a token with two frontends, over one"
         self._goal(Goal("P5", what, "", statistics.median(rounds), 1.25, rounds=rounds))
-
-    async def memory(self) -> None:
-        """P6.  The servers must be fresh: later streams would reuse memory that earlier ones have freed."""
-        every, streams = await self._all(), self._less(500, 100)
-        begun = [await open_stream(server, streams) / 1024 for server in (every.ours, every.peer)]
-        sizes = ((every.ours, self._less(12_000, 2_000)), (every.peer, self._less(2_000, 500)))
-        kept = [await retained_token(server, tokens) for server, tokens in sizes]
-        self._goal(
-            Goal("P6", "memory of an open stream", "KB", begun[0], None, begun[1], ratio=0.5),
-            Goal("P6", "memory of a retained token", "B", kept[0], 16, kept[1]),
-        )
-
-    async def first_token(self) -> None:
-        every = self.found.comparisons[FIRST_TOKEN] = await added(self._less(40, 5), self._less(8, 2))
-        for found in (each for each in every if each.what == ADDED):
-            is_long, is_known = found.load["prompt"] == LONG, bool(found.load["known"])
-            most = (0.06 if is_known else 0.2) if is_long else 0.33
-            what = f"added to the first token, {found.load['prompt']:,g}-token prompt{', known history' * is_known}"
-            self._goal(compared("P7", what, found, most, unit="ms"))
-        self.found.comparisons[REQUEST] = await first_tokens(await self._all(), self._less(8, 3), self._less(4, 2))
 
     async def stalls(self) -> None:
         least = await stalls()
@@ -273,10 +235,9 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "inprocess": Run.in_process,
     "memory": Run.memory,
     "servers": Run.servers,
-    "beside": Run.beside,
+    "requests": Run.requests,
     "budget": Run.budget,
     "paced": Run.paced,
-    "apis": Run.apis,
     "frontends": Run.frontends,
     "first": Run.first_token,
     "stalls": Run.stalls,
@@ -288,7 +249,7 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "observed": Run.observed,
 }
 
-USING_SERVERS = {"memory", "servers", "beside", "paced", "apis", "first"}
+USING_SERVERS = {"memory", "servers", "requests", "first", "paced"}
 
 
 async def measured(parts: Sequence[str], folder: Path, tell: Callable[[str, Found], None], *, is_quick: bool) -> None:

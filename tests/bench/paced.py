@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tests.bench.core import Case, Window
-from tests.bench.loopback import Server
+from tests.bench.apis import APIS, CHAT
+from tests.bench.core import FILL, Case, Window
+from tests.bench.loopback import Server, Servers
 from tests.bench.readers import ARRIVAL
 
 RATE = 50.0
@@ -22,6 +23,8 @@ DELAY = 0.020
 
 WARMING, MEASURED = 50, 150
 """Tokens of each stream: to warm up, and to measure."""
+
+ASKED = APIS[CHAT].path, APIS[CHAT].asking("Hi")
 
 LEAST = 20
 
@@ -46,7 +49,7 @@ class Try(msgspec.Struct, frozen=True):
 
 async def tried(server: Server, streams: int) -> Try:
     """Measure ``streams`` at once; repeat a near miss, because the machine has pauses of its own."""
-    async with server.running(Case(streams, 0), timed=True):
+    async with server.running(Case(streams), api=ASKED, timed=True):
         await server.measured(Window(WARMING, 1, RATE))
         first = await _window(server, streams, WARMING)
         if first.is_in_time or first.p99 > 2 * DELAY:
@@ -57,7 +60,7 @@ async def tried(server: Server, streams: int) -> Try:
 
 async def overloaded(server: Server, streams: int) -> tuple[Try, Try]:
     """Measure more streams than the server can deliver in time, in two windows one after the other."""
-    async with server.running(Case(streams, 0), timed=True):
+    async with server.running(Case(streams), api=ASKED, timed=True):
         await server.measured(Window(WARMING, 1, RATE))
         sooner = await _window(server, streams, WARMING)
         return sooner, await _window(server, streams, WARMING + MEASURED)
@@ -65,7 +68,7 @@ async def overloaded(server: Server, streams: int) -> tuple[Try, Try]:
 
 async def _window(server: Server, streams: int, ahead: int) -> Try:
     measured = await server.measured(Window(MEASURED, 1, RATE))
-    late = delays(server.arrivals, streams, slice(ahead, ahead + MEASURED), measured.begun)
+    late = delays(server.arrivals, streams, slice(FILL + ahead, FILL + ahead + MEASURED), measured.begun)
     median, p99 = np.quantile(late, (0.5, 0.99), method="higher")
     return Try(streams, float(median), float(p99), measured.cpu * 1e6 / streams / MEASURED)
 
@@ -101,19 +104,19 @@ async def search(server: Server, start: int, most: int, seconds: float) -> list[
     return tries
 
 
-async def up_and_down(servers: Sequence[Server], starts: Sequence[int], rounds: int) -> list[list[Try]]:
+async def up_and_down(servers: Servers, starts: Mapping[str, int], rounds: int) -> dict[str, list[Try]]:
     """Try each server once in a round, near the limit of its last one, and return the tries of each."""
-    found: list[list[Try]] = [[] for _ in servers]
-    streams = list(starts)
+    found: dict[str, list[Try]] = {which: [] for which in servers}
+    streams = dict(starts)
     for _ in range(rounds):
-        for number, server in enumerate(servers):
-            one = await tried(server, streams[number])
-            found[number].append(one)
-            streams[number] = round(one.streams * (FACTOR if one.is_in_time else 1 / FACTOR))
+        for which, server in servers.items():
+            one = await tried(server, streams[which])
+            found[which].append(one)
+            streams[which] = round(one.streams * (FACTOR if one.is_in_time else 1 / FACTOR))
     return found
 
 
-def carried(tries: list[Try]) -> int:
+def carried(tries: Sequence[Try]) -> int:
     """Return the largest number of streams whose tokens came in time; 0 if there is none."""
     return max((found.streams for found in tries if found.is_in_time), default=0)
 
@@ -128,7 +131,7 @@ def overload_table(found: Sequence[tuple[Try, Try]]) -> str:
     return "\n".join(["".join(head), *lines])
 
 
-def pace_table(tries: dict[str, list[Try]]) -> str:
+def pace_table(tries: Mapping[str, Sequence[Try]]) -> str:
     lines = [f"{'50 tokens/s a stream':40s}{'streams':>8s}{'p50, ms':>10s}{'p99, ms':>10s}{'us per token':>14s}"]
     for name, found in tries.items():
         for one in sorted(found, key=lambda one: one.streams):

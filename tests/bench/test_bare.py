@@ -1,44 +1,37 @@
-"""The servers below penstock in the budget of a token, and its table."""
+"""A bare server over the stand-in engine core, with the clients of the benchmark, and the tables of the budget."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
-import aiohttp
 import pytest
 
-from penstock.api.settings import Settings
-from tests.bench.bare import deltas, serve_bare
+from tests.bench.apis import APIS
+from tests.bench.bare import deltas
 from tests.bench.budget import STREAM, TOKEN, stream_budget, token_budget
-from tests.bench.core import Case, End, SteppedCore, Window
-from tests.support.api_clients import wait_until
-from tests.support.processes import free_port
+from tests.bench.core import Case, Window
+from tests.bench.first_token import timed_answer
+from tests.bench.loopback import BARE, cost, serving
 
 
-@pytest.mark.vllm
-@pytest.mark.parametrize("which", ["sent", "bare"])
-async def test_bare_server_writes_the_bytes_of_penstock(which: str) -> None:
-    settings, cores = Settings.model_validate({"port": free_port()}), list[SteppedCore]()
-    serving = asyncio.create_task(serve_bare(which, settings, cores))
-    await wait_until(lambda: cores)
-    async with aiohttp.ClientSession() as client:
-        case, accepts = Case(1, 0), asyncio.Event()
-        begun = asyncio.create_task(cores[0].run(case, accepts.set))
-        await accepts.wait()
-        async with client.post(f"http://127.0.0.1:{settings.port}/v1/responses", json={}) as answer:
-            await begun
-            assert (await cores[0].run(Window(5, 1), bool)).cpu > 0
-            await cores[0].run(End(), bool)
-            outputs = await answer.read()
-    serving.cancel()
-    count = outputs.count(b"event:")
-    assert count >= 5
-    assert without_ids(outputs) == without_ids(b"".join((await deltas())[:count]))
+@pytest.mark.parametrize("which", ["sent", BARE])
+async def test_bare_server_writes_the_bytes_of_penstock(which: str, tmp_path: Path) -> None:
+    penstock = await deltas()
+    case = Case(3, 100)
+    async with serving(which, tmp_path / "server.log") as server:
+        for api in APIS.values():
+            _, answer = await asyncio.to_thread(timed_answer, server.port, api.asking("Hi"), api.path, api.first)
+            assert without_ids(penstock[api.path][0]) in without_ids(answer)
+            async with server.running(case, api=(api.path, api.asking("Hi"))) as begun:
+                assert begun.cpu > 0
+                assert await cost(server, case, Window(8, 2)) > 0
+                assert await cost(server, case, Window(5, 1, 100.0)) > 0
 
 
 def without_ids(events: bytes) -> bytes:
-    return re.sub(rb'"msg_\w+"', b"", events)
+    return re.sub(rb'"[a-z]+[-_][0-9a-f]{8,}"|"created":\d+', b"", events)
 
 
 def test_parts_of_a_token_add_up() -> None:
