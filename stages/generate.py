@@ -23,6 +23,7 @@ from penstock.pipeline.frames import (
     TokenIds,
     with_facts,
 )
+from penstock.pipeline.hot_path import at_the_engine
 from penstock.pipeline.tasks import apart
 from penstock.services.engines.engine import Engine, ScoresPrompts, ScoresTokens
 
@@ -38,6 +39,7 @@ def _none(response_id: str, origin: Origin) -> bool:
     return False
 
 
+@at_the_engine
 @dataclass(frozen=True)
 class Generate:
     """Let ``engine`` continue each prompt.  Closing the stream aborts the generation.

@@ -13,12 +13,14 @@ from typing import Any
 
 from penstock.pipeline.faults import first
 from penstock.pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
+from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import DELTAS, ResponseEvent
 from penstock.services.runs.run import RunRegistry
 
 
+@on_the_way
 @dataclass(frozen=True)
 class Persist:
     """Log each response in ``runs``, which also stores it if the request wants that."""
@@ -30,6 +32,7 @@ class Persist:
         run = self.runs.begin(await _first(source))
         try:
             await run.committed()
+            join(log=run)
             async for frame in source:
                 delta: Any = frame
                 if type(delta) in DELTAS and run.append(delta):  # hot path: see `penstock.pipeline.core`

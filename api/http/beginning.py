@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from penstock.pipeline import metrics
+from penstock.pipeline.hot_path import join
 from penstock.pipeline.protocol.events import Event, ResponseCreated, ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.response import Response
 
@@ -55,6 +56,7 @@ class Delivery:
                 yield event
                 if self._beginning.is_over(event):
                     break
+        join(has_begun=True)
         async for event in self._events:
             self._last = event
             yield event

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Self
 
 from aiohttp import HttpVersion11, hdrs, web
@@ -19,6 +20,7 @@ from penstock.api.http.errors import ENDED, PROBLEM, REFUSED, STREAMING, Handler
 from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
 from penstock.pipeline.faults import name_stage
+from penstock.pipeline.hot_path import join
 from penstock.services.runs.run import RunReleased
 
 logger = logging.getLogger(__name__)
@@ -47,19 +49,20 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
     await stream.begin()
     mode = "stream" if request.method == hdrs.METH_POST else "resume"
     is_open = metrics.STREAMS_OPEN.labels(mode).track_inprogress()
-    encode, last = wire.encode, None
+    encode, written = wire.encode, _Written(stream, wire.encode)
+    join(outlet=written)
     with is_open, stream:
         try:
             async for event in events:
                 await stream.write(encode(event))
-                last = event
+                written.last = event
         except RunReleased:
             stream.answer[ENDED] = "released"
             return await stream.end(None)
         except ConnectionResetError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets it
-            return await stream.break_off(error, last)
+            return await stream.break_off(error, written.last)
         return await stream.end(wire.end)
 
 
@@ -141,6 +144,22 @@ class EventStream:
         if len(data) >= LONG_FRAME:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
+    @property
+    def is_ready(self) -> bool:
+        """True if the client is there and reads."""
+        transport, protocol = self._request.transport, self._request.protocol
+        return transport is not None and not transport.is_closing() and not protocol.writing_paused
+
+    def write_at_once(self, data: bytes) -> None:
+        """Write to a stream that `is_ready`, without waiting."""
+        self._written_at = self._loop.time()
+        writing = self.answer.write(data)
+        try:
+            writing.send(None)
+        except StopIteration:
+            return
+        writing.close()  # it has written, and would wait for the client to read: the next writer does
+
     async def break_off(self, error: Exception, last: Any = None) -> web.StreamResponse:
         """End the stream with an error after its ``last`` event."""
         name_stage(error)
@@ -183,6 +202,24 @@ class EventStream:
         with suppress(ConnectionResetError):  # the next event meets the same error
             await self._begin()
             await self.write(self.wire.keep_alive)
+
+
+@dataclass(slots=True)
+class _Written:
+    """What was written to a stream: the outlet of the response's hot path, if it has one."""
+
+    _stream: EventStream
+    _encode: Callable[[Any], bytes]
+    last: Any = None
+    """The last event."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self._stream.is_ready
+
+    def put(self, event: Any) -> None:
+        self._stream.write_at_once(self._encode(event))
+        self.last = event
 
 
 _WAITING: web.RequestKey[EventStream] = web.RequestKey("waiting", EventStream)

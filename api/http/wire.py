@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.api.http.conventions import RequestError
 from penstock.pipeline.core import Pipeline
+from penstock.pipeline.hot_path import lead_through
 from penstock.pipeline.protocol.events import KEEP_ALIVE, ResponseEvent, to_json
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.pipeline.protocol.response import Usage
@@ -60,6 +61,7 @@ class Wire:
     ) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
         """Rewrite the events of a response with this ``tally`` for the length of a block."""
         outgoing = self.counting(tally or Tally()) if self.counting else self.outgoing
+        lead_through(outgoing)
         return aclosing(events) if outgoing is None else outgoing.open(events)
 
     @property

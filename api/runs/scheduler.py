@@ -32,7 +32,7 @@ from penstock.api.limits.admission import Admission
 from penstock.api.runs.background import BackgroundQueue, InFlight, Waiting
 from penstock.api.runs.opened import Opened, ends_at_once, opened
 from penstock.api.runs.recovery import UNSERVED_AFTER, OrphanRecovery
-from penstock.pipeline import errors, metrics
+from penstock.pipeline import errors, hot_path, metrics
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.faults import first, log_failure
 from penstock.pipeline.frames import Prompt, ResolvedRequest, with_facts
@@ -357,6 +357,7 @@ class Scheduler:
         response_id = request.facts.response_id
         async with self._responding(request, counts=counts):
             with _traced(request, mode) as traced:
+                hot_path.begin(stages)
                 async with stages.open(prepared.source(traced.request)) as events:
                     event, run, foreground = None, None, _Foreground(asyncio.current_task(), events)
                     self._interrupts[response_id] = foreground.interrupt
@@ -381,6 +382,7 @@ class Scheduler:
                         _fail(run, error)
                     finally:
                         del self._interrupts[response_id]
+                        hot_path.end()
             if not isinstance(event, TerminalEvent):  # interrupted or failed: the log has the rest of the events
                 async with aclosing(run.follow(event.sequence_number)) as rest:
                     async for event in rest:

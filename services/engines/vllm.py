@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from penstock.pipeline import errors
 from penstock.pipeline.distribution import vllm_requirement
 from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.hot_path import current
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.tasks import MANY_VALUES, apart
@@ -48,6 +49,7 @@ from penstock.stages.models.vllm_private import (
     lose,
     pass_tokens_on,
     set_process,
+    waits_for_steps,
 )
 
 if TYPE_CHECKING:
@@ -251,7 +253,7 @@ class VllmEngine:
     async def _begin(self, prompt: Prompt) -> _Generation:
         started = time.monotonic()
         collector = await self._add(prompt)
-        sampling, unread = prompt.facts.sampling, Unread(LINE_STEP if prompt.facts.origin.line else 1)
+        sampling, unread = prompt.facts.sampling, Unread(LINE_STEP if prompt.facts.origin.line else 1, current())
         prompt_top = None if sampling.prompt_logprobs is UNSET else sampling.prompt_logprobs
         has_alternatives = bool(sampling.logprobs) or sampling.logprob_token_ids is not UNSET
         if not has_alternatives and prompt_top is None:
@@ -380,11 +382,13 @@ class _Generation:
                     has_begun = True
                 elif not output:
                     self.collector.ready.clear()
+                    unread.is_awaited = has_begun
                     await self.collector.ready.wait()
+                    unread.is_awaited = False
         reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise errors.EngineFailed(f"The engine ended the generation with the reason {reason!r}.")
-        weights = spans(completion.weight_versions, written)
+        weights = spans(completion.weight_versions, written + unread.passed)
         self.weights.note(weights, self.started)
         yield GenerationFinished(
             reason,
@@ -580,7 +584,7 @@ class VllmPlan:
         unread = dict[str, Unread]()
         scheduling = self.config.scheduler_config
         if scheduling.stream_interval == 1:
-            pass_tokens_on(llm.output_processor, unread)
+            pass_tokens_on(llm.output_processor, unread, waits_for_steps(llm))
         return VllmEngine(
             llm=llm,
             models=self.models,

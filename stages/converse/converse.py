@@ -18,6 +18,7 @@ from penstock.pipeline.core import Pipeline, source_of
 from penstock.pipeline.errors import ContextTooLong, EngineOverloaded, ImagesRefused, UnsupportedParameter
 from penstock.pipeline.frames import ConversedFrame, ItemDelta, ParsedFrame, Prompt, ResolvedRequest
 from penstock.pipeline.halfway import Halfway, halfway
+from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.tasks import apart
 from penstock.services.tools import Guard, Toolbox
 from penstock.services.tracing import TracedTurn, turn_span
@@ -45,6 +46,7 @@ class Steering:
     """End the generation for a response; its frames then end with the reason ``cancelled``."""
 
 
+@on_the_way
 @dataclass(frozen=True)
 class Converse:
     """Let the model that ``inner`` runs use the tools in ``toolbox``; ``clock`` returns monotonic seconds.
@@ -70,6 +72,7 @@ class Converse:
             loop = await apart(declared.is_long, ToolLoop, declared, *settings)
             try:
                 await loop.claim()
+                join(turn=loop)
                 async with aclosing(_frames(loop, loop.begin())) as beginning:
                     async for passed in beginning:
                         yield passed

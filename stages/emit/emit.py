@@ -27,6 +27,7 @@ from penstock.pipeline.frames import (
     RawMessages,
     TurnFinished,
 )
+from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.lifecycle.outcome import cancelled_response, failed_response, last_event
 from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol import events
@@ -45,6 +46,7 @@ _ENCRYPTED_CONTENT = "reasoning.encrypted_content"
 """The value of ``include`` that seals thoughts also if the response is stored."""
 
 
+@on_the_way
 @dataclass(frozen=True)
 class Emit:
     """Write the events of responses; ``sealer`` seals what clients carry, and None seals nothing."""
@@ -56,6 +58,7 @@ class Emit:
     async def __call__(self, source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
         """Yield the events of one response; raise only errors from before the response began."""
         writer = ResponseWriter(self.sealer, self.tallies)
+        join(writer=writer)
         try:
             async for frame in source:
                 if type(frame) is ItemDelta:  # hot path: see `penstock.pipeline.core`

@@ -6,23 +6,28 @@ end the start with one sentence that names what is missing.  ``docs/VLLM.md`` li
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.frames import TokenChunk
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from penstock.pipeline.hot_path import HotPath
 
 TESTED = ("0.32", "0.33")
 """The releases of vLLM that penstock is tested with."""
@@ -190,13 +195,20 @@ def copying_tokenizers_late() -> Iterator[None]:
 
 
 class Unread(list[int]):
-    """The token ids of a request that its reader has not read yet: each ``step`` of them wake it."""
+    """The token ids of a request that its reader has not read yet: each ``step`` of them wake it.
 
-    def __init__(self, step: int = 1) -> None:
+    While it ``is_awaited``, they go over the ``path`` of its response instead, if it has one that takes them.
+    """
+
+    def __init__(self, step: int = 1, path: HotPath | None = None) -> None:
         super().__init__()
         self.step = step
         self.logprobs: list[float] = []
         """The log probability of each, if the request has ``logprobs``."""
+        self.is_awaited = False
+        self.passed = 0
+        """The tokens that went over the path."""
+        self._path = path
 
     def take(self) -> tuple[tuple[int, ...], list[float]]:
         """Return the token ids and their log probabilities, and forget them."""
@@ -205,9 +217,71 @@ class Unread(list[int]):
         self.logprobs = []
         return token_ids, logprobs
 
+    def pass_on(self, reader: Any) -> None:
+        """Send the tokens over the path, or wake the reader, which also gets the errors on the way."""
+        if len(self) < self.step or reader.ready.is_set():
+            return
+        try:
+            is_passed = (
+                self._path and self.is_awaited and not self.logprobs and self._path.take(TokenChunk(tuple(self)))
+            )
+        except Exception as error:  # noqa: BLE001 - a bug on the way of one response shall not end the others
+            reader.put(error)
+        else:
+            if not is_passed:
+                reader.ready.set()
+                return
+        self.passed += len(self)
+        self.clear()
 
-def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
-    """Let vLLM's output ``processor`` append token ids to the list of their request in ``unread``, and wake its reader.
+
+PASSED_AT_ONCE = 256
+"""The requests whose tokens are passed on in one turn of the event loop: a few milliseconds."""
+
+MOST_STEPS = 8
+"""The steps of an engine after which tokens are passed on even if more steps wait."""
+
+
+class Passing:
+    """The tokens of an engine's steps on their way to their readers, in the order of the steps.
+
+    If ``is_late`` says that more steps wait, the loop has been busy.  The tokens of these steps then go on together, as
+    one event for several tokens costs hardly more than one for each.
+    """
+
+    def __init__(self, is_late: Callable[[], bool]) -> None:
+        self._is_late = is_late
+        self._due: dict[str, tuple[Unread, Any]] = {}
+        self._steps = 0
+        """The steps whose tokens wait for later ones."""
+
+    def add(self, request_id: str, unread: Unread, reader: Any) -> None:
+        """Note that a request has more tokens."""
+        self._due[request_id] = unread, reader
+
+    def end_step(self) -> None:
+        """Pass the tokens on, unless those of the next step are to come with them."""
+        self._steps += 1
+        if self._steps >= MOST_STEPS or not self._is_late():
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._steps = 0
+        for request_id in tuple(islice(self._due, PASSED_AT_ONCE)):
+            unread, reader = self._due.pop(request_id)
+            unread.pass_on(reader)
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._pass_on)
+
+
+def waits_for_steps(llm: AsyncLLM) -> Callable[[], bool]:
+    """Return a function that returns True while steps of the engine wait to be read."""
+    steps: asyncio.Queue[Any] = llm.engine_core.outputs_queue
+    return lambda: not steps.empty()
+
+
+def pass_tokens_on(processor: Any, unread: Mapping[str, Unread], is_late: Callable[[], bool]) -> None:
+    """Let vLLM's output ``processor`` append token ids to the list of their request in ``unread``, and pass them on.
 
     For each output of an engine core, vLLM builds a `RequestOutput` and a `CompletionOutput`.  Without text and
     alternatives, that is most of its work, and penstock's streams read only the token ids and their log probabilities.
@@ -218,7 +292,7 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
     the versions of the weights that wrote them.  It knows no stream interval, so an operator who sets one gets vLLM's
     way alone.
     """
-    process = processor.process_outputs
+    process, passing = processor.process_outputs, Passing(is_late)
 
     def is_passed_on(output: Any, timestamp: Any, statistics: Any, weights: str | None) -> bool:
         tokens, state = unread.get(output.request_id), processor.request_states.get(output.request_id)
@@ -236,13 +310,13 @@ def pass_tokens_on(processor: Any, unread: Mapping[str, Unread]) -> None:
         tokens += new
         if output.new_logprobs is not None:
             tokens.logprobs += output.new_logprobs.logprobs[:, 0].tolist()  # the first of each row is the token's own
-        if len(tokens) >= tokens.step:
-            collector.ready.set()
+        passing.add(output.request_id, tokens, collector)
         return True
 
     def processed(outputs: Sequence[Any], timestamp: Any = None, statistics: Any = None, **options: Any) -> Any:
         weights = options.get("weight_version")
         others = [output for output in outputs if not is_passed_on(output, timestamp, statistics, weights)]
+        passing.end_step()
         return process(others, timestamp, statistics, **options)
 
     processor.process_outputs = processed

@@ -17,6 +17,7 @@ from penstock.pipeline import frames
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenChunk, TokenFrame, TokenLogprob
+from penstock.pipeline.hot_path import join
 from penstock.pipeline.lifecycle.rules import InvariantBroken
 from penstock.pipeline.protocol.generations import Generation, WeightSpan
 from penstock.pipeline.protocol.items import Logprob
@@ -58,6 +59,7 @@ class ParseStage(ABC):
             if isinstance(frame, frames.GenerationStarted):
                 parser = await self._begin(frame)
                 feed_text = _no_text if parser.keeps_logprobs else parser.feed_text
+                join(read=feed_text)
                 tally = self.tallies.of(frame.facts.response_id)
                 tally.begin(parser, lists_turns=frame.facts.wants_raw_messages)
                 if frame.facts.wants_token_ids or frame.facts.wants_weight_versions:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from penstock.api.dialect import failure
 from penstock.api.http.chunks import IDS, TEXT, Broken, TextChunk, around, holding
 from penstock.api.http.wire import UsageSoFar
+from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.generations import Generation, IdList, WeightSpan
@@ -174,6 +175,7 @@ def _thought_delta(text: str) -> Delta:
     return Delta(reasoning=text, reasoning_content=text)
 
 
+@on_the_way
 @dataclass(frozen=True)
 class Chunks:
     """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
@@ -190,6 +192,7 @@ class Chunks:
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ChatEvent, None]:
         """Rewrite the events of one response."""
         writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, so_far=self.so_far, tally=self.tally)
+        join(rewrite=writer.feed)
         text, thought = events.OutputTextDelta, events.ReasoningTextDelta
         async for event in source:
             kind = type(event)

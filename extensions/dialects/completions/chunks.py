@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from penstock.api.dialect import failed, failure
 from penstock.api.http.chunks import IDS, TEXT, Broken, TextChunk, around, holding
 from penstock.api.http.wire import UsageSoFar
+from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.protocol import events
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.generations import IdList, WeightSpan
@@ -100,6 +101,7 @@ def _around(chunk: Chunk, index: int, *, has_ids: bool) -> tuple[bytes, ...]:
     return around(replace(chunk, choices=(Choice(index, TEXT, token_ids=IDS if has_ids else UNSET),)))
 
 
+@on_the_way
 @dataclass(frozen=True)
 class Chunks:
     """The stage that rewrites the events of a response as chunks; it is made for each form of a stream.
@@ -119,6 +121,7 @@ class Chunks:
         """Rewrite the events of one response."""
         no_usage, spelling = None if self.lists_usage else UNSET, Spelling(is_first_given=self.echoes)
         writer = ChunkWriter(self.usage, no_usage, spelling, so_far=self.so_far, tally=self.tally)
+        join(rewrite=writer.feed)
         text, rest = events.OutputTextDelta, YieldPoint()
         async for event in source:
             kind = type(event)

@@ -60,6 +60,7 @@ from penstock.extensions.dialects.messages.messages import (
     tool_use_id,
 )
 from penstock.extensions.dialects.messages.tools import CALLER, CALLERS, PROGRAMS
+from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.protocol import events, items
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.pipeline.protocol.response import Response, Usage
@@ -87,6 +88,7 @@ _CODES = {"overloaded_error": "rate_limit_exceeded", "invalid_request_error": "i
 """The codes of failed responses by Anthropic's types of errors."""
 
 
+@on_the_way
 @dataclass(frozen=True)
 class MessageEvents:
     """Write the events of a message.
@@ -102,6 +104,7 @@ class MessageEvents:
     async def __call__(self, source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Event, None]:
         """Yield the events of one message."""
         writer = MessageWriter(self.display, self.most, self.so_far)
+        join(rewrite=writer.feed)
         async for event in source:
             for written in writer.feed(event):
                 yield written

@@ -19,6 +19,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from penstock.pipeline import frames
+from penstock.pipeline.hot_path import on_the_way
 from penstock.pipeline.protocol.items import Phase
 from penstock.pipeline.protocol.tools import tool_key
 from penstock.stages.models.chat.functions import functions
@@ -52,6 +53,7 @@ _LONG_TOKENS = 500
 TextPiece: TypeAlias = ReasoningPiece | ContentPiece
 
 
+@on_the_way
 @dataclass(frozen=True)
 class ParseChat(ParseStage):
     """The pipeline stage around `ChatParser`."""

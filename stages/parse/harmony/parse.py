@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from penstock.pipeline import frames
+from penstock.pipeline.hot_path import on_the_way
 from penstock.stages.models.harmony import vocabulary
 from penstock.stages.parse.harmony.header import HarmonyHeader, HeaderFields, raw, read_bare, read_header
 from penstock.stages.parse.harmony.recipients import Recipients
@@ -27,6 +28,7 @@ _BREAKING_OFF = frozenset({vocabulary.RETURN, vocabulary.END_OF_TEXT})
 """If a turn's grammar fails, the engine ends the turn with its end-of-sequence token, which is one of these."""
 
 
+@on_the_way
 @dataclass(frozen=True)
 class ParseHarmony(ParseStage):
     """The pipeline stage around `HarmonyParser`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import pytest
 from penstock.pipeline.frames import TokenChunk
 from penstock.services.engines import vllm
 from penstock.services.engines.workers import take_steps_whole
-from penstock.stages.models.vllm_private import Unread, pass_tokens_on
+from penstock.stages.models.vllm_private import MOST_STEPS, PASSED_AT_ONCE, Unread, pass_tokens_on
 
 pytestmark = [
     pytest.mark.vllm,
@@ -24,6 +25,8 @@ STREAMS = 300
 """More than twice the outputs that vLLM processes at once by itself."""
 
 STEPS = 20
+
+NAMES = tuple(map(str, range(STREAMS)))
 
 
 class Streams:
@@ -42,9 +45,11 @@ class Streams:
         self._steps.put_nowait(EngineCoreOutputs(outputs=outputs))
 
     async def follow(self, generation: Any) -> None:
-        async for frame in generation.frames():
-            if isinstance(frame, TokenChunk):
-                self.read[generation.response_id].append(frame.token_ids)
+        read = self.read[generation.response_id]
+        with suppress(ValueError):
+            async for frame in generation.frames():
+                if isinstance(frame, TokenChunk):
+                    read.append(frame.token_ids)
 
     async def settle(self) -> None:
         """Wait until every token of the steps so far has been read, however many turns of the loop that takes."""
@@ -55,7 +60,7 @@ class Streams:
 
 
 @asynccontextmanager
-async def streams(at_once: int = 1) -> AsyncGenerator[Streams, None]:
+async def streams(at_once: int = 1, paths: Mapping[str, Any] | None = None) -> AsyncGenerator[Streams, None]:
     from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 - takes seconds
     from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
@@ -63,9 +68,9 @@ async def streams(at_once: int = 1) -> AsyncGenerator[Streams, None]:
 
     take_steps_whole()
     steps, processor = asyncio.Queue[Any](), OutputProcessor(None, log_stats=False)
-    unread = {str(number): Unread(at_once) for number in range(STREAMS)}
+    unread = {name: Unread(at_once, (paths or {}).get(name)) for name in NAMES}
     found = Streams(steps, unread)
-    pass_tokens_on(processor, unread)
+    pass_tokens_on(processor, unread, lambda: not steps.empty())
     llm = SimpleNamespace(
         engine_core=SimpleNamespace(get_output_async=steps.get),
         output_processor=processor,
@@ -126,3 +131,87 @@ async def test_tokens_of_a_line_wait_for_others_and_for_the_end() -> None:
         read = ((0,), tuple(range(1, 9)), tuple(range(9, 17)))
         assert {tuple(chunks) for chunks in found.read.values()} == {read}
     assert {tuple(chunks) for chunks in found.read.values()} == {(*read, tuple(range(17, STEPS + 1)))}
+
+
+@dataclass
+class Path:
+    """The hot path of a stream, which takes the tokens below ``least`` only."""
+
+    name: str
+    taken: list[tuple[str, tuple[int, ...]]]
+    least: int = STEPS
+
+    def take(self, chunk: TokenChunk) -> bool:
+        if any(token >= self.least for token in chunk.token_ids):
+            return False
+        self.taken.append((self.name, chunk.token_ids))
+        return True
+
+
+def paths(least: int = STEPS) -> tuple[dict[str, Path], list[tuple[str, tuple[int, ...]]]]:
+    taken: list[tuple[str, tuple[int, ...]]] = []
+    return {name: Path(name, taken, least) for name in NAMES}, taken
+
+
+async def test_hot_paths_take_the_tokens_in_the_order_of_the_steps_and_wake_nobody() -> None:
+    of_streams, taken = paths()
+    async with streams(paths=of_streams) as found:
+        for token in range(STEPS):
+            found.step(token)
+            await found.settle()
+        assert {tuple(chunks) for chunks in found.read.values()} == {((0,),)}  # the first has facts for the reader
+        assert taken == [(name, (token,)) for token in range(1, STEPS) for name in NAMES]
+    assert {tuple(chunks) for chunks in found.read.values()} == {((0,), (STEPS,))}
+
+
+async def test_what_a_hot_path_leaves_is_read_in_order() -> None:
+    of_streams, taken = paths(least=7)
+    async with streams(paths=of_streams) as found:
+        for token in range(STEPS):
+            found.step(token)
+            await found.settle()
+    assert {tuple(chunks) for chunks in found.read.values()} == {((0,), *((token,) for token in range(7, STEPS + 1)))}
+    assert len(taken) == 6 * STREAMS
+
+
+async def test_late_tokens_go_over_a_hot_path_together() -> None:
+    of_streams, taken = paths()
+    async with streams(paths=of_streams) as found:
+        found.step(0)
+        await found.settle()
+        for token in range(1, STEPS):
+            found.step(token)
+        await found.settle()
+        assert [tokens for name, tokens in taken if name == "0"] == [
+            tuple(range(1, 1 + MOST_STEPS)),
+            tuple(range(1 + MOST_STEPS, 1 + 2 * MOST_STEPS)),
+            tuple(range(1 + 2 * MOST_STEPS, STEPS)),
+        ]
+
+
+async def test_one_turn_of_the_loop_passes_the_tokens_of_some_streams_on() -> None:
+    of_streams, taken = paths()
+    async with streams(paths=of_streams) as found:
+        found.step(0)
+        await found.settle()
+        found.step(1)
+        while not taken:
+            await asyncio.sleep(0)
+        assert len(taken) == PASSED_AT_ONCE < STREAMS
+        await asyncio.sleep(0)
+        assert [name for name, _ in taken] == [*NAMES]
+
+
+async def test_reader_gets_the_error_of_its_hot_path_and_others_go_on() -> None:
+    def broken(_: TokenChunk) -> bool:
+        raise ValueError("broken")
+
+    of_streams, taken = paths()
+    of_streams["7"].take = broken  # type: ignore[method-assign]
+    async with streams(paths=of_streams) as found:
+        for token in range(3):
+            found.step(token)
+            await found.settle()
+    assert found.read.pop("7") == [(0,)]
+    assert {tuple(chunks) for chunks in found.read.values()} == {((0,), (STEPS,))}
+    assert len(taken) == 2 * (STREAMS - 1)
