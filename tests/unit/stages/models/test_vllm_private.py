@@ -49,7 +49,7 @@ class Frontend:
         self.ends: dict[str, Any] = {}
         self.passed_on = 0
         if passes_on:
-            pass_tokens_on(self.processor, self.unread)
+            pass_tokens_on(self.processor, self.unread, lambda: False)
 
     def add(self, name: str) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 - takes seconds
