@@ -206,7 +206,7 @@ class EventStream:
 
 @dataclass(slots=True)
 class _Written:
-    """What was written to a stream: the outlet of the response's hot path, if it has one."""
+    """The events written to a stream: the outlet of the response's hot path, if it has one."""
 
     _stream: EventStream
     _encode: Callable[[Any], bytes]
