@@ -381,6 +381,7 @@ class _Generation:
                     )
                     has_begun = True
                 elif not output:
+                    completion = None  # it has a copy of its tokens, and the next ones may not come with one
                     self.collector.ready.clear()
                     unread.is_awaited = has_begun
                     await self.collector.ready.wait()

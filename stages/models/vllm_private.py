@@ -200,6 +200,8 @@ class Unread(list[int]):
     While it ``is_awaited``, they go over the ``path`` of its response instead, if it has one that takes them.
     """
 
+    __slots__ = ("_path", "is_awaited", "logprobs", "passed", "step")
+
     def __init__(self, step: int = 1, path: HotPath | None = None) -> None:
         super().__init__()
         self.step = step
