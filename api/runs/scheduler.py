@@ -168,7 +168,7 @@ class Scheduler:
     """Called with the id of a response whose stages are about to be closed before their end, and the cause."""
 
     def __post_init__(self) -> None:
-        self.runs.when_ended = self.admission.end
+        self.runs.at_end.append(self.admission.end)
         self._normalizing: Pipeline[CreateResponse, ResolvedRequest] = self.pipeline.through("normalize")
         self._normalizing_ends = ends_at_once(self._normalizing)
         self._after_normalize: Pipeline[ResolvedRequest, ResponseEvent] = self.pipeline.following("normalize")

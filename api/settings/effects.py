@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _OF_TEMPLATES = frozenset(ChatSettings.__annotations__) & Settings.model_fields.keys()
 _OF_PLACES = frozenset({"engine_places", "engine_wait"})
-_OF_SHADOWS = frozenset({"shadow", "shadow_share", "shadow_key"})
+_OF_TURNS = frozenset({"hints", "shadow", "shadow_share", "shadow_key"})
 _OF_TOOLS = frozenset(
     {"mcp_config", "tool", "allow_tool", "web_search", "web_search_key", "allow_address", "tool_timeout", "max_turns"}
     | {"container_ttl", "container_memory", "program_ttl"}
@@ -30,7 +30,7 @@ class Answering(Enum):
     OWN = "the engine is your own", frozenset({"replay_speed", "vllm", "kv_events"})
     TEXTS = (
         "a backend of texts answers",
-        frozenset({"replay_speed", "vllm", "kv_events"}) | _OF_TEMPLATES | _OF_PLACES | _OF_SHADOWS,
+        frozenset({"replay_speed", "vllm", "kv_events"}) | _OF_TEMPLATES | _OF_PLACES | _OF_TURNS,
     )
     RECORDINGS = (
         "recordings answer",
@@ -38,7 +38,7 @@ class Answering(Enum):
         | _OF_TEMPLATES
         | _OF_PLACES
         | _OF_TOOLS
-        | _OF_SHADOWS,
+        | _OF_TURNS,
     )
 
     @property

@@ -87,6 +87,11 @@ class ModelEngineSettings(BaseModel):
         examples=["http://127.0.0.1:8002"],
     )
     shadow_share: float = Field(default=0.05, gt=0, le=1, title="SHARE", description="share of the turns for --shadow")
+    hints: bool = Field(
+        default=False,
+        description="tell the engine which conversations wait for a tool, and which are over, so that its cache keeps "
+        "what comes next",
+    )
     engine_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     shadow_key: CliSuppress[SecretStr | None] = Field(default=None, repr=False)
     vllm: CliSuppress[Table] = {}

@@ -159,7 +159,8 @@ class Settings(  # pydantic begins with the fields of the last class
     @property
     def plugins(self) -> list[str]:
         """The plug-ins in their order: those of ``--with``, and then those that have options of their own."""
-        return list(dict.fromkeys((*self.with_, *self.option_tables)))
+        hints = ["hints"] if self.hints else []  # before a shadow, behind which no engine is seen
+        return list(dict.fromkeys((*self.with_, *hints, *self.option_tables)))
 
     @property
     def tables(self) -> Mapping[str, Mapping[str, Any]]:

@@ -5,15 +5,26 @@ Nothing here does I/O: the caller says what has happened and when, and passes th
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
-from penstock.extensions.hints.waits import CHILD, CLIENT, LONGEST, Waits
+from penstock.extensions.hints.waits import CANCELLED, CHILD, CLIENT, LONGEST, Waits
 from penstock.services.engines.engine import CacheHint
 
 MOST_TALKS = 100_000
 """Conversations that are known at once, of some 500 bytes each."""
+
+COMPACTED = 0.5
+"""Share of the last turn's tokens below which a prompt begins the conversation anew: thoughts that a model drops from
+it are fewer.
+"""
+
+
+LEAST_SHARE = 0.2
+"""Probability to come back below which a conversation is let go at once, as are children that have answered."""
 
 
 @dataclass(eq=False, slots=True)
@@ -23,100 +34,124 @@ class Talk:
     key: str
     session: str
     """The agent's session; empty if the client names none."""
-    parent: Talk | None = None
+    parent: Talk | None
     """The conversation that waited for a call when this one began in its session."""
+    at: float
+    """The time of its latest event."""
+    model: str = ""
+    """The name of its model, as the engine serves it."""
+    names: tuple[str, ...] = ()
+    """The ids of its latest response, and of what keeps its items."""
     response_id: str = ""
+    """The response that the engine has answered last."""
     tokens: int = 0
-    """Tokens of the latest prompt and its answer."""
-    what: str = CLIENT
-    """What it waits for."""
-    since: float | None = None
-    """The time of its latest answer; None while the engine works for it."""
+    """Tokens of the latest prompt, and of its answer once there is one."""
+    what: str | None = None
+    """The name of its wait; None while the engine works for it."""
     children: list[Talk] = field(default_factory=list)
 
     @property
-    def calls(self) -> bool:
+    def has_calls(self) -> bool:
         """True if it waits for the output of a call."""
-        return self.since is not None and self.what not in (CLIENT, CHILD)
+        return self.what not in (None, CLIENT, CHILD, CANCELLED)
+
+    @property
+    def is_done(self) -> bool:
+        """True if it waits for no call, and the engine does not work for it."""
+        return self.what in (CLIENT, CHILD, CANCELLED)
 
 
 @dataclass
 class Talks:
-    """All conversations, those that have waited longest first."""
+    """All conversations, those without an event for the longest time first."""
 
     waits: Waits = field(default_factory=Waits)
     _talks: OrderedDict[str, Talk] = field(default_factory=OrderedDict)
     _sessions: dict[str, OrderedDict[str, Talk]] = field(default_factory=dict)
+    _named: dict[str, Talk] = field(default_factory=dict)
 
-    def asked(self, key: str, session: str, prompt: int, now: float) -> Iterator[CacheHint]:
-        """A conversation sends its next prompt, of so many tokens."""
+    def named(self, name: str) -> Talk | None:
+        """Return the conversation whose latest response, or whose place in the store, has this id."""
+        return self._named.get(name)
+
+    def asked(
+        self, key: str, session: str, prompt: int, now: float, names: tuple[str, ...] = (), model: str = ""
+    ) -> Iterator[CacheHint]:
+        """Yield what follows if a conversation sends its next prompt; ``names`` are those by which it is `named`."""
         yield from self._forget_old(now)
-        talk = self._talks.get(key)
-        if talk is None:
-            self._begin(key, session)
-            return
-        if talk.since is not None:
-            self.waits.note(talk.what, now - talk.since)
-            talk.since = None
-            if prompt < talk.tokens:  # its client, or the server, has compacted it
-                yield CacheHint("let_go", talk.key, talk.response_id, talk.tokens)
-        for child in talk.children:
-            if child.since is not None and not child.calls:
-                yield from self.over(child.key)
-        talk.children = [child for child in talk.children if child.key in self._talks]
+        talk = self._talks.get(key) or self._begin(key, session, now)
+        self._talks.move_to_end(key)
+        if talk.what is not None:
+            self.waits.note(talk.what, now - talk.at)
+            action: Literal["let_go", "fetch"] = "let_go" if prompt < COMPACTED * talk.tokens else "fetch"
+            yield CacheHint(action, key, talk.response_id, talk.tokens)
+        self._name(talk, names)
+        talk.model, talk.tokens = model, prompt
+        talk.what, talk.at, talk.children = None, now, [child for child in talk.children if not child.is_done]
 
     def answered(
-        self, key: str, response_id: str, calls: tuple[str, ...], tokens: int, now: float
+        self,
+        key: str,
+        response_id: str,
+        calls: tuple[str, ...],
+        tokens: int,
+        now: float,
+        *,
+        is_cancelled: bool = False,
     ) -> Iterator[CacheHint]:
-        """The engine has answered with these calls; ``tokens`` are those of the prompt and the answer."""
-        talk = self._talks.get(key) or self._begin(key, "")
+        """Yield what follows if the engine has answered with these calls, by the names of their tools.
+
+        ``tokens`` are those of the prompt and the answer.
+        """
+        talk = self._talks.get(key)
+        if talk is None:
+            return
         self._talks.move_to_end(key)
-        talk.what = self.waits.longest(calls) if calls else CHILD if talk.parent else CLIENT
-        talk.response_id, talk.tokens, talk.since = response_id, tokens, now
+        others = CANCELLED if is_cancelled else CHILD if talk.parent else CLIENT
+        talk.what = self.waits.longest(calls) if calls and not is_cancelled else others
+        talk.response_id, talk.tokens, talk.at = response_id, tokens, now
         outlook = self.waits.outlook(talk.what)
-        yield CacheHint("keep", key, response_id, tokens, share=outlook.share, seconds=outlook.seconds)
+        keep = CacheHint("keep", key, response_id, tokens, share=outlook.share, seconds=outlook.seconds)
+        yield CacheHint("let_go", key, response_id, tokens) if outlook.share < LEAST_SHARE else keep
         parent = talk.parent
-        if not calls and parent and parent.calls and not any(_is_busy(child) for child in parent.children):
+        if talk.what == CHILD and parent and parent.has_calls and all(child.is_done for child in parent.children):
             yield CacheHint("fetch", parent.key, parent.response_id, parent.tokens)
 
     def over(self, key: str) -> Iterator[CacheHint]:
-        """A conversation will not go on: it was deleted, or its response cancelled."""
-        talk = self._talks.get(key)
-        if talk is not None:
+        """Yield what follows if a conversation will not go on."""
+        if talk := self._talks.get(key):
             self._drop(talk)
             yield CacheHint("let_go", key, talk.response_id, talk.tokens)
 
-    def _begin(self, key: str, session: str) -> Talk:
-        siblings = self._sessions.setdefault(session, OrderedDict()) if session else {}
-        parent = next((each for each in reversed(siblings.values()) if each.calls), None)
-        talk = self._talks[key] = Talk(key, session, parent)
+    def _name(self, talk: Talk, names: tuple[str, ...]) -> None:
+        for name in talk.names:
+            if self._named.get(name) is talk:
+                del self._named[name]
+        talk.names = names
+        self._named.update(dict.fromkeys(names, talk))
+
+    def _begin(self, key: str, session: str, now: float) -> Talk:
+        siblings = self._sessions.setdefault(session, OrderedDict()) if session else OrderedDict[str, Talk]()
+        parent = next((each for each in reversed(siblings.values()) if each.has_calls), None)
+        talk = self._talks[key] = siblings[key] = Talk(key, session, parent, now)
         if parent:
             parent.children.append(talk)
-        if session:
-            siblings[key] = talk
         if len(self._talks) > MOST_TALKS:
             self._drop(next(iter(self._talks.values())))
         return talk
 
     def _forget_old(self, now: float) -> Iterator[CacheHint]:
-        """Forget conversations that have not come back in the longest time that counts."""
-        while self._talks:
-            talk = next(iter(self._talks.values()))
-            if talk.since is None or now - talk.since < LONGEST:
-                return
-            self._drop(talk)
-            yield CacheHint("let_go", talk.key, talk.response_id, talk.tokens)
+        """Let those go that have not come back in the longest time that counts."""
+        while self._talks and now - (talk := next(iter(self._talks.values()))).at >= LONGEST:
+            yield from self.over(talk.key)
 
     def _drop(self, talk: Talk) -> None:
         del self._talks[talk.key]
-        if talk.since is not None:
-            self.waits.note(talk.what, float("inf"))
+        self._name(talk, ())
+        if talk.what is not None:
+            self.waits.note(talk.what, math.inf)
         if talk.session:
             siblings = self._sessions[talk.session]
-            siblings.pop(talk.key, None)
+            del siblings[talk.key]
             if not siblings:
                 del self._sessions[talk.session]
-
-
-def _is_busy(talk: Talk) -> bool:
-    return talk.since is None or talk.calls

@@ -1,4 +1,4 @@
-"""How long conversations wait for what comes next, learned by what they wait for; nothing here does I/O.
+"""The waits of conversations, learned for each tool; nothing here does I/O.
 
 A conversation whose model has called a tool waits for that tool, and any other for its client.  The waits of each are
 kept as a histogram, in which new ones outweigh old ones.  Few waits say little, so those of all tools, or what has been
@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from statistics import NormalDist
 
-from penstock.services.lru_cache import LruCache
-
 CLIENT = ""
 """The name of a wait for the client itself, after an answer without calls."""
 
 CHILD = "\0child"
-"""The name of the wait of an agent's child that has answered; no tool has it."""
+"""The name of the wait of an agent's child that has answered; no tool has it, nor the next."""
+
+CANCELLED = "\0cancelled"
+"""The name of the wait for a client that has cancelled a response."""
 
 SHORTEST = 0.05
 """Seconds of the shortest wait that differs from none."""
@@ -56,12 +58,12 @@ TOOLS = _published(0.5, 0.9, 9, returning=0.98)
 """Of agents, in TraceLab (https://tracelab.cs.washington.edu)."""
 
 CLIENTS = _published(120, 0.8, 600, returning=0.7)
-"""Of people, in ShareChat (https://arxiv.org/abs/2512.17843); with the share that asks once more."""
+"""Of people, in ShareChat (https://arxiv.org/abs/2512.17843); with the share that comes back."""
 
 CHILDREN = _published(120, 0.8, 600, returning=0.05)
-"""Few children are asked again."""
+"""Few children go on after their answer."""
 
-_OWN: Mapping[str, tuple[float, ...]] = {CLIENT: CLIENTS, CHILD: CHILDREN}
+_OWN: Mapping[str, tuple[float, ...]] = {CLIENT: CLIENTS, CHILD: CHILDREN, CANCELLED: CLIENTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +101,12 @@ class _Histogram:
 
 
 class Waits:
-    """The waits for all tools, for clients, and of children."""
+    """The waits for all tools, for clients, and of children that have answered."""
 
     def __init__(self) -> None:
         self._own = {name: _Histogram() for name in _OWN}
         self._tools = _Histogram()
-        self._named: LruCache[_Histogram] = LruCache(MOST_NAMES)
+        self._named: OrderedDict[str, _Histogram] = OrderedDict()
 
     def note(self, what: str, seconds: float) -> None:
         """Take in that a conversation has waited; infinitely long, if it was over instead."""
@@ -112,12 +114,13 @@ class Waits:
             self._own[what].add(seconds)
             return
         self._tools.add(seconds)
-        named = self._named.get(what) or _Histogram()
-        named.add(seconds)
-        self._named.put(what, named, 1)
+        self._named.setdefault(what, _Histogram()).add(seconds)
+        self._named.move_to_end(what)
+        if len(self._named) > MOST_NAMES:
+            self._named.popitem(last=False)
 
     def outlook(self, what: str, waited: float = 0.0) -> Outlook:
-        """Return the prospect of a conversation that has waited so many seconds already."""
+        """Return the prospect of a conversation that has waited these seconds already."""
         if waited >= LONGEST:
             return Outlook(0.0, LONGEST)
         shares, began = self._shares(what), bisect_left(EDGES, waited)

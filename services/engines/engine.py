@@ -156,7 +156,7 @@ class NamesWeights(Protocol):
 
 
 class CacheHint(Struct, frozen=True):
-    """What comes next of a conversation, for an engine that decides what its prefix cache keeps."""
+    """The future of a conversation, for an engine that decides what its prefix cache keeps."""
 
     action: Literal["keep", "let_go", "fetch"]
     """``keep``: it waits and will go on; ``let_go``: it will not; ``fetch``: it goes on at any moment."""
@@ -165,7 +165,7 @@ class CacheHint(Struct, frozen=True):
     response_id: str
     """The response whose prompt and output are meant: those of its latest turn."""
     tokens: int
-    """Tokens of both together."""
+    """Tokens of both together, about."""
     share: float = 0.0
     """For ``keep``: the probability that the conversation is back in time."""
     seconds: float = 0.0

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ from penstock.pipeline.hot_path import current
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.tasks import MANY_VALUES, apart
-from penstock.services.engines.engine import PARAMETERS, PauseMode, WeightWork, sampling_parameters
+from penstock.services.engines.affinity import session_id
+from penstock.services.engines.engine import PARAMETERS, CacheHint, PauseMode, WeightWork, sampling_parameters
 from penstock.services.engines.vllm_cores import (
     CoreClient,
     Cores,
@@ -65,6 +67,9 @@ if TYPE_CHECKING:
 
 ANYTHING = r"start: /(.|\n)*/"
 """A grammar that matches any text."""
+
+MOST_HINTS = 1_000
+"""Hints that wait for a prompt; an engine without prompts needs none."""
 
 LINE_STEP = 32
 """The tokens of a line of a batch that are read at once: no client sees them come."""
@@ -122,6 +127,10 @@ class VllmEngine:
     _unread: dict[str, Unread] = field(default_factory=dict)
     """Token ids by vLLM's id of a request, if vLLM's output processor passes them on."""
 
+    _takes_hints: bool = False
+    """True if vLLM's scheduler knows the hints of `hint`."""
+    _hints: deque[CacheHint] = field(default_factory=lambda: deque(maxlen=MOST_HINTS))
+    """Hints that wait for the next prompt."""
     _weights: LatestWeights = field(default_factory=lambda: LatestWeights("The engine"))
     _running: set[_Generation] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -283,6 +292,7 @@ class VllmEngine:
                     lora_request=self._adapters.get(prompt.facts.model),
                     trace_headers=prompt.facts.scheduling.trace_headers or None,
                     priority=self._priority(prompt),
+                    **(self._hinted(prompt) if self._takes_hints else {}),
                 )
             except asyncio.CancelledError:  # vLLM may have queued the request already
                 await self.llm.abort(prompt.facts.engine_id)
@@ -306,6 +316,28 @@ class VllmEngine:
             raise errors.ImagesRefused("This model reads text only, no input_image.", dict.fromkeys(urls, TEXT_ONLY))
         decode = ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes
         return await decoded(urls, decode, owner)
+
+    def hint(self, hint: CacheHint) -> None:
+        """Send a hint with the next prompt, if the scheduler takes some: vLLM takes them in no other way."""
+        if self._takes_hints:
+            self._hints.append(hint)
+
+    def _hinted(self, prompt: Prompt) -> dict[str, Any]:
+        """Return the name of the conversation for the scheduler, and the hints that wait for a prompt."""
+        from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+        actions = [
+            KvHintAction(
+                action_id=str(number),
+                action_type=f"penstock.{hint.action}",
+                action_version="1.0",
+                payload={"session": hint.session, "share": hint.share, "seconds": hint.seconds},
+            )
+            for number, hint in enumerate(self._hints)
+        ]
+        self._hints.clear()
+        envelope = KvHintsEnvelope(protocol_version="0.1", message_id=prompt.facts.engine_id, actions=actions)
+        return {"session_id": session_id(prompt.facts), "kv_hints": envelope}
 
     def _check_budget(self, prompt: Prompt) -> None:
         if prompt.facts.sampling.thinking_token_budget is not UNSET and not self.bounds_thoughts:
@@ -596,6 +628,8 @@ class VllmPlan:
             most_prompts=scheduling.max_num_queued_reqs,
             watch=watch,
             _unread=unread,
+            _takes_hints=bool(scheduling.scheduler_cls)
+            and getattr(scheduling.get_scheduler_cls(), "takes_hints", False),
         )
 
 

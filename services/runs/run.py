@@ -274,7 +274,7 @@ class RunRegistry:
 
     def __init__(self, store: Store, *, measures_keys: bool = False) -> None:
         self.store = store
-        self.when_ended: Callable[[Run], None] = lambda _: None
+        self.at_end: list[Callable[[Run], None]] = []
         """Called with each run that has ended."""
         self.tallies = Tallies()
         """The tokens of the responses that run."""
@@ -344,7 +344,8 @@ class RunRegistry:
         The line of a batch is counted with its result, and not here.  Returns None if nothing is stored.
         """
         key = (run.origin.key_name or run.origin.owner[:8]) if self._measures_keys else ""
-        self.when_ended(run)
+        for called in self.at_end:
+            called(run)
         self.store.recent_calls.keep(run.response.output, run.origin.owner, run.model, run.tokens)
         count_response(run.response, run.model, run.mode, time.monotonic() - run.began, key)
         use = None if run.origin.line else partial(use_of, run)

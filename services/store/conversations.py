@@ -184,7 +184,7 @@ class StoredConversations:
         self._known.drop(conversation_id)
         deleted = Statement(_DELETE, (conversation_id, owner))
         counts = await self._change(conversation_id, deleted, Statement(_DELETE_ITEMS, (conversation_id,)))
-        return counts[0] > 0
+        return self.context.deleted(conversation_id, counts)
 
     async def items(self, conversation_id: str, owner: str, upto: int | None = None) -> History | None:
         """Return all items of a conversation, or those before the position ``upto``; None if there is none such."""

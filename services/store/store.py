@@ -471,8 +471,7 @@ class Store:
         self._known.drop(response_id)
         first, *others = _DELETE
         forgotten = [Statement(first, (response_id, owner)), *(Statement(sql, (response_id,)) for sql in others)]
-        counts = await self.writer.carry_out(forgotten, response_id)
-        return counts[0] > 0
+        return self.context.deleted(response_id, await self.writer.carry_out(forgotten, response_id))
 
     async def _read(self, sql: str, response_id: str, *arguments: Value) -> Sequence[Row]:
         if not rows.can_exist(response_id):

@@ -350,6 +350,15 @@ class StoreContext:
         self.writer = Writer(database)
         self.server_id = secrets.token_hex(8)
         self.stale = stale
+        self.at_deletion: list[Callable[[str], None]] = []
+        """Called with the id of each response or conversation that has been deleted."""
+
+    def deleted(self, deleted_id: str, counts: Sequence[int]) -> bool:
+        """Return True if a first statement has deleted a response or a conversation, and say so to all who listen."""
+        if counts[0] > 0:
+            for called in self.at_deletion:
+                called(deleted_id)
+        return counts[0] > 0
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
         """Return the rows of a query; raises `StoreFailed` if the database cannot be read."""

@@ -104,6 +104,7 @@ async def test_settings_without_an_effect_are_named_at_the_start(
         "engine_wait": 5,
         "engine_key": "k" * 20,
         "kv_events": ["tcp://127.0.0.1:9"],
+        "hints": True,
         "shadow": [NOWHERE],
         "shadow_share": 0.5,
         "shadow_key": "k" * 20,

@@ -249,7 +249,7 @@ OF_VLLM = {
     *("--max-num-seqs", "--otlp-traces-endpoint", "--override-generation-config", "--served-model-name"),
     *("--reasoning-config", "--structured-outputs-config", "--tensor-parallel-size"),
     *("--block-size", "--data-parallel-size", "--distributed-executor-backend", "--kv-cache-memory-bytes"),
-    *("--kv-events-config", "--prefix-cache-retention-interval", "--scheduling-policy"),
+    *("--kv-events-config", "--prefix-cache-retention-interval", "--scheduler-cls", "--scheduling-policy"),
 }
 """Options of vLLM's server, and of its engine, that the pages name."""
 

@@ -1,0 +1,123 @@
+"""The stage ``hint`` in a server: what requests, ends and deletions tell the engine, which may fail at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.api.settings import Settings
+from penstock.extensions.hints.stage import install
+from penstock.pipeline.core import source_of
+from penstock.pipeline.errors import CannotStart
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.server import pipeline
+from penstock.services.engines.affinity import session_id
+from penstock.services.engines.engine import CacheHint
+from penstock.services.engines.scripted import ScriptedEngine
+from tests.support.fake_vllm import FakeVllm, running_fakes
+from tests.support.paths import HARMONY
+from tests.support.server import WEATHER, Server, completed_response, running_server, script
+
+pytestmark = pytest.mark.io
+
+CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>'
+
+
+@dataclass
+class Hearing(ScriptedEngine):
+    """An engine that keeps the hints that it hears, or fails at them."""
+
+    heard: list[CacheHint] = field(default_factory=list)
+    fails: bool = False
+
+    def hint(self, hint: CacheHint) -> None:
+        if self.fails:
+            raise RuntimeError("no hints today")
+        self.heard.append(hint)
+
+    def actions(self) -> list[tuple[str, str]]:
+        """The actions since the last call, each with its response."""
+        heard, self.heard = self.heard, []
+        return [(hint.action, hint.response_id) for hint in heard]
+
+
+async def called(served: Server[Hearing], **body: Any) -> str:
+    served.engine.script = script(CALL)
+    answer = await completed_response(served, tools=[WEATHER], **body)
+    served.engine.script = script()
+    return str(answer["id"])
+
+
+async def test_call_and_its_output_are_one_conversation(tmp_path: Path) -> None:
+    async with running_server(Hearing(), tmp_path, edit=install) as served:
+        first = await called(served, input="Weather?")
+        [kept] = served.engine.heard
+        assert kept.session == session_id(served.engine.prompts[-1].facts)
+        assert kept.tokens > len(served.engine.prompts[-1].token_ids)
+        assert kept.seconds < 60
+        assert served.engine.actions() == [("keep", first)]
+        output = {"type": "function_call_output", "call_id": "", "output": "sun"}
+        output["call_id"] = (await served.get_response(first))["output"][-1]["call_id"]
+        second = await completed_response(served, previous_response_id=first, input=[output])
+        fetched, again = served.engine.heard
+        assert (fetched.action, fetched.session, fetched.response_id) == ("fetch", kept.session, first)
+        assert (again.action, again.session, again.response_id) == ("keep", kept.session, second["id"])
+        assert again.seconds > kept.seconds
+    assert served.engine.running == 0
+
+
+async def test_deletion_of_the_latest_response_or_of_the_conversation_lets_it_go(tmp_path: Path) -> None:
+    async with running_server(Hearing(), tmp_path, edit=install) as served:
+        first = (await completed_response(served, input="One"))["id"]
+        second = (await completed_response(served, input="Two", previous_response_id=first))["id"]
+        served.engine.actions()
+        await served.delete(f"/v1/responses/{first}")
+        assert served.engine.actions() == []
+        await served.delete(f"/v1/responses/{second}")
+        assert served.engine.actions() == [("let_go", second)]
+        _, conversation = await served.post({}, "/v1/conversations")
+        third = (await completed_response(served, input="Three", conversation=conversation["id"]))["id"]
+        served.engine.actions()
+        await served.delete(f"/v1/conversations/{conversation['id']}")
+        assert served.engine.actions() == [("let_go", third)]
+
+
+async def test_engine_that_fails_at_hints_answers_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_server(Hearing(fails=True), tmp_path, edit=install) as served:
+        for _ in range(3):
+            await completed_response(served, input="Hi")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "The engine cannot take hints"
+    ]
+
+
+async def test_servers_over_http_get_nothing_more() -> None:
+    bodies = []
+    for hints in (False, True):
+        async with running_fakes(engine := FakeVllm()):
+            settings = Settings(engine=[engine.url], store="none", sandbox=False, hints=hints)
+            async with pipeline(settings) as responses:
+                assert ("hint" in responses.names()) is hints
+                request = CreateResponse.model_validate({"input": "Hi"})
+                async with responses.open(source_of([request])) as events:
+                    async for _ in events:
+                        pass
+            [body] = engine.prompts
+            bodies.append({name: value for name, value in body.items() if name != "request_id"})
+    assert bodies[0] == bodies[1]
+
+
+async def test_pipeline_without_tokens_stays_as_it_is_and_one_that_hides_its_engine_is_refused() -> None:
+    async with pipeline(Settings(engine=[f"replay:{HARMONY / 'greeting'}"], store="none")) as responses:
+        texts = responses.through("normalize")
+        async with install(texts) as same:
+            assert same is texts
+        hidden = responses.replace("generate", responses.stage("generate").__call__)
+        with pytest.raises(CannotStart, match="a plug-in has replaced it"):
+            async with install(hidden):
+                pass

@@ -1,0 +1,112 @@
+"""Conversations that a server knows: what each event says of those in the cache, and that none is kept for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.extensions.hints import talks as module
+from penstock.extensions.hints.talks import Talks
+from penstock.extensions.hints.waits import LONGEST
+from penstock.services.engines.engine import CacheHint
+
+
+def told(hints: Iterable[CacheHint]) -> list[tuple[str, str]]:
+    return [(hint.action, hint.session) for hint in hints]
+
+
+def answer(talks: Talks, key: str, *calls: str, at: float = 0, session: str = "", tokens: int = 100) -> list[CacheHint]:
+    """A turn whose answer comes at once."""
+    return [*talks.asked(key, session, tokens, at), *talks.answered(key, f"resp_{key}", calls, tokens, at)]
+
+
+def test_call_is_out_until_its_output_comes_and_its_wait_is_learned() -> None:
+    talks = Talks()
+    for at in range(0, 6_000, 60):
+        *_, kept = answer(talks, "a", "shell", at=at)
+    assert (kept.action, kept.session, kept.response_id, kept.tokens) == ("keep", "a", "resp_a", 100)
+    assert kept.share > 0.9
+    assert 60 <= kept.seconds < 90
+
+
+@pytest.mark.parametrize(("tokens", "hint"), [(49, "let_go"), (50, "fetch"), (200, "fetch")])
+def test_next_prompt_fetches_the_old_one_and_a_much_shorter_one_lets_it_go(tokens: int, hint: str) -> None:
+    talks = Talks()
+    answer(talks, "a")
+    assert told(talks.asked("a", "", tokens, 1)) == [(hint, "a")]
+
+
+def test_children_go_when_they_answer_and_the_last_of_them_brings_their_parent_back() -> None:
+    talks = Talks()
+    answer(talks, "parent", "task", session="s")
+    answer(talks, "other", session="t")
+    [*talks.asked("one", "s", 10, 1), *talks.asked("two", "s", 10, 1)]
+    assert told(talks.answered("one", "resp_one", (), 10, 2)) == [("let_go", "one")]
+    assert told(talks.answered("two", "resp_two", ("read",), 10, 3)) == [("keep", "two")]
+    assert told(answer(talks, "two", at=4)) == [("fetch", "two"), ("let_go", "two"), ("fetch", "parent")]
+    assert told(talks.asked("parent", "s", 100, 5)) == [("fetch", "parent")]
+    assert told(talks.asked("other", "t", 100, 5)) == [("fetch", "other")]
+
+
+def test_children_are_kept_where_they_go_on() -> None:
+    talks = Talks()
+    for number in range(30):
+        answer(talks, f"parent {number}", "task", session="s")
+        answer(talks, f"child {number}", session="s")
+        hints = answer(talks, f"child {number}", session="s", at=1)
+    assert ("keep", "child 29") in told(hints)
+
+
+def test_conversation_without_an_event_is_let_go_and_forgotten() -> None:
+    talks = Talks()
+    answer(talks, "a", "shell")
+    [*talks.asked("never answered", "", 10, 1)]
+    assert told(talks.asked("b", "", 10, LONGEST + 1)) == [("let_go", "a"), ("let_go", "never answered")]
+    assert told(talks.over("a")) == []
+    assert told(talks.answered("a", "resp_a", (), 10, LONGEST + 2)) == []
+
+
+def test_cancelled_response_waits_for_its_client_whatever_it_called() -> None:
+    talks = Talks()
+    [*talks.asked("a", "", 10, 0)]
+    [kept] = talks.answered("a", "resp_a", ("shell",), 10, 0, is_cancelled=True)
+    assert kept.seconds > talks.waits.outlook("shell").seconds
+
+
+EVENTS = st.tuples(
+    st.sampled_from(("asked", "answered", "called", "cancelled", "over")),
+    st.sampled_from("abcdef"),
+    st.sampled_from(("", "s", "t")),
+    st.floats(0, LONGEST),
+)
+
+
+def known(talks: Talks, key: str) -> bool:
+    return talks.named(f"resp_{key}") is not None
+
+
+def told_of(talks: Talks, event: str, key: str, session: str, now: float) -> list[CacheHint]:
+    if event == "asked":
+        return [*talks.asked(key, session, 100, now, (f"resp_{key}",))]
+    if event == "over":
+        return [*talks.over(key)]
+    calls = ("shell", "read") if event == "called" else ()
+    return [*talks.answered(key, "resp", calls, 100, now, is_cancelled=event == "cancelled")]
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_any_order_of_events_leaves_nothing_behind(events: list[tuple[str, str, str, float]]) -> None:
+    """What is let go is known no more, and after the longest wait none is."""
+    talks, now = Talks(), 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_TALKS", 4)
+        for event, key, session, pause in events:
+            now += pause
+            for hint in told_of(talks, event, key, session, now):
+                assert hint.action == "let_go" or known(talks, hint.session)
+        [*talks.asked("last", "", 1, now + LONGEST + 1), *talks.over("last")]
+    assert told(talks.asked("next", "s", 1, now + 3 * LONGEST)) == []
+    assert not any(known(talks, key) for key in "abcdef")
