@@ -22,7 +22,7 @@ from penstock.pipeline.frames import Prompt, RequestFacts
 from penstock.pipeline.protocol.items import Call
 from penstock.pipeline.protocol.pairs import may_lack_output
 from penstock.pipeline.protocol.response import Response
-from penstock.services.engines.affinity import session_id
+from penstock.services.engines.affinity import hinted_session
 from penstock.services.engines.engine import Backend, CacheHint, TakesHints, engine_of
 from penstock.services.runs.run import Run, RunRegistry
 
@@ -39,16 +39,19 @@ class Hints:
     _has_failed: bool = False
 
     def asked(self, prompt: Prompt) -> None:
-        """Take in that a turn begins; the line of a batch has no other."""
+        """Take in that a turn begins; the line of a batch is no conversation."""
         facts = prompt.facts
         if facts.origin.line:
             return
-        key, names, tokens = session_id(facts), tuple(_names(facts.response)), len(prompt.token_ids)
+        key, names, tokens = hinted_session(facts), tuple(_names(facts.response)), len(prompt.token_ids)
         self._tell(facts.model, self.talks.asked(key, _session(facts), tokens, self.clock(), names, facts.model))
 
     def ended(self, run: Run) -> None:
         """Take in that a response has ended."""
         response, talk = run.response, self.talks.named(run.response.id)
+        if run.origin.line:
+            tokens = response.usage.total_tokens if response.usage else 0
+            self._tell(run.model, [CacheHint("let_go", response.id, response.id, tokens)])
         if talk is None:
             return
         tokens = talk.tokens + (response.usage.output_tokens if response.usage else 0)

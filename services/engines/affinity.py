@@ -69,6 +69,11 @@ def session_id(facts: RequestFacts) -> str:
     return _digest(_key(facts), 16).hex()
 
 
+def hinted_session(facts: RequestFacts) -> str:
+    """Return the name of a conversation in a `CacheHint`: the line of a batch has that of its response."""
+    return facts.response_id if facts.origin.line else session_id(facts)
+
+
 class Ranking:
     """Engines in the order in which they suit a conversation."""
 

@@ -161,7 +161,7 @@ class CacheHint(Struct, frozen=True):
     action: Literal["keep", "let_go", "fetch"]
     """``keep``: it waits and will go on; ``let_go``: it will not; ``fetch``: it goes on at any moment."""
     session: str
-    """The conversation, as `affinity.session_id` names it."""
+    """The conversation, as `affinity.hinted_session` names it."""
     response_id: str
     """The response whose prompt and output are meant: those of its latest turn."""
     tokens: int

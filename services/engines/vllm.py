@@ -32,7 +32,7 @@ from penstock.pipeline.hot_path import current
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.tasks import MANY_VALUES, apart
-from penstock.services.engines.affinity import session_id
+from penstock.services.engines.affinity import hinted_session
 from penstock.services.engines.engine import PARAMETERS, CacheHint, PauseMode, WeightWork, sampling_parameters
 from penstock.services.engines.vllm_cores import (
     CoreClient,
@@ -337,7 +337,7 @@ class VllmEngine:
         ]
         self._hints.clear()
         envelope = KvHintsEnvelope(protocol_version="0.1", message_id=prompt.facts.engine_id, actions=actions)
-        return {"session_id": session_id(prompt.facts), "kv_hints": envelope}
+        return {"session_id": hinted_session(prompt.facts), "kv_hints": envelope}
 
     def _check_budget(self, prompt: Prompt) -> None:
         if prompt.facts.sampling.thinking_token_budget is not UNSET and not self.bounds_thoughts:

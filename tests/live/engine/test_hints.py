@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.pipeline.frames import Prompt
-from penstock.services.engines.affinity import session_id
+from penstock.services.engines.affinity import hinted_session
 from penstock.services.engines.engine import CacheHint
 from penstock.services.engines.vllm import VllmEngine, plan_vllm
 from tests.support.engine_requests import ON_SHARED_ENGINE, prompt, rename, scheduled
@@ -46,7 +46,7 @@ async def test_cache_holds_what_goes_on_and_not_what_is_over(
     """A few turns fit beside one, and many do not: what is hinted was used least recently."""
     name = f"hinted {action}"
     assert await cached(hearing, name) == 0
-    hint = action and CacheHint(action, session_id(turn(name).facts), f"resp_{name}", 400)
+    hint = action and CacheHint(action, hinted_session(turn(name).facts), f"resp_{name}", 400)
     found = []
     for others in (FEW, MANY):
         if hint:

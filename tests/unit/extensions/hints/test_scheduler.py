@@ -31,7 +31,7 @@ class Cache:
 
         from penstock.extensions.hints.scheduler import HintedCache, TieredQueue  # noqa: PLC0415 - takes seconds
 
-        self.pool = BlockPool(BLOCKS + 1, enable_caching=True, hash_block_size=16)
+        self.pool: Any = BlockPool(BLOCKS + 1, enable_caching=True, hash_block_size=16)
         free = self.pool.free_block_queue
         self.queue = self.pool.free_block_queue = TieredQueue(free.popleft_n(free.num_free_blocks))
         self.now = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 
 from penstock.api.settings import Settings
+from penstock.extensions.batches.answering import Answering
+from penstock.extensions.batches.line_runs import LineRequest
+from penstock.extensions.batches.places import Rule
+from penstock.extensions.batches.yielding import Yielding
 from penstock.extensions.hints.stage import install
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import pipeline
-from penstock.services.engines.affinity import session_id
+from penstock.services.engines.affinity import hinted_session
 from penstock.services.engines.engine import CacheHint
 from penstock.services.engines.scripted import ScriptedEngine
 from tests.support.fake_vllm import FakeVllm, running_fakes
@@ -55,7 +60,7 @@ async def test_call_and_its_output_are_one_conversation(tmp_path: Path) -> None:
     async with running_server(Hearing(), tmp_path, edit=install) as served:
         first = await called(served, input="Weather?")
         [kept] = served.engine.heard
-        assert kept.session == session_id(served.engine.prompts[-1].facts)
+        assert kept.session == hinted_session(served.engine.prompts[-1].facts)
         assert kept.tokens > len(served.engine.prompts[-1].token_ids)
         assert kept.seconds < 60
         assert served.engine.actions() == [("keep", first)]
@@ -121,3 +126,14 @@ async def test_pipeline_without_tokens_stays_as_it_is_and_one_that_hides_its_eng
         with pytest.raises(CannotStart, match="a plug-in has replaced it"):
             async with install(hidden):
                 pass
+
+
+async def test_line_of_a_batch_is_let_go_when_it_has_ended(tmp_path: Path) -> None:
+    async with running_server(Hearing(script()), tmp_path, edit=install) as served:
+        asked = LineRequest(
+            id="batch_a:1", owner="", key_name="", team="", path="/v1/responses", body=b'{"input": "Hi"}'
+        )
+        answer = await Answering(served.parts, Yielding(served.scheduler, Rule())).answer(asked)
+        response_id = json.loads(answer.body)["id"]
+        assert served.engine.actions() == [("let_go", response_id)]
+        assert hinted_session(served.engine.prompts[-1].facts) == response_id
