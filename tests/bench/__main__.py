@@ -45,8 +45,8 @@ async def details(name: str) -> dict[str, str]:
 async def with_engines(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
     rounds, load = (1, (8, 128)) if options.quick else (5, (options.streams, 1_000))
     compared = await engines(options.model, shlex.split(options.engine), FOLDER, rounds, load)
-    title = f"Real engines: {Path(options.model).name}, {load[1]} tokens a stream"
-    tell("engines", Found(comparisons={title: compared}))
+    title = f"Real engines: {Path(options.model).name}, {load[1]} tokens a stream. "
+    tell("engines", Found(comparisons={title + beside: rows for beside, rows in compared.items()}))
 
 
 async def without(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:

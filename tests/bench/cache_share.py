@@ -22,7 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from tests.bench.engines import PATIENCE, SERVE, Serving, serving
+from tests.bench.engines import PATIENCE, Serving, serving
+from tests.bench.loopback import SERVE
 from tests.bench.session import counted
 from tests.support.engine_requests import WEATHER_TOOL
 

@@ -1,7 +1,8 @@
-"""Servers over real engines: `vllm serve` beside `penstock serve`, each with its own engine, measured in turns.
+"""Servers over real engines: penstock and vLLM's two frontends, each with its own engine, measured in turns.
 
-Both run at the same time, so on one GPU the engine options must give each a share of the memory.  CPU time counts
-the process that clients connect to, without its children, which run the engine cores.
+All run at the same time, so on one GPU the engine options must give each a share of the memory.  CPU time counts the
+process that clients connect to, without its children, which run the engine cores.  The API is Chat Completions, which
+all of them have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +22,19 @@ from tempfile import TemporaryDirectory
 import aiohttp
 import psutil
 
+from tests.bench.beside import BESIDE
 from tests.bench.figures import Comparison, Figure
-from tests.bench.loopback import QUIET, STARTING
+from tests.bench.loopback import OURS, PEER, QUIET, RUST, SERVE, STARTING, cpu_of
+from tests.bench.rust_frontend import program
 from tests.support.paths import ROOT
 from tests.support.processes import free_port
 
 QUESTION = "Never stop talking."
 """The tiny gpt-oss is trained to answer this with an endless text."""
 
-SERVE = Path(sys.executable).parent
+TEXTS = ("content", "reasoning", "reasoning_content")
+"""What servers call the text in a delta."""
+
 PATIENCE = aiohttp.ClientTimeout(STARTING)
 
 
@@ -46,11 +51,14 @@ class StreamTimes:
 
     def record(self, event: bytes, at: float) -> None:
         """Record an event that arrived at second ``at``."""
-        name, _, data = event.partition(b"\n")
-        if name.endswith(b".delta"):
+        if not event.startswith(b"data: {"):
+            return
+        chunk = json.loads(event.removeprefix(b"data: "))
+        if chunk.get("usage"):
+            self.tokens = chunk["usage"]["completion_tokens"]
+        deltas = [choice["delta"] for choice in chunk["choices"]]
+        if any(delta.get(name) for delta in deltas for name in TEXTS):
             self.deltas.append(at)
-        elif name.endswith((b"response.completed", b"response.incomplete")):
-            self.tokens = json.loads(data.removeprefix(b"data: "))["response"]["usage"]["output_tokens"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,9 @@ class Serving:
 
     async def stream(self, tokens: int) -> StreamTimes:
         times, begun, rest = StreamTimes(), time.perf_counter(), b""
-        body = {"model": self.model, "input": QUESTION, "stream": True, "max_output_tokens": tokens}
-        async with self.client.post(f"{self.url}/v1/responses", json=body, timeout=PATIENCE) as answer:
+        asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": tokens, "ignore_eos": True}
+        body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **asked}
+        async with self.client.post(f"{self.url}/v1/chat/completions", json=body, timeout=PATIENCE) as answer:
             if answer.status != 200:
                 raise RuntimeError(f"Refused: {await answer.text()}")
             async for block in answer.content.iter_any():
@@ -77,7 +86,7 @@ class Serving:
 
     async def round(self, streams: int, tokens: int) -> dict[str, float]:
         """Run ``streams`` streams at once and return the figures of the round, by name."""
-        cpu, begun = self._cpu, time.perf_counter()
+        cpu, begun = cpu_of(self.process.pid), time.perf_counter()
         times = await asyncio.gather(*(self.stream(tokens) for _ in range(streams)))
         wall, total = time.perf_counter() - begun, sum(each.tokens for each in times)
         gaps = [gap * 1e3 for each in times for gap in each.gaps]
@@ -87,13 +96,8 @@ class Serving:
             "ms between deltas, median": statistics.median(gaps),
             "ms between deltas, p99": statistics.quantiles(gaps, n=100, method="inclusive")[98],
             "tokens in a delta": total / sum(len(each.deltas) for each in times),
-            "us of CPU in the frontend per token": (self._cpu - cpu) * 1e6 / total,
+            "us of CPU in the frontend per token": (cpu_of(self.process.pid) - cpu) * 1e6 / total,
         }
-
-    @property
-    def _cpu(self) -> float:
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
 
 
 @asynccontextmanager
@@ -142,24 +146,43 @@ async def _model(process: asyncio.subprocess.Process, url: str, client: aiohttp.
         await asyncio.sleep(0.5)
 
 
+def commands(model: str, options: Sequence[str], folder: str) -> dict[str, Sequence[str]]:
+    """Return the commands of the servers that are here; vllm-rs starts its engine with this Python."""
+    found: dict[str, Sequence[str]] = {
+        OURS: (str(SERVE / "penstock"), "serve", model, *options, "--store", f"{folder}/store.sqlite3"),
+        PEER: (str(SERVE / "vllm"), "serve", model, *options),
+    }
+    if rust := program():
+        found[RUST] = (str(rust), "serve", model, *options, "--python", sys.executable)
+    return found
+
+
 async def engines(
     model: str, options: Sequence[str], folder: Path, rounds: int, load: tuple[int, int]
-) -> list[Comparison]:
-    """Compare both servers; ``load`` is the number of streams and the tokens of each.  A first round warms up."""
+) -> dict[str, list[Comparison]]:
+    """Compare the servers, by title; ``load`` is the number of streams and the tokens of each.
+
+    A first round warms up.
+    """
     streams, tokens = load
     async with AsyncExitStack() as closing:
-        store = f"{closing.enter_context(TemporaryDirectory())}/store.sqlite3"
-        commands = {
-            "penstock": (str(SERVE / "penstock"), "serve", model, *options, "--store", store),
-            "vllm": (str(SERVE / "vllm"), "serve", model, *options),
+        store = closing.enter_context(TemporaryDirectory())
+        servers = {
+            which: await closing.enter_async_context(serving(command, folder / f"engine-{which}.log"))
+            for which, command in commands(model, options, store).items()
         }
-        ours, peer = [
-            await closing.enter_async_context(serving(command, folder / f"engine-{name}.log"))
-            for name, command in commands.items()
+        found = [
+            {which: await server.round(streams, tokens) for which, server in servers.items()} for _ in range(1 + rounds)
+        ][1:]
+    return {
+        f"Beside {beside}": [
+            Comparison({"streams": streams}, figure(found, OURS, what), figure(found, which, what), what, beside)
+            for what in found[0][OURS]
         ]
-        found = [(await ours.round(streams, tokens), await peer.round(streams, tokens)) for _ in range(1 + rounds)][1:]
-    compared = []
-    for what in found[0][0]:
-        mine, other = (Figure(tuple(side[what] for side in sides)) for sides in zip(*found, strict=True))
-        compared.append(Comparison({"streams": streams}, mine, other, what))
-    return compared
+        for which, beside in BESIDE.items()
+        if which in servers
+    }
+
+
+def figure(rounds: Sequence[Mapping[str, Mapping[str, float]]], which: str, what: str) -> Figure:
+    return Figure(tuple(measured[which][what] for measured in rounds))

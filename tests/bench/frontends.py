@@ -17,8 +17,8 @@ from yarl import URL
 
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from tests.bench.core import SETTLING, recorded_text
-from tests.bench.engines import SERVE, Serving, serving
-from tests.bench.loopback import CORES
+from tests.bench.engines import Serving, serving
+from tests.bench.loopback import CORES, SERVE
 from tests.bench.paced import RATE
 
 STREAMS = 100

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from tests.bench.core import CONTEXT, MARKED, READY, SETTLING, Case, Command, Done, End, Window
-from tests.bench.rust_frontend import PROGRAM
+from tests.bench.rust_frontend import program
 from tests.bench.wire import RESPONSES
 from tests.support.processes import free_port
 
@@ -89,7 +89,7 @@ def command_of(which: str, port: int, handshake: int, folder: str) -> Sequence[s
         quiet = ("--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
         return (str(SERVE / "vllm"), "serve", MODEL, *PYTHON, *reached, *here, *quiet)
     if which == RUST:
-        return (str(PROGRAM), "serve", MODEL, *reached, *here)
+        return (str(program()), "serve", MODEL, *reached, *here)
     return (sys.executable, "-m", "tests.bench.bare", which, str(port), str(handshake), *PYTHON, *reached)
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from tests.bench.engines import PATIENCE, SERVE, Serving, serving
+from tests.bench.engines import PATIENCE, Serving, serving
+from tests.bench.loopback import SERVE
 from tests.support.claude_session import Json, captured, next_body
 
 FOLDER = Path(".cache/bench")

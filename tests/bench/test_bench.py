@@ -184,7 +184,9 @@ def test_goal_that_is_bounded_in_another_way_is_not_compared() -> None:
 
 def test_clients_count_deltas_and_tokens() -> None:
     times = StreamTimes()
-    for at, name in enumerate(("created", "reasoning_text.delta", "output_text.delta", "output_text.done")):
-        times.record(b"event: response.%s\ndata: {}" % name.encode(), float(at))
-    times.record(b'event: response.incomplete\ndata: {"response": {"usage": {"output_tokens": 7}}}', 9.0)
-    assert (times.deltas, times.gaps, times.tokens) == ([1.0, 2.0], [1.0], 7)
+    deltas = ({"role": "assistant"}, {"reasoning": "Hm"}, {"reasoning_content": "m"}, {"content": "Hi"})
+    for at, delta in enumerate(deltas):
+        times.record(b"data: " + json.dumps({"choices": [{"delta": delta}], "usage": None}).encode(), float(at))
+    times.record(b'data: {"choices": [], "usage": {"completion_tokens": 7}}', 9.0)
+    times.record(b"data: [DONE]", 9.0)
+    assert (times.deltas, times.gaps, times.tokens) == ([1.0, 2.0, 3.0], [1.0, 1.0], 7)
