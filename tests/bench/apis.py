@@ -14,11 +14,10 @@ MOST = 100_000
 
 
 class Api(NamedTuple):
-    """The path of an API, how it is asked something, and a sign of the first text of its stream."""
+    """The path of an API, and how it is asked something."""
 
     path: str
     asking: Callable[[str], Mapping[str, Any]]
-    first: bytes
 
 
 def _messages(text: str) -> Mapping[str, Any]:
@@ -26,8 +25,8 @@ def _messages(text: str) -> Mapping[str, Any]:
 
 
 APIS: Mapping[str, Api] = {
-    CHAT: Api("/v1/chat/completions", _messages, b'"content":"'),
-    RESPONSES: Api(RESPONSES_PATH, lambda text: {"input": text}, b"response.output_text.delta"),
-    MESSAGES: Api("/v1/messages", _messages, b"text_delta"),
-    COMPLETIONS: Api("/v1/completions", lambda text: {"prompt": text, "max_tokens": MOST}, b'"text"'),
+    CHAT: Api("/v1/chat/completions", _messages),
+    RESPONSES: Api(RESPONSES_PATH, lambda text: {"input": text}),
+    MESSAGES: Api("/v1/messages", _messages),
+    COMPLETIONS: Api("/v1/completions", lambda text: {"prompt": text, "max_tokens": MOST}),
 }

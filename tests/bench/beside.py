@@ -34,11 +34,11 @@ PACED, FULL = Window(round(SECONDS * RATE), 1, RATE), Window(100, 1)
 AT_A_PACE = f"us a token, {CASE.streams} streams at {RATE:g} tokens/s each"
 AT_FULL_SPEED = f"us a token, {CASE.streams} streams as fast as they are read"
 
-ANSWERS, ANSWER, FAST = 20, 500, 250.0
+ANSWERS, ANSWER, FAST = 20, 500, 500.0
 """Requests at once, the tokens of each answer, and tokens per second."""
 
 SHORT_REQUEST = f"us of CPU of a request, {SHORT} tokens in, 1 out"
-LONG_ANSWER = f"us of CPU of a request, 1 token in, {ANSWER} out"
+LONG_ANSWER = f"us of CPU of a request, a word in, {ANSWER} out"
 FIRST = f"ms to the first text, {SHORT} tokens in"
 FIRST_LONG = f"ms to the first text, {LONG:,} tokens in"
 FIRST_KNOWN = f"ms to the first text, {LONG:,} tokens in, of which the server knows all but a few"
@@ -92,17 +92,26 @@ async def token_costs(servers: Servers, name: str, rounds: int) -> list[Comparis
 
 
 async def request_costs(servers: Servers, name: str, rounds: int) -> list[Comparison]:
-    """Compare whole requests: `SHORT` tokens in and one out, and one in and `ANSWER` out."""
-    numbers, text, api, speakers = count(), some_text(SHORT), APIS[name], speaking(servers, name)
+    """Compare whole requests with `SHORT` tokens in and one out."""
+    numbers, text, api = count(), some_text(SHORT), APIS[name]
 
     async def measure(_: str, server: Server) -> Sequence[float]:
         new = lambda: api.asking(f"{next(numbers)} {text}")  # noqa: E731
-        short, felt = await request_cost(server, new, 20, api.path, api.first)
-        return short * 1e3, felt, await answer_cost(server, api) * 1e6
+        spent, felt = await request_cost(server, new, 20, api.path)
+        return spent * 1e3, felt
 
-    short, felt, long = await in_turns(speakers, rounds, measure)
-    costs = [*compared(name, SHORT_REQUEST, short), *compared(name, LONG_ANSWER, long)]
-    return [*costs, *compared(name, FIRST, felt)]
+    spent, felt = await in_turns(speaking(servers, name), rounds, measure)
+    return [*compared(name, SHORT_REQUEST, spent), *compared(name, FIRST, felt)]
+
+
+async def answer_costs(servers: Servers, name: str, rounds: int) -> list[Comparison]:
+    """Compare whole requests with one token in and `ANSWER` out."""
+
+    async def measure(_: str, server: Server) -> Sequence[float]:
+        return (await answer_cost(server, APIS[name]) * 1e6,)
+
+    (spent,) = await in_turns(speaking(servers, name), rounds, measure)
+    return compared(name, LONG_ANSWER, spent)
 
 
 async def answer_cost(server: Server, api: Api) -> float:
@@ -120,7 +129,7 @@ async def long_requests(servers: Servers, name: str, rounds: int) -> list[Compar
         (LONG_REQUEST, FIRST_LONG): lambda _: api.asking(f"{next(numbers)} {text}")
     }
     if name == RESPONSES:
-        first = await asyncio.to_thread(timed_answer, servers[OURS].port, api.asking(text), api.path, api.first)
+        first = await asyncio.to_thread(timed_answer, servers[OURS].port, api.asking(text), api.path)
         stored = response_id(first[1])
         history = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}]
 
@@ -136,7 +145,7 @@ async def long_requests(servers: Servers, name: str, rounds: int) -> list[Compar
     for (cpu, first_text), asking in loads.items():
 
         async def measure(which: str, server: Server, asking: Callable[[str], Any] = asking) -> Sequence[float]:
-            spent, felt = await request_cost(server, lambda: asking(which), 3, api.path, api.first)
+            spent, felt = await request_cost(server, lambda: asking(which), 3, api.path)
             return spent * 1e3, felt
 
         spent, felt = await in_turns(speakers, rounds, measure)

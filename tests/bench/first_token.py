@@ -17,6 +17,7 @@ from typing import Any
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.bench.core import recorded_text
 from tests.bench.loopback import ANSWERING, NAME, Server
+from tests.bench.readers import MARK
 from tests.bench.wire import RESPONSES, posted
 
 FIRST = b"response.output_text.delta"
@@ -27,8 +28,8 @@ Body = Callable[[], Mapping[str, Any]]
 _numbers = count()
 
 
-def timed_answer(port: int, body: Mapping[str, Any], path: str = RESPONSES, sign: bytes = FIRST) -> tuple[float, bytes]:
-    """Send a request; return the seconds to the first text, which has a sign, and the whole answer."""
+def timed_answer(port: int, body: Mapping[str, Any], path: str = RESPONSES) -> tuple[float, bytes]:
+    """Send a request; return the seconds to the first text, and the whole answer."""
     data = json.dumps({"model": NAME, "stream": True, **body}).encode()
     answer, first = b"", 0.0
     with socket.create_connection(("127.0.0.1", port), ANSWERING) as client:
@@ -36,7 +37,7 @@ def timed_answer(port: int, body: Mapping[str, Any], path: str = RESPONSES, sign
         sent = time.perf_counter()
         while block := client.recv(2**20):
             answer += block
-            if not first and sign in answer:
+            if not first and MARK in answer:
                 first = time.perf_counter() - sent
     if not first:
         raise RuntimeError(f"No text came: {answer[:500]!r}")
@@ -71,13 +72,10 @@ def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
     ]
 
 
-async def request_cost(server: Server, body: Body, requests: int, *how: Any) -> tuple[float, float]:
-    """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds.
-
-    ``how`` is the API, as `timed_answer` takes it.
-    """
+async def request_cost(server: Server, body: Body, requests: int, path: str) -> tuple[float, float]:
+    """Return milliseconds of CPU per request, and the shortest time to the first text in milliseconds."""
     before = await server.used()
-    felt = [(await asyncio.to_thread(timed_answer, server.port, body(), *how))[0] for _ in range(requests)]
+    felt = [(await asyncio.to_thread(timed_answer, server.port, body(), path))[0] for _ in range(requests)]
     return (await server.used() - before) / requests * 1e3, min(felt) * 1e3
 
 

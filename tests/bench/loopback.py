@@ -33,7 +33,7 @@ STARTING = 240.0
 ANSWERING = 180.0
 """Seconds that a server may take to carry out a command."""
 
-SECONDS = 3.0
+SECONDS = 1.5
 """Length of a window with a rate."""
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -24,8 +24,7 @@ from tests.bench.goals import Goal, compared, growth
 from tests.bench.inprocess import DEPTHS, in_process
 from tests.bench.loopback import BARE, OURS, PEER, RUST, Servers, servers
 from tests.bench.observed import METRICS, NOTHING, OPEN, TRACES, scrape_times, watching_costs, watching_table
-from tests.bench.paced import LEAST as FEWEST
-from tests.bench.paced import carried, overload_table, overloaded, pace_table, search, up_and_down
+from tests.bench.paced import overload_table, overloaded, pace_table, up_and_down
 from tests.bench.reading import costs as reading_costs
 from tests.bench.reading import reading_table
 from tests.bench.rust_frontend import RELEASE, program
@@ -43,8 +42,6 @@ SERVERS = "Whole servers over loopback: us of CPU per token"
 
 IN_TIME = "streams at 50 tokens/s, p99 of a token under 20 ms"
 WITHOUT_RUST = f"vllm-rs {RELEASE}, as pip's index did not give vLLM's wheel"
-LIMITS = {OURS: (400, 6_400), PEER: (160, 1_600), RUST: (600, 6_400), BARE: (600, 6_400)}
-"""Streams with which the search begins, and at which it ends."""
 
 LIMIT = 600.0
 """Seconds that a part may take."""
@@ -118,13 +115,15 @@ class Run:
         """Whole requests of each API, and the time to their first text."""
         every = await self._all()
         for name in APIS:
-            self._beside(await beside.request_costs(every, name, self._less(5, 2)))
+            self._beside(await beside.request_costs(every, name, self._less(4, 2)))
+        for name in (CHAT, RESPONSES, MESSAGES):
+            self._beside(await beside.answer_costs(every, name, self._less(3, 1)))
 
     async def first_token(self) -> None:
         """Requests with a long prompt."""
         every = await self._all()
         for name in (CHAT, RESPONSES):
-            self._beside(await beside.long_requests(every, name, self._less(5, 2)))
+            self._beside(await beside.long_requests(every, name, self._less(3, 1)))
 
     async def memory(self) -> None:
         """The servers must be fresh: later streams would reuse memory that earlier ones have freed."""
@@ -141,14 +140,14 @@ class Run:
 
     async def paced(self) -> None:
         """The number of streams whose tokens come in time."""
-        every, seconds = await self._all(), self._less(30, 10)
-        tries = {which: await search(server, *LIMITS[which], seconds) for which, server in every.items()}
-        starts = {which: max(carried(found), FEWEST) for which, found in tries.items()}
-        near = await up_and_down(every, starts, self._less(6, 2))
-        self.found.tables["Streams at a pace"] = pace_table({which: tries[which] + near[which] for which in every})
-        streams = {which: [float(each.streams) for each in found] for which, found in near.items()}
+        every = await self._all()
+        tries = await up_and_down(every, self._less(8, 4))
+        self.found.tables["Streams at a pace"] = pace_table(tries)
+        settled = {which: found[-self._less(5, 2) :] for which, found in tries.items()}
+        streams = {which: [float(each.streams) for each in found] for which, found in settled.items()}
         self._beside(beside.compared(CHAT, IN_TIME, streams))
-        overload = [await overloaded(every[OURS], 2 * starts[OURS]) for _ in range(self._less(5, 2))]
+        most = 2 * round(statistics.median(streams[OURS]))
+        overload = [await overloaded(every[OURS], most) for _ in range(self._less(4, 1))]
         self.found.tables["Twice as many streams: the first three seconds, then the next"] = overload_table(overload)
         growth = tuple(later.p99 / sooner.p99 for sooner, later in overload)
         what = "p99 of a token with twice as many streams, later over sooner: it does not fall behind"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,18 @@ RATE = 50.0
 DELAY = 0.020
 """Seconds within which 99 of 100 tokens have to reach their clients."""
 
-WARMING, MEASURED = 50, 150
+WARMING, MEASURED = 50, 100
 """Tokens of each stream: to warm up, and to measure."""
 
 ASKED = APIS[CHAT].path, APIS[CHAT].asking("Hi")
 
-LEAST = 20
+FIRST = 300
+"""Streams of the first try of each server."""
 
-BISECTIONS = 2
+COARSE, FINE = 1.6, 1.15
+"""Between the streams of a server in one round and in the next, more if they were in time, otherwise fewer.
 
-FACTOR = 1.15
-"""Between the streams of a server in one round and in the next: more if they were in time, otherwise fewer."""
+The finer one is used from the first change of direction on."""
 
 
 class Try(msgspec.Struct, frozen=True):
@@ -86,39 +86,22 @@ def delays(arrivals: Path, streams: int, tokens: slice, begun: float) -> Any:
     return late
 
 
-async def search(server: Server, start: int, most: int, seconds: float) -> list[Try]:
-    """Search for the limit for up to ``seconds``: double or halve the streams until it is bracketed, then bisect."""
-    until = time.monotonic() + seconds
-    tries = [await tried(server, start)]
-    grows = tries[0].is_in_time
-    while tries[-1].is_in_time == grows and (not grows or time.monotonic() < until):
-        streams = tries[-1].streams * 2 if grows else tries[-1].streams // 2
-        if not LEAST <= streams <= most:
-            break
-        tries.append(await tried(server, streams))
-    for _ in range(BISECTIONS):
-        late = [found.streams for found in tries if not found.is_in_time]
-        if not late or not (low := carried(tries)) or time.monotonic() > until:
-            break
-        tries.append(await tried(server, round((low * min(late)) ** 0.5)))
-    return tries
-
-
-async def up_and_down(servers: Servers, starts: Mapping[str, int], rounds: int) -> dict[str, list[Try]]:
+async def up_and_down(servers: Servers, rounds: int) -> dict[str, list[Try]]:
     """Try each server once in a round, near the limit of its last one, and return the tries of each."""
     found: dict[str, list[Try]] = {which: [] for which in servers}
-    streams = dict(starts)
     for _ in range(rounds):
         for which, server in servers.items():
-            one = await tried(server, streams[which])
-            found[which].append(one)
-            streams[which] = round(one.streams * (FACTOR if one.is_in_time else 1 / FACTOR))
+            found[which].append(await tried(server, next_streams(found[which])))
     return found
 
 
-def carried(tries: Sequence[Try]) -> int:
-    """Return the largest number of streams whose tokens came in time; 0 if there is none."""
-    return max((found.streams for found in tries if found.is_in_time), default=0)
+def next_streams(tries: Sequence[Try]) -> int:
+    """Return the number of streams for the try after others."""
+    if not tries:
+        return FIRST
+    last = tries[-1]
+    factor = COARSE if all(found.is_in_time == last.is_in_time for found in tries) else FINE
+    return round(last.streams * (factor if last.is_in_time else 1 / factor))
 
 
 def overload_table(found: Sequence[tuple[Try, Try]]) -> str:

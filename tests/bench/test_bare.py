@@ -22,7 +22,7 @@ async def test_bare_server_writes_the_bytes_of_penstock(which: str, tmp_path: Pa
     case = Case(3, 100)
     async with serving(which, tmp_path / "server.log") as server:
         for api in APIS.values():
-            _, answer = await asyncio.to_thread(timed_answer, server.port, api.asking("Hi"), api.path, api.first)
+            _, answer = await asyncio.to_thread(timed_answer, server.port, api.asking("Hi"), api.path)
             assert without_ids(penstock[api.path][0]) in without_ids(answer)
             async with server.running(case, api=(api.path, api.asking("Hi"))) as begun:
                 assert begun.cpu > 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.bench.measuring import Found, attempt
-from tests.bench.paced import RATE, Try, carried, delays
+from tests.bench.paced import FIRST, RATE, Try, delays, next_streams
 from tests.bench.readers import ARRIVAL
 
 
@@ -27,9 +27,11 @@ def test_missing_token_is_endlessly_late(tmp_path: Path) -> None:
     assert delays(arrivals, 2, slice(0, 2), 1.0).tolist() == [[0.0, np.inf], [np.inf, np.inf]]
 
 
-def test_largest_load_in_time_is_carried() -> None:
-    late, good = Try(200, 0.01, 0.03, 1.0), Try(100, 0.001, 0.002, 1.0)
-    assert (carried([late, good]), carried([late])) == (100, 0)
+def test_next_try_is_nearer_once_the_limit_is_passed() -> None:
+    late, good = (Try(100, 0.001, p99, 1.0) for p99 in (0.03, 0.002))
+    assert next_streams([]) == FIRST
+    assert [next_streams([good]), next_streams([good, good])] == [160, 160]
+    assert [next_streams([late]), next_streams([good, late]), next_streams([late, good])] == [62, 87, 115]
 
 
 async def test_failing_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
