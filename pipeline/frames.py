@@ -457,7 +457,7 @@ def with_summary(frame: FactsFrame, summary: str) -> FactsFrame:
     return with_facts(frame, purpose=replace(frame.facts.purpose, summary=summary))
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The log probability of a token."""
 
     logprob: float

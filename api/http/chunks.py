@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.api.http.bodies import ErrorBody, Problem
 from penstock.api.http.conventions import RequestError
@@ -15,15 +16,19 @@ from penstock.pipeline.errors import StageError
 from penstock.pipeline.protocol.events import DONE
 
 
+class Around(NamedTuple):
+    """What stands around the text of a chunk once it is written, and after the ids of its tokens, if it has these."""
+
+    text: tuple[bytes, ...]
+    ids: bytes = b""
+
+
 class TextChunk(msgspec.Struct, frozen=True, gc=False):
-    """A chunk that has a text and nothing else of its own: nearly every one.
+    """A chunk that has a text, maybe the ids of its tokens, and nothing else of its own: nearly every one."""
 
-    ``around`` is what stands around the text once it is written, as `around` returns it, with the ids of its tokens
-    if the chunk has these (see `holding`).
-    """
-
-    around: tuple[bytes, ...]
+    around: Around
     text: str
+    token_ids: Sequence[int] | UnsetType
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -54,7 +59,8 @@ _encoded = bytearray(_HEAD)
 def encode(chunk: Any) -> bytes:
     """Encode a chunk as a whole server-sent event.  Not thread-safe."""
     if isinstance(chunk, TextChunk):
-        return _json(chunk.text).join(chunk.around)
+        text = _json(chunk.text).join(chunk.around.text)
+        return text if chunk.token_ids is UNSET else text + _json(chunk.token_ids) + chunk.around.ids
     _encode_into(chunk, _encoded, len(_HEAD))
     _encoded.extend(_END)
     return bytes(_encoded)
@@ -68,16 +74,11 @@ def obfuscated(chunk: Any) -> bytes:
     return padded(frame[: -len(_END)], len(frame)) + _END
 
 
-def around(chunk: Any) -> tuple[bytes, ...]:
-    """Return what stands around the text of a chunk, which is `TEXT`, and around its token ids, if they are `IDS`."""
+def around(chunk: Any) -> Around:
+    """Return what stands around the text of a chunk, which is `TEXT`, and its token ids, if they are `IDS`."""
     *pieces, last = encode(chunk).split(_json(TEXT))
-    return (*pieces, *last.split(_json(IDS)))
-
-
-def holding(pieces: tuple[bytes, ...], token_ids: Sequence[int]) -> tuple[bytes, ...]:
-    """Return what stands around the text of a chunk with these token ids."""
-    *heads, before, after = pieces
-    return (*heads, before + _json(token_ids) + after)
+    before, _, after = last.partition(_json(IDS))
+    return Around((*pieces, before), after)
 
 
 def fault(error: RequestError) -> bytes:

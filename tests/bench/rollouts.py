@@ -24,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from penstock.api.runs.housekeeping import tune_gc
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.frames import TokenLogprob
 from penstock.pipeline.recordings.recorder import Recorder
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, nargs="*", default=[1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
+    tune_gc()  # as a server does once it is up
     _print(cost_table(asyncio.run(recording_costs(chosen.rounds)), 1.05, lambda _: RECORDED))
     _print(cost_table(asyncio.run(id_costs(chosen.rounds)), 1.1, lambda name: name.removesuffix(WITH)))
     _print([f"The goal is at least {LEAST_RATE:g} MB/s."])

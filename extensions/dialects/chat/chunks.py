@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.api.dialect import failure
-from penstock.api.http.chunks import IDS, TEXT, Broken, TextChunk, around, holding
+from penstock.api.http.chunks import IDS, TEXT, Around, Broken, TextChunk, around
 from penstock.api.http.wire import UsageSoFar
 from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.protocol import events, items
@@ -160,7 +160,6 @@ class DeltaChunk(TextChunk, frozen=True, gc=False):
     """A chunk whose delta is a text, without log probabilities: nearly every one."""
 
     is_thought: bool
-    token_ids: Sequence[int] | UnsetType = UNSET
 
     @property
     def delta(self) -> Delta:
@@ -222,8 +221,9 @@ class ChunkWriter:
         self._taken = None if tally is None else Taken(tally)
         self._id = self._model = ""
         self._created = 0
-        self._around_text: tuple[bytes, ...] = ()
-        self._around_thought: tuple[bytes, ...] = ()
+        self._gives_more = so_far is not None
+        """True if the chunks have more than a text and the ids of its tokens."""
+        self._around_text = self._around_thought = Around(())
         self._content = 0
         """Characters of the content so far."""
         self._message_began_at = 0
@@ -242,9 +242,9 @@ class ChunkWriter:
                 delta = BETWEEN + delta
             self._message_began_at = self._content + len(delta) - len(event.delta)
         self._content += len(delta)
-        if event.logprobs or self._so_far or self._taken:
-            return self._with_more(self._around_text, delta, event.logprobs)
-        return DeltaChunk(self._around_text, delta, False)
+        if event.logprobs or self._gives_more:
+            return self._chunk(Delta(content=delta), event.logprobs)
+        return DeltaChunk(self._around_text, delta, self._taken.next() if self._taken else UNSET, False)
 
     def feed(self, event: ResponseEvent) -> Iterator[ChatEvent]:
         """Take any event."""
@@ -272,21 +272,22 @@ class ChunkWriter:
 
     def _first(self, response: Response) -> Chunk:
         self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
-        first = Delta(role="assistant", content="")
+        first = self._chunk(Delta(role="assistant", content=""))
+        self._gives_more |= self._taken is not None and self._taken.are_scored
         ids = IDS if self._taken else UNSET
         self._around_text = around(self._of(ChoiceDelta(0, Delta(content=TEXT), token_ids=ids)))
         self._around_thought = around(self._of(ChoiceDelta(0, _thought_delta(TEXT), token_ids=ids)))
         prompt = self._tally.prompt if self._tally else UNSET
-        return replace(self._chunk(first), prompt_token_ids=prompt)
+        return replace(first, prompt_token_ids=prompt)
 
     def feed_thought(self, delta: str) -> DeltaChunk | Chunk:
         """Take a piece of a thought."""
         if self._is_next_thought and self._has_thought:
             delta = BETWEEN + delta
         self._is_next_thought, self._has_thought = False, True
-        if self._so_far or self._taken:
-            return self._with_more(self._around_thought, delta, is_thought=True)
-        return DeltaChunk(self._around_thought, delta, True)
+        if self._gives_more:
+            return self._chunk(_thought_delta(delta))
+        return DeltaChunk(self._around_thought, delta, self._taken.next() if self._taken else UNSET, True)
 
     def _begin(self, item: items.OutputItem) -> Iterator[Chunk]:
         match item:
@@ -328,15 +329,6 @@ class ChunkWriter:
 
     def _call(self, delta: CallDelta) -> Chunk:
         return self._chunk(Delta(tool_calls=(delta,)))
-
-    def _with_more(
-        self, around_it: tuple[bytes, ...], text: str, logprobs: Sequence[Logprob] = (), *, is_thought: bool = False
-    ) -> DeltaChunk | Chunk:
-        """Return a chunk with more than a text."""
-        if self._taken is None or self._so_far or self._taken.are_scored:
-            return self._chunk(_thought_delta(text) if is_thought else Delta(content=text), logprobs)
-        token_ids = self._taken.next()
-        return DeltaChunk(holding(around_it, token_ids), text, is_thought, token_ids)
 
     def _chunk(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> Chunk:
         token_ids: Sequence[int] | UnsetType = UNSET

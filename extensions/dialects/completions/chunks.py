@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.api.dialect import failed, failure
-from penstock.api.http.chunks import IDS, TEXT, Broken, TextChunk, around, holding
+from penstock.api.http.chunks import IDS, TEXT, Around, Broken, TextChunk, around
 from penstock.api.http.wire import UsageSoFar
 from penstock.pipeline.hot_path import join, on_the_way
 from penstock.pipeline.protocol import events
@@ -90,13 +90,12 @@ class ChoiceChunk(TextChunk, frozen=True, gc=False):
     first: Chunk
     """A chunk of the same stream, without a choice."""
     index: int = 0
-    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 CompletionEvent: TypeAlias = ChoiceChunk | Chunk | Broken
 
 
-def _around(chunk: Chunk, index: int, *, has_ids: bool) -> tuple[bytes, ...]:
+def _around(chunk: Chunk, index: int, *, has_ids: bool) -> Around:
     """Return what stands around a text of the choice at ``index``, and around its ids, in the stream of a chunk."""
     return around(replace(chunk, choices=(Choice(index, TEXT, token_ids=IDS if has_ids else UNSET),)))
 
@@ -154,17 +153,16 @@ class ChunkWriter:
         """The tokens that chunks have had so far; None before the first one, which has the prompt."""
         self._spelling = spelling
         self._first = Chunk("", 0, "", (), usage=no_usage)
-        self._around: tuple[bytes, ...] = ()
+        self._around = Around(())
 
     def feed_text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
         """Take a piece of the text."""
         if self._taken is not None and not (event.logprobs or self._so_far):
-            token_ids = self._taken.next()
-            return ChoiceChunk(holding(self._around, token_ids), event.delta, self._first, token_ids=token_ids)
+            return ChoiceChunk(self._around, event.delta, self._taken.next(), self._first)
         if event.logprobs or self._so_far or self._tally:
             logprobs = self._spelling.of(event.logprobs) if event.logprobs else None
             return self._with(Choice(0, event.delta, logprobs))
-        return ChoiceChunk(self._around, event.delta, self._first)
+        return ChoiceChunk(self._around, event.delta, UNSET, self._first)
 
     def feed(self, event: ResponseEvent) -> Iterator[CompletionEvent]:
         """Take any event."""
@@ -258,20 +256,18 @@ async def choices(
     A prompt counts once for all of its choices, of which there are ``of_each``.
     """
     first: Chunk | None = None
-    arounds: dict[int, tuple[bytes, ...]] = {}
+    arounds: dict[int, Around] = {}
     usages: dict[int, CompletionUsage] = {}
     async for position, event in source:
         match event:
             case Broken():
                 yield event
                 return
-            case ChoiceChunk():
+            case ChoiceChunk(text=text, token_ids=token_ids):
                 first = first or event.first
-                token_ids = event.token_ids
                 if position not in arounds:
                     arounds[position] = _around(first, position, has_ids=token_ids is not UNSET)
-                own = arounds[position] if token_ids is UNSET else holding(arounds[position], token_ids)
-                yield ChoiceChunk(own, event.text, first, index=position, token_ids=token_ids)
+                yield ChoiceChunk(arounds[position], text, token_ids, first, index=position)
             case Chunk(usage=CompletionUsage() as usage, choices=()):
                 usages[position] = usage
             case Chunk():
