@@ -5,7 +5,7 @@ See https://platform.openai.com/docs/api-reference/chat/streaming.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
@@ -192,16 +192,9 @@ class Chunks:
         """Rewrite the events of one response."""
         writer = ChunkWriter(self.usage, None if self.lists_usage else UNSET, so_far=self.so_far, tally=self.tally)
         join(rewrite=writer.feed)
-        text, thought = events.OutputTextDelta, events.ReasoningTextDelta
         async for event in source:
-            kind = type(event)
-            if kind is text:  # nearly every event
-                yield writer.feed_text(cast("events.OutputTextDelta", event))
-            elif kind is thought:
-                yield writer.feed_thought(cast("events.ReasoningTextDelta", event).delta)
-            else:
-                for chunk in writer.feed(event):
-                    yield chunk
+            for chunk in writer.feed(event):
+                yield chunk
 
 
 class ChunkWriter:
@@ -233,7 +226,16 @@ class ChunkWriter:
         self._has_thought = False
         self._calls = -1
 
-    def feed_text(self, event: events.OutputTextDelta) -> DeltaChunk | Chunk:
+    def feed(self, event: ResponseEvent) -> Iterable[ChatEvent]:
+        """Take an event, and return the chunks that follow from it."""
+        kind = type(event)  # nearly every event is of the first two kinds, and isinstance takes longer
+        if kind is events.OutputTextDelta:
+            return (self._text(cast("events.OutputTextDelta", event)),)
+        if kind is events.ReasoningTextDelta:
+            return (self._thought(cast("events.ReasoningTextDelta", event).delta),)
+        return self._rare(event)
+
+    def _text(self, event: events.OutputTextDelta) -> DeltaChunk | Chunk:
         """Take a piece of a message."""
         delta = event.delta
         if self._is_next_message:
@@ -246,13 +248,10 @@ class ChunkWriter:
             return self._chunk(Delta(content=delta), event.logprobs)
         return DeltaChunk(self._around_text, delta, self._taken.next() if self._taken else UNSET, False)
 
-    def feed(self, event: ResponseEvent) -> Iterator[ChatEvent]:
-        """Take any event."""
+    def _rare(self, event: ResponseEvent) -> Iterator[ChatEvent]:
         match event:
-            case events.OutputTextDelta():
-                yield self.feed_text(event)
-            case events.ReasoningTextDelta(delta=delta) | events.ReasoningSummaryTextDelta(delta=delta):
-                yield self.feed_thought(delta)
+            case events.ReasoningSummaryTextDelta(delta=delta):
+                yield self._thought(delta)
             case events.RefusalDelta(delta=delta):
                 yield self._chunk(Delta(refusal=delta))
             case events.OutputItemAdded(item=item):
@@ -280,7 +279,7 @@ class ChunkWriter:
         prompt = self._tally.prompt if self._tally else UNSET
         return replace(first, prompt_token_ids=prompt)
 
-    def feed_thought(self, delta: str) -> DeltaChunk | Chunk:
+    def _thought(self, delta: str) -> DeltaChunk | Chunk:
         """Take a piece of a thought."""
         if self._is_next_thought and self._has_thought:
             delta = BETWEEN + delta

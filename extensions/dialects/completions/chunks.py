@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -121,17 +121,12 @@ class Chunks:
         no_usage, spelling = None if self.lists_usage else UNSET, Spelling(is_first_given=self.echoes)
         writer = ChunkWriter(self.usage, no_usage, spelling, so_far=self.so_far, tally=self.tally)
         join(rewrite=writer.feed)
-        text, rest = events.OutputTextDelta, YieldPoint()
+        rest = YieldPoint()
         async for event in source:
-            kind = type(event)
-            if kind is text:  # nearly every event
-                delta = cast("events.OutputTextDelta", event)
-                yield writer.feed_text(delta)
-                if delta.logprobs:
-                    await rest()  # those of a long prompt come at once
-            else:
-                for chunk in writer.feed(event):
-                    yield chunk
+            for chunk in writer.feed(event):
+                yield chunk
+            if isinstance(event, events.OutputTextDelta) and event.logprobs:
+                await rest()  # those of a long prompt come at once
 
 
 class ChunkWriter:
@@ -155,7 +150,13 @@ class ChunkWriter:
         self._first = Chunk("", 0, "", (), usage=no_usage)
         self._around = Around(())
 
-    def feed_text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
+    def feed(self, event: ResponseEvent) -> Iterable[CompletionEvent]:
+        """Take an event, and return the chunks that follow from it."""
+        if type(event) is events.OutputTextDelta:  # nearly every event
+            return (self._text(event),)
+        return self._rare(event)
+
+    def _text(self, event: events.OutputTextDelta) -> ChoiceChunk | Chunk:
         """Take a piece of the text."""
         if self._taken is not None and not (event.logprobs or self._so_far):
             return ChoiceChunk(self._around, event.delta, self._taken.next(), self._first)
@@ -164,11 +165,8 @@ class ChunkWriter:
             return self._with(Choice(0, event.delta, logprobs))
         return ChoiceChunk(self._around, event.delta, UNSET, self._first)
 
-    def feed(self, event: ResponseEvent) -> Iterator[CompletionEvent]:
-        """Take any event."""
+    def _rare(self, event: ResponseEvent) -> Iterator[CompletionEvent]:
         match event:
-            case events.OutputTextDelta():
-                yield self.feed_text(event)
             case events.ResponseCreated(response=response):
                 created, model = response.created_at, response.model
                 self._first = Chunk(completion_id(response.id), created, model, (), usage=self._no_usage)

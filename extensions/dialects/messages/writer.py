@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import methodcaller
@@ -134,10 +134,15 @@ class MessageWriter:
         self._summary: list[str] = []
         self._has_refused = False
 
-    def feed(self, event: ResponseEvent) -> Iterator[Event]:
-        """Take one event, and yield those that it causes."""
+    def feed(self, event: ResponseEvent) -> Iterable[Event]:
+        """Take one event, and return those that it causes."""
+        if type(event) is events.OutputTextDelta:  # nearly every event
+            return self._text(event.delta)
+        return self._rare(event)
+
+    def _rare(self, event: ResponseEvent) -> Iterator[Event]:
         match event:
-            case events.OutputTextDelta(delta=text) | events.RefusalDelta(delta=text):
+            case events.RefusalDelta(delta=text):
                 yield from self._text(text)
             case events.ReasoningTextDelta(delta=text):
                 if self._display == "shown":
@@ -177,18 +182,17 @@ class MessageWriter:
             case _:
                 pass
 
-    def _text(self, text: str) -> Iterator[Event]:
+    def _text(self, text: str) -> tuple[Event, ...]:
         """Write text; clients take no block that is blank, so it begins with the first character that is not."""
         if self._display == "summary":
             self._summary.append(text)
-            return
-        if not self._is_open:
-            self._held += text
-            if not self._held.strip():
-                return
-            yield self._open(Text(""))
-            text = self._held
-        yield ContentBlockDelta(self._index, TextDelta(text))
+            return ()
+        if self._is_open:
+            return (ContentBlockDelta(self._index, TextDelta(text)),)
+        self._held += text
+        if not self._held.strip():
+            return ()
+        return (self._open(Text("")), ContentBlockDelta(self._index, TextDelta(self._held)))
 
     def _input(self, text: str) -> Iterator[Event]:
         """Write input of a call; its block begins once the spelling is known, which the id tells."""
