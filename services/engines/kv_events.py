@@ -43,7 +43,7 @@ RECONNECT_SECONDS = 0.2
 """Seconds after the end of a connection before another one."""
 
 REPLAY_SECONDS = 5.0
-"""Seconds without a repeated message after which a server is taken to repeat no more."""
+"""Seconds without a repeated message after which no more are expected."""
 
 AT_ONCE = 100
 """Repeated messages of a server that are taken before those of others."""
@@ -71,7 +71,7 @@ class _Replay:
     """When the server is taken to repeat no more."""
     has_any: bool = False
     lacks_some: bool = False
-    """True if some were lost on the way, so that the server is asked again."""
+    """True if some were lost on the way, so that the server has to repeat them once more."""
 
 
 @dataclass
@@ -158,7 +158,7 @@ class KvEvents:
     def forget(self, url: str, unless_cleared_after: float | None = None) -> None:
         """Forget the caches of a server, unless an event after a time says that they are empty.
 
-        Without a time, the server is asked to repeat what it has published.
+        Without a time, the server then repeats what it has published.
         """
         for source in self._all.values():
             if source.url == url and (unless_cleared_after is None or source.cleared_at <= unless_cleared_after):

@@ -155,7 +155,7 @@ class PrefixCaches(Protocol):
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """Where an engine core publishes the events of its prefix cache, and repeats the last ones if it is asked."""
+    """The addresses where an engine core publishes the events of its prefix cache, and where it repeats the last ones."""
 
     endpoint: str
     replay_endpoint: str | None = None

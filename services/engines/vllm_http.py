@@ -40,6 +40,9 @@ CHECK_INTERVAL = 3.0
 POLL_INTERVAL = 1.0
 """Seconds between two looks at the load of a server.  With 3, agents wait half as long again at p99 (`make fleet`)."""
 
+ALONE_INTERVAL = 10.0
+"""Seconds between two looks at the only server, if it has shown one engine core: those without requests show late."""
+
 LOG_INTERVAL = 15.0
 """Seconds between two log messages about waiting for a server to start."""
 
@@ -204,9 +207,8 @@ async def _keep_checking(replicas: Replicas, model: str | None, served: ServedMo
 
 async def _keep_polling(replicas: Replicas, replica: Replica) -> None:
     while True:
-        if replicas.has_choice:
-            await replicas.poll(replica)
-        await asyncio.sleep(POLL_INTERVAL)
+        await replicas.poll(replica)
+        await asyncio.sleep(POLL_INTERVAL if replicas.has_choice else ALONE_INTERVAL)
 
 
 async def _check(replicas: Replicas, replica: Replica, model: str | None, served: ServedModel) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import Generator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import aiohttp
@@ -14,25 +15,44 @@ import msgspec
 import pytest
 
 from penstock.pipeline.frames import Prompt
+from penstock.services.engines.kv_events import KvEvents
 from penstock.services.engines.vllm_http import start_vllm_http
+from tests.support.api_clients import wait_until
 from tests.support.event_streams import generate, last, token_ids
 from tests.support.fake_vllm import prompt_for_fakes
 from tests.support.paths import TINY_QWEN
 from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.tiny_engine import ARGUMENTS
 
-OPTIONS = ("--served-model-name=tiny-qwen", "--data-parallel-size=2", "--enable-scale-out")
+BLOCK = 32
+OPTIONS = (
+    *("--served-model-name=tiny-qwen", "--data-parallel-size=2", "--enable-scale-out"),
+    *("--enable-prompt-tokens-details", f"--block-size={BLOCK}"),
+)
 METRIC = r'^vllm:{name}\{{.*engine="(\d)".*\}} (\S+)$'
 TOKENS = 5000
+LENGTHS = 4000, 5500, 7000
+"""Tokens of a conversation's turns: more work than a generation, which a load of a second ago may still count."""
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Generator[str, None, None]:
+@pytest.fixture(scope="module")
+def events() -> str:
+    """The address of the KV events of the first rank."""
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory, events: str) -> Generator[str, None, None]:
     """A ``vllm serve`` of a dense model: on a CPU, vLLM cannot run mixtures of experts data parallel."""
     url = f"http://127.0.0.1:{free_port()}"
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": events.replace("127.0.0.1", "*"),
+        "replay_endpoint": f"tcp://127.0.0.1:{free_port()}",
+    }
     command: list[str | Path] = [Path(sys.executable).with_name("vllm"), "serve", TINY_QWEN, *ARGUMENTS, *OPTIONS]
-    command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
-    with running_process(command, f"{url}/health", tmp_path / "serve.log"):
+    command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--kv-events-config", json.dumps(config)]
+    with running_process(command, f"{url}/health", tmp_path_factory.mktemp("vllm") / "serve.log"):
         yield url
 
 
@@ -70,3 +90,33 @@ async def test_generations_spread_over_the_cores_and_end_when_they_are_left(url:
         assert sum((await metric(url, "generation_tokens_total")).values()) < 4 * TOKENS
     finally:
         await engine.close()
+
+
+async def test_turns_find_their_conversation_in_the_cache_of_its_rank(url: str, events: str) -> None:
+    """Penstock starts twice: then it knows by events what the ranks have read before."""
+    names = range(8)
+    for start in range(2):
+        engine = await start_vllm_http([url])
+        try:
+            with closing(KvEvents({url: events})) as caches:
+                if start:
+                    engine.follow(caches)
+                    await wait_until(lambda caches=caches: len(caches.sizes()) == 2)
+                    held = [caches.cached(turn(name, LENGTHS[0]), None) for name in names]
+                    assert {core for known in held for core in known or ()} == {url, f"{url}#1"}
+                for name in names:
+                    begun, more = LENGTHS[start : start + 2]
+                    first = last(await generate(engine, turn(name, begun)))
+                    second = last(await generate(engine, turn(name, more)))
+                    assert first.cached_tokens == (begun - 1) // BLOCK * BLOCK * start
+                    assert second.cached_tokens == begun // BLOCK * BLOCK
+        finally:
+            await engine.close()
+
+
+def turn(name: int, tokens: int) -> Prompt:
+    """A turn of a conversation, whose earlier turns are its beginning."""
+    token_ids = tuple((name * 131 + place * 7) % 400 + 20 for place in range(tokens))
+    return prompt_for_fakes(
+        id=f"resp_talk_{name}", model="tiny-qwen", token_ids=token_ids, stop_token_ids=(), max_tokens=1
+    )
