@@ -66,7 +66,7 @@ _LOAD = re.compile(
 """The gauges of a server's generations, and the ranks of its engine cores."""
 
 MOST_CORES = 256
-"""Engine cores of a server that are told apart."""
+"""Engine cores of a server that are counted."""
 
 _OF_RANKS = re.compile(r"data.parallel.rank", re.IGNORECASE)
 """A refusal of the rank that a prompt was sent to."""
@@ -155,7 +155,7 @@ class PrefixCaches(Protocol):
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """The addresses where an engine core publishes the events of its prefix cache, and where it repeats the last ones."""
+    """The addresses of the events of an engine core's prefix cache, and of the last ones once more."""
 
     endpoint: str
     replay_endpoint: str | None = None

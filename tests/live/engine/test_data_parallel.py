@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
@@ -97,26 +97,28 @@ async def test_turns_find_their_conversation_in_the_cache_of_its_rank(url: str, 
     names = range(8)
     for start in range(2):
         engine = await start_vllm_http([url])
-        try:
-            with closing(KvEvents({url: events})) as caches:
-                if start:
-                    engine.follow(caches)
-                    await wait_until(lambda caches=caches: len(caches.sizes()) == 2)
-                    held = [caches.cached(turn(name, LENGTHS[0]), None) for name in names]
-                    assert {core for known in held for core in known or ()} == {url, f"{url}#1"}
-                for name in names:
-                    begun, more = LENGTHS[start : start + 2]
-                    first = last(await generate(engine, turn(name, begun)))
-                    second = last(await generate(engine, turn(name, more)))
-                    assert first.cached_tokens == (begun - 1) // BLOCK * BLOCK * start
-                    assert second.cached_tokens == begun // BLOCK * BLOCK
-        finally:
-            await engine.close()
+        with closing(KvEvents({url: events})) as caches:
+            if start:
+                engine.follow(caches)
+                held = [await heard(caches, turn(name, LENGTHS[0])) for name in names]
+                assert {core for known in held for core in known} == {url, f"{url}#1"}
+            for name in names:
+                begun, more = LENGTHS[start : start + 2]
+                first = last(await generate(engine, turn(name, begun)))
+                second = last(await generate(engine, turn(name, more)))
+                assert first.cached_tokens == (begun - 1) // BLOCK * BLOCK * start
+                assert second.cached_tokens == begun // BLOCK * BLOCK
+        await engine.close()
+
+
+async def heard(caches: KvEvents, wanted: Prompt) -> Mapping[str, int]:
+    """Wait until it is known where a prompt is cached."""
+    await wait_until(lambda: caches.cached(wanted, None))
+    return caches.cached(wanted, None) or {}
 
 
 def turn(name: int, tokens: int) -> Prompt:
     """A turn of a conversation, whose earlier turns are its beginning."""
     token_ids = tuple((name * 131 + place * 7) % 400 + 20 for place in range(tokens))
-    return prompt_for_fakes(
-        id=f"resp_talk_{name}", model="tiny-qwen", token_ids=token_ids, stop_token_ids=(), max_tokens=1
-    )
+    prompt = prompt_for_fakes(id=f"resp_talk_{name}", model="tiny-qwen", token_ids=token_ids, max_tokens=1)
+    return msgspec.structs.replace(prompt, stop_token_ids=())
