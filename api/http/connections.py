@@ -50,18 +50,9 @@ logger = logging.getLogger(__name__)
 
 
 class ClientConnection(web.RequestHandler):
-    """A connection that is closed if its first headers are late, and that answers broken HTTP in JSON."""
+    """A connection that answers broken HTTP in JSON."""
 
-    __slots__ = ("_header_timer",)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        loop = asyncio.get_running_loop()
-        self._header_timer = loop.call_later(HEADER_SECONDS, self._close_without_request)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._header_timer.cancel()
-        super().connection_lost(exc)
+    __slots__ = ()
 
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -78,10 +69,6 @@ class ClientConnection(web.RequestHandler):
     def is_silent(self) -> bool:
         """True if the connection is open, and the headers of its first request are not complete."""
         return self._request_count == 0 and self.transport is not None
-
-    def _close_without_request(self) -> None:
-        if self.is_silent:
-            self.force_close()
 
 
 @dataclass
@@ -124,8 +111,9 @@ class ConnectionServer(web.Server):
         self._proxies = proxies
         self._counts = counts
         self._clients = dict[web.RequestHandler, str]()
-        self._maybe_silent = dict[ClientConnection, None]()
-        """Connections that had sent no request when they were last looked at, the oldest first."""
+        self._maybe_silent = dict[ClientConnection, float]()
+        """Connections that may have sent no request, the oldest first; each with the time when its headers are late."""
+        self._timer: asyncio.TimerHandle | None = None  # one for all: one for each would take 700 bytes
         self._by_client = Counter[str]()
         self._silent_until = dict[str, float]()
 
@@ -139,7 +127,8 @@ class ConnectionServer(web.Server):
         client = self._clients[handler] = client_of(peer)
         self._by_client[client] += 1
         assert isinstance(handler, ClientConnection)
-        self._maybe_silent[handler] = None
+        self._maybe_silent[handler] = self._loop.time() + HEADER_SECONDS
+        self._timer = self._timer or self._loop.call_later(HEADER_SECONDS, self._close_late)
         self._counts.open += 1
         most, in_use = self._bounds.per_client, max(self._counts.open, _descriptor(transport))
         if self._by_client[client] > most and not self._proxies.trusts(peer):
@@ -165,6 +154,17 @@ class ConnectionServer(web.Server):
         self._by_client[client] -= 1
         if not self._by_client[client]:
             del self._by_client[client]
+
+    def _close_late(self) -> None:
+        """Close the connections whose first headers are late."""
+        self._timer, now = None, self._loop.time()
+        for handler, late_at in tuple(self._maybe_silent.items()):
+            if late_at > now:
+                self._timer = self._loop.call_at(late_at, self._close_late)
+                return
+            del self._maybe_silent[handler]
+            if handler.is_silent:
+                handler.force_close()
 
     def _close_oldest_silent(self) -> None:
         """Close the connection that has been without a request for the longest; it may be the new one."""
