@@ -44,6 +44,7 @@ from penstock.services.engines.vllm_cores import (
 from penstock.services.engines.weights import LatestWeights, spans
 from penstock.services.engines.workers import mark_workers, take_steps_whole
 from penstock.stages.models.vllm_private import (
+    Ready,
     Unread,
     abort_everywhere,
     check_engine_parts,
@@ -262,6 +263,7 @@ class VllmEngine:
     async def _begin(self, prompt: Prompt) -> _Generation:
         started = time.monotonic()
         collector = await self._add(prompt)
+        collector.ready = Ready(is_set=collector.ready.is_set())
         sampling, unread = prompt.facts.sampling, Unread(LINE_STEP if prompt.facts.origin.line else 1, current())
         prompt_top = None if sampling.prompt_logprobs is UNSET else sampling.prompt_logprobs
         has_alternatives = bool(sampling.logprobs) or sampling.logprob_token_ids is not UNSET

@@ -237,6 +237,39 @@ class Unread(list[int]):
         self.clear()
 
 
+class Ready:
+    """The event for the one reader of a request.  That of asyncio has a queue of readers, which takes 750 bytes."""
+
+    __slots__ = ("_is_set", "_waiting")
+
+    def __init__(self, *, is_set: bool) -> None:
+        self._is_set = is_set
+        self._waiting: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        """Return True if there is something to read."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake the reader."""
+        self._is_set = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def clear(self) -> None:
+        """Let the reader wait again."""
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Wait until there is something to read."""
+        if not self._is_set:
+            self._waiting = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+
+
 PASSED_AT_ONCE = 256
 """The requests whose tokens are passed on in one turn of the event loop: a few milliseconds."""
 
