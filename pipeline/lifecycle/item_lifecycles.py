@@ -7,7 +7,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -86,8 +86,8 @@ Detail: TypeAlias = tuple[type[Event], tuple[Any, ...]]
 """An event for a piece of an item: its type, and its fields after the place."""
 
 
-def _no_details(item: Any) -> list[Detail]:
-    return []
+def _no_details(item: Any) -> Sequence[Detail]:
+    return ()
 
 
 def _commands(call: items.ShellCall) -> list[Detail]:
@@ -120,7 +120,7 @@ class ItemLifecycle:
     """The delta of its text, if the text is a field and not a part."""
     text_field: str | None = None
     milestones: tuple[Milestone, ...] = ()
-    details: Callable[[Any], list[Detail]] = _no_details
+    details: Callable[[Any], Sequence[Detail]] = _no_details
     added: Moment = "opened"
     """The moment when it is added.  The other events of this moment and of earlier ones follow at once."""
     statuses: tuple[CallStatus, ...] = ("completed", "incomplete")

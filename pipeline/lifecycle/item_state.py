@@ -22,11 +22,11 @@ class ItemState:
         self.part: Part | None = None
         """The open part, empty."""
         self._index = output_index
-        self._parts: list[Part] = []
+        self._parts: tuple[Part, ...] = ()  # most items have few, and an empty tuple takes no memory
         self._text_is_done = False
         self._milestones = self.lifecycle.milestones
         self._details = self.lifecycle.details(item)
-        self._output: list[dict[str, Any]] = []
+        self._output: tuple[dict[str, Any], ...] = ()
 
     def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the item, unless it is a delta of its text."""
@@ -35,7 +35,7 @@ class ItemState:
                 self.part, self._text_is_done = part, False
             case events.ContentPartDone(part=part) | events.ReasoningSummaryPartDone(part=part):
                 self.part = None
-                self._parts.append(part)
+                self._parts += (part,)
             case events.Done() if self.part is not None:
                 self._text_is_done = True
             case events.Done() | events.Progress():
@@ -46,7 +46,7 @@ class ItemState:
             case _:
                 if isinstance(event, events.ShellCallOutputContentDone):
                     self._output += event.output
-                del self._details[:1]
+                self._details = self._details[1:]
 
     def refresh(self, item: OutputItem) -> None:
         """Take the item after its call: from now on its details are due."""
@@ -90,7 +90,7 @@ class ItemState:
         if self.lifecycle.text_field:
             changes[self.lifecycle.text_field] = text
         if isinstance(self.item, items.ShellCallOutput):
-            changes["output"] = tuple(self._output)
+            changes["output"] = self._output
         if status != "completed":
             missing = {name: value for name, value in self.lifecycle.cut_fields.items() if not getattr(self.item, name)}
             changes |= missing

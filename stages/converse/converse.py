@@ -76,6 +76,7 @@ class Converse:
                 async with aclosing(_frames(loop, loop.begin())) as beginning:
                     async for passed in beginning:
                         yield passed
+                del beginning  # else its frame stays as long as the response
                 if not loop.is_unspoken:
                     await loop.describe()
                 while loop.next_turn():

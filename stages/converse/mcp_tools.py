@@ -59,6 +59,8 @@ def known_tools(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
 
 def with_mcp_tools(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
     """Return ``tools`` with those tools of its servers added that the request lets the model, or programs, call."""
+    if not tools.servers:
+        return tools.limiting_programs()
     shown, deferred, loaded = list[McpTool](), list[McpTool](), frozenset(tools.loaded or ())
     in_programs = list[McpTool]()
     for server in tools.servers:

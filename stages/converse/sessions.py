@@ -138,7 +138,7 @@ class Sessions:
         self.tools: Toolset = request.facts.tools
         """The tools of the next turn, which a search looks through."""
         self._open: dict[str, Session] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: list[asyncio.Task[Any]] = []
 
     @property
     def source(self) -> Callable[[int], Source | FileSource | None] | None:
@@ -165,8 +165,8 @@ class Sessions:
     def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start ``work`` in a task."""
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
         return task
 
     def call(self, call: ToolCall, refusal: str | None = None, caller: RunningProgram | None = None) -> RunningCall:

@@ -193,7 +193,8 @@ class ToolLoop:
 
     def _offer(self, tools: Toolset) -> None:
         """Give the model, and the search for tools, other tools from now on."""
-        self.request = frames.with_facts(self.request, tools=tools)
+        if tools is not self.request.facts.tools:
+            self.request = frames.with_facts(self.request, tools=tools)
         self._sessions.tools = tools
 
     def _meet_choice(self) -> None:

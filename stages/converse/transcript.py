@@ -59,13 +59,15 @@ class Transcript:
 
     def continued(self, conversation: frames.ResolvedRequest) -> frames.ResolvedRequest:
         """Return the conversation with the items added since the last call of this method."""
+        if not self.items:
+            return conversation
         items, self.items = self.items, []
         return replace(
             frames.with_facts(conversation, input=(*conversation.facts.input, *items)),
             tokens={**conversation.tokens, **self._tokens},
             results={**conversation.results, **self._results},
             returned={**conversation.returned, **self._returned},
-            said=conversation.said if not items else (),
+            said=(),
         )
 
     @property

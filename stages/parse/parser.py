@@ -68,8 +68,8 @@ class ParseStage(ABC):
             elif parser is None:
                 raise InvariantBroken("a turn begins with GenerationStarted: a stage has lost it")
             else:
-                read, rest = parser.feed(frame), _rest_after(frame)
-                for parsed in await asyncio.to_thread(tuple, read) if parser.is_slow(frame) else read:
+                rest, feed = _rest_after(frame), parser.feed
+                for parsed in await asyncio.to_thread(tuple, feed(frame)) if parser.is_slow(frame) else feed(frame):
                     yield parsed
                     if rest is not None:
                         await rest()
