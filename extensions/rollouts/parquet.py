@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-GROUP: Final = 1_000_000
-"""Numbers of lists after which a group of rows ends: about 8 MB, as a reader has them in memory."""
+GROUP: Final = 250_000
+"""Numbers of lists after which a group of rows ends: about 2 MB, as a reader has them in memory."""
 
 _NUMBERS: Final = {int: pa.int32(), float: pa.float64()}
 """The types of numbers in lists: token ids, masks and log probabilities."""
@@ -29,7 +29,7 @@ _PLAIN: Final = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa
 def parquet_rows(file: IO[bytes], row: type[msgspec.Struct]) -> Iterator[_Groups]:
     """Write rows of one class into a file for the length of a block."""
     schema = pa.schema([_field(name, each) for name, each in get_type_hints(row).items()])
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
         groups = _Groups(writer, schema)
         yield groups
         groups.end()

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,7 +25,7 @@ from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.protocol.history import opening
 from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.recordings import older
-from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, read_header
+from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, header_of, read_header
 from penstock.pipeline.recordings.wire import WIRE
 
 TOKENS, PROMPTS = FILES["generate"][0], FILES["render"][0]
@@ -117,6 +118,13 @@ class _Logprob(msgspec.Struct, frozen=True, gc=False):
 class _Chunk(msgspec.Struct, frozen=True, tag="TokenChunk", gc=False):
     token_ids: tuple[int, ...]
     logprobs: tuple[_Logprob, ...] = ()
+
+    @property
+    def known(self) -> list[float]:
+        """The log probability of each token."""
+        if len(self.logprobs) != len(self.token_ids):
+            return [NO_LOGPROB] * len(self.token_ids)
+        return [each.logprob for each in self.logprobs]
 
 
 class _Finished(msgspec.Struct, frozen=True, tag="GenerationFinished", gc=False):
@@ -230,14 +238,17 @@ def recordings_in(folders: Sequence[Path]) -> Iterator[Path]:
     """
     seen = set[str]()
     for folder in folders:
-        found = False
-        for place, _, files in os.walk(folder):
+        found, real = False, os.path.realpath(folder)
+        for place, _, files in os.walk(folder):  # it follows no links
             if _NAMES.isdisjoint(files):
                 continue
             found = True
-            if (real := os.path.realpath(place)) not in seen:
-                seen.add(real)
-                yield Path(place)
+            if len(folders) > 1:
+                name = f"{real}{place.removeprefix(str(folder))}"
+                if name in seen:
+                    continue
+                seen.add(name)
+            yield Path(place)
         if not found:
             raise UnreadableRecording(folder, None, "there is no recording in or below this folder")
 
@@ -245,9 +256,7 @@ def recordings_in(folders: Sequence[Path]) -> Iterator[Path]:
 def read_head(folder: Path) -> Head:
     """Read the place of a recording.  Raise `Unusable` if it has no exact tokens, and `UnreadableRecording`."""
     path = folder / TOKENS
-    header = _checked_header(folder)
-    with path.open("rb") as file:
-        file.readline()
+    with _opened(folder) as (header, file):
         first = file.readline()
     if not first.endswith(b"\n") or b'"type":"%b"' % STARTED.encode() not in first[:MARKED]:
         raise Unusable(recorded.NO_OUTPUT)
@@ -282,21 +291,34 @@ def _begun_at(header: Header, response: _Response) -> float:
     return datetime.fromisoformat(header.recorded_at).timestamp() if header.recorded_at else response.created_at
 
 
-def _checked_header(folder: Path) -> Header:
+@contextmanager
+def _opened(folder: Path) -> Iterator[tuple[Header, BinaryIO]]:
+    """Open the tokens of a recording, after their header.
+
+    Raise `Unusable` if it has no exact tokens, and `UnreadableRecording`.
+    """
     path = folder / TOKENS
-    if not path.is_file():
-        if (folder / WIRE).is_file():
-            raise Unusable(recorded.UNSENT)
-        headers = [read_header(folder / name) for name, _ in FILES.values() if (folder / name).is_file()]
-        if any(header.masked for header in headers):
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise Unusable(_without_tokens(folder)) from None
+    except OSError as error:
+        raise UnreadableRecording(path, None, f"there is no recording here: {error.strerror}") from error
+    with file:
+        header = header_of(path, file.readline())
+        if header.masked:
             raise Unusable(recorded.MASKED)
-        raise Unusable(recorded.NO_TOKENS)
-    header = read_header(path)
-    if header.masked:
-        raise Unusable(recorded.MASKED)
-    if header.answered_from:
-        raise Unusable(recorded.ANSWERED)
-    return header
+        if header.answered_from:
+            raise Unusable(recorded.ANSWERED)
+        yield header, file
+
+
+def _without_tokens(folder: Path) -> str:
+    """Return why a recording has no tokens."""
+    if (folder / WIRE).is_file():
+        return recorded.UNSENT
+    headers = [read_header(folder / name) for name, _ in FILES.values() if (folder / name).is_file()]
+    return recorded.MASKED if any(header.masked for header in headers) else recorded.NO_TOKENS
 
 
 def read_turns(folder: Path) -> tuple[RecordedTurn, ...]:
@@ -304,19 +326,22 @@ def read_turns(folder: Path) -> tuple[RecordedTurn, ...]:
 
     A file that has no end, because the server was killed, has its whole turns.
     """
-    header = _checked_header(folder)
+    with _opened(folder) as (header, file):
+        data = file.read()
     turns, is_ended = _Turns(folder, header), False
-    for line in _lines(folder / TOKENS, header):
-        is_ended = isinstance(line, _End)
-        if not isinstance(line, _End):
-            turns.take(line)
+    for kind, lines in groupby(_lines(folder / TOKENS, header, data), type):
+        is_ended = kind is _End
+        if kind is _Chunk:
+            turns.take_chunks(list(cast("Iterator[_Chunk]", lines)))
+        elif not is_ended:
+            for line in cast("Iterator[_Started | _Finished]", lines):
+                turns.take(line)
     return turns.all(is_ended=is_ended)
 
 
-def _lines(path: Path, header: Header) -> Iterable[_Line]:
+def _lines(path: Path, header: Header, data: bytes) -> Iterable[_Line]:
     """Return the whole lines of a file after its header."""
-    data = path.read_bytes()
-    body = data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
+    body = data[: data.rfind(b"\n") + 1]
     if header.format not in older.CHANGED:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # or else it is read line by line
             return _decode_lines(body)
@@ -356,20 +381,18 @@ class _Turns:
         self._header = header
         self._turns: list[_Written] = []
 
-    def take(self, line: _Started | _Chunk | _Finished) -> None:
-        """Take the next line."""
-        match line:
-            case _Chunk(token_ids, logprobs):
-                turn = self._turns[-1]
-                turn.tokens.extend(token_ids)
-                if len(logprobs) == len(token_ids):
-                    turn.logprobs.extend([each.logprob for each in logprobs])
-                else:
-                    turn.logprobs.extend([NO_LOGPROB] * len(token_ids))
-            case _Started():
-                self._turns.append(_Written(line, array(UINT32), array("d")))
-            case _Finished():
-                self._turns[-1].finished = line
+    def take(self, line: _Started | _Finished) -> None:
+        """Take the next line, with which a turn begins or ends."""
+        if isinstance(line, _Started):
+            self._turns.append(_Written(line, array(UINT32), array("d")))
+        else:
+            self._turns[-1].finished = line
+
+    def take_chunks(self, chunks: Sequence[_Chunk]) -> None:
+        """Take the next lines, which have tokens."""
+        turn = self._turns[-1]
+        turn.tokens.extend([token for chunk in chunks for token in chunk.token_ids])
+        turn.logprobs.extend([logprob for chunk in chunks for logprob in chunk.known])
 
     def all(self, *, is_ended: bool) -> tuple[RecordedTurn, ...]:
         """Return the turns with an output: all if the file has an end, or else those that have one."""
@@ -520,15 +543,12 @@ class _Prompts:
         return self._read[number - 1] if number <= len(self._read) else None
 
     def _prompts(self) -> Iterator[_Prompt]:
-        header = read_header(self._path)
-        with self._path.open("rb") as file:
-            file.readline()
-            for number, data in enumerate(file, start=2):
-                if not data.endswith(b"\n"):
-                    return
-                try:
-                    line = _decode_prompt(upgraded(data, header))
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    raise UnreadableRecording(self._path, number, f"not a prompt: {error}") from error
-                if isinstance(line, _Prompt):
-                    yield line
+        first, *lines = self._path.read_bytes().split(b"\n")
+        header = header_of(self._path, first)
+        for number, data in enumerate(lines[:-1], start=2):
+            try:
+                line = _decode_prompt(upgraded(data, header))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise UnreadableRecording(self._path, number, f"not a prompt: {error}") from error
+            if isinstance(line, _Prompt):
+                yield line

@@ -257,6 +257,11 @@ def read_header(path: Path) -> Header:
             first = file.readline()
     except OSError as error:
         raise UnreadableRecording(path, None, f"there is no recording here: {error.strerror}") from error
+    return header_of(path, first)
+
+
+def header_of(path: Path, first: bytes) -> Header:
+    """Return the header in the first line of a file, or raise as `read_header` does."""
     try:
         header = _decode_header(first)
     except _NO_JSON as error:

@@ -43,6 +43,18 @@ OUTPUTS = {"penstock": "out.jsonl", "verl": "out.parquet"}
 LEAST_RATE = 20.0
 """The goal of an export, in megabytes of recordings per second."""
 
+EXPORT = """
+import re, sys
+from pathlib import Path
+from penstock.extensions.rollouts.command import main
+main(sys.argv[1:])
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+"""A program that exports as `penstock rollouts` does, and prints its peak of memory in kilobytes.
+
+The system's own figure of a process that has ended includes that of the one that started it.
+"""
+
 RECORDED, SCORED = "--record", "--record --record-logprobs"
 LOGPROBS = tuple(TokenLogprob(-number / 7) for number in range(50))
 
@@ -61,15 +73,17 @@ class Exported(NamedTuple):
 def exported(recordings: Path, form: str, out: str) -> Exported:
     """Export recordings in a process of its own."""
     read = sum(file.stat().st_size for file in recordings.rglob("*.jsonl"))
-    program, place = str(Path(sys.executable).with_name("penstock")), str(recordings.parent / out)
-    command = [program, "rollouts", str(recordings), "-o", place, "--form", form]
+    command = [sys.executable, "-c", EXPORT, str(recordings), "-o", str(recordings.parent / out), "--form", form]
     began = time.monotonic()
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    with process.stdout:
+        printed = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"penstock rollouts --form {form} failed")
-    return Exported(read / 1e6, time.monotonic() - began, _cpu(used), used.ru_maxrss / 1e3)
+    return Exported(read / 1e6, time.monotonic() - began, _cpu(used), float(printed) / 1e3)
 
 
 def _cpu(used: resource.struct_rusage) -> float:
