@@ -114,7 +114,7 @@ async def serving(command: Sequence[str], log: Path) -> AsyncGenerator[Serving, 
             port,
             stdout=output,
             stderr=output,
-            env=own | QUIET | {"PYTHONPATH": str(ROOT)},
+            env=own | QUIET | {"PYTHONPATH": str(ROOT), "VLLM_RUST_FRONTEND_PATH": str(program())},
         )
     try:
         async with (
