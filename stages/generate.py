@@ -25,10 +25,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.hot_path import at_the_engine
 from penstock.pipeline.tasks import apart
-from penstock.services.engines.engine import Engine, ScoresPrompts, ScoresTokens
-
-LONG_TOKENS = 2**17
-"""Tokens of a prompt that takes milliseconds to check."""
+from penstock.services.engines.engine import LONG_TOKENS, Engine, ScoresPrompts, ScoresTokens
 
 
 def _never(response_id: str) -> bool:

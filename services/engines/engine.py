@@ -34,6 +34,9 @@ def sampling_parameters(prompt: Prompt) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
+LONG_TOKENS = 2**17
+"""Tokens of a prompt that takes milliseconds to check."""
+
 UNLIMITED = 2**31 - 1
 """The context length, in tokens, of an engine without a model, such as one that answers from recordings."""
 

@@ -33,7 +33,14 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.readings import TEXT_ONLY
 from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.engines.affinity import hinted_session
-from penstock.services.engines.engine import PARAMETERS, CacheHint, PauseMode, WeightWork, sampling_parameters
+from penstock.services.engines.engine import (
+    LONG_TOKENS,
+    PARAMETERS,
+    CacheHint,
+    PauseMode,
+    WeightWork,
+    sampling_parameters,
+)
 from penstock.services.engines.vllm_cores import (
     CoreClient,
     Cores,
@@ -301,10 +308,15 @@ class VllmEngine:
                 raise
 
     async def _read(self, prompt: Prompt) -> dict[str, Any]:
-        """Build vLLM's prompt: token ids with placeholders for images, and the images."""
+        """Build vLLM's prompt: token ids with placeholders for images, and the images.
+
+        With a ``type``, it is one that vLLM has nothing to read of, so that it does not wait for a thread.
+        """
         read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
         if prompt.images:
             read["multi_modal_data"] = {"image": await self._images(prompt.images, prompt.facts.origin.owner)}
+        elif len(prompt.token_ids) <= LONG_TOKENS:
+            read["type"] = "token"
         if (salt := prompt.facts.scheduling.cache_salt) is not None:
             read["cache_salt"] = salt
         return read

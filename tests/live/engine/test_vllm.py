@@ -81,6 +81,13 @@ async def read_late(engine: VllmEngine, wanted: frames.Prompt) -> list[frames.En
         return [first, *[frame async for frame in stream]]
 
 
+async def test_prompt_without_images_waits_for_no_thread_of_vllm(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(engine.llm.input_processor, "process_inputs_async")
+    assert token_ids(await generate(engine, prompt("Count from 1 to 100.", max_tokens=5)))
+
+
 async def test_slow_reader_gets_every_token(engine: VllmEngine) -> None:
     wanted = prompt("Count from 1 to 100.", max_tokens=500)
     quick, slow = await generate(engine, wanted), await read_late(engine, wanted)

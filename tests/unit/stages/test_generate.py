@@ -11,9 +11,10 @@ from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import ContextTooLong, EngineDead, EngineFailed, InvalidPrompt, ServerStopping, StageError
 from penstock.pipeline.protocol.tools import FunctionTool, Toolset
 from penstock.pipeline.recordings.format import write_frames
+from penstock.services.engines.engine import LONG_TOKENS
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.engines.token_replay import TokenReplayEngine
-from penstock.stages.generate import LONG_TOKENS, Generate
+from penstock.stages.generate import Generate
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 from tests.support.stored_responses import facts, pop_fields
 
