@@ -321,7 +321,9 @@ class ResolvedRequest(_Frame, frozen=True, dict=True, gc=True):
         """True if its prompt takes less time than a thread that would make it (see `apart`)."""
         facts = self.facts
         is_free = facts.text_format.get("type", "text") == "text" and not facts.structured
-        is_plain = is_free and facts.tools == _NO_TOOLS and not (facts.raw or self.files or self.unseen or self.results)
+        is_plain = is_free and facts.tools == _NO_TOOLS and not (self.files or self.unseen or self.results)
+        if facts.raw is not None:
+            return is_plain and facts.raw.is_light
         return is_plain and are_light((*self.history, *facts.input), facts.response.instructions)
 
 

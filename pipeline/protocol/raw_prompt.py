@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.pipeline.protocol.light import SHORT_CHARACTERS
+
 
 class RawPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
     """A prompt that no template lays out, as a text or as token ids.  What the model writes after it is plain text."""
@@ -18,3 +20,8 @@ class RawPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if the answer begins with the prompt."""
     generates: bool = True
     """False if the answer is the prompt alone."""
+
+    @property
+    def is_light(self) -> bool:
+        """True if it becomes tokens in less time than a thread takes to begin."""
+        return len(self.text) + len(self.token_ids) <= SHORT_CHARACTERS

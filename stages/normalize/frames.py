@@ -89,7 +89,7 @@ class RecalledRequest:
     def is_light(self) -> bool:
         """True if the request is read in less time than a thread takes to begin."""
         request = self.request
-        texts = request.text, request.structured_outputs, request.previous_input_messages, request.raw_prompt
+        texts = request.text, request.structured_outputs, request.previous_input_messages
         is_plain = not request.tools and not any(texts)
         return is_plain and are_light((*self.past.items, *self.sent), request.instructions)
 

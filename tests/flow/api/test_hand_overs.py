@@ -13,6 +13,7 @@ import pytest
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.protocol.events import ResponseCompleted
 from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.raw_prompt import RawPrompt
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.runs.run import RunRegistry
 from penstock.services.store.store import Store
@@ -41,10 +42,11 @@ def hand_overs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return given
 
 
-async def answered(store: Store, body: dict[str, Any]) -> str:
+async def answered(store: Store, body: dict[str, Any], raw: RawPrompt | None = None) -> str:
     engine, runs = ScriptedEngine(script()), RunRegistry(store)
     scheduler = Scheduler(responses_pipeline(harmony_stages(load_encoding()), engine, runs), engine, runs, store)
-    async with await scheduler.prepare(read_request(json.dumps(body).encode())) as opened:
+    request = read_request(json.dumps(body).encode())
+    async with await scheduler.prepare(request.continuing(raw) if raw else request) as opened:
         events = [event async for event in scheduler.run(opened)]
     assert isinstance(events[-1], ResponseCompleted)
     return opened.request.facts.response_id
@@ -68,6 +70,26 @@ async def test_light_request_waits_for_no_thread_but_for_its_commits(
         await answered(store, body)
         hand_overs.clear()
         await answered(store, body)
+        assert (len(hand_overs) == COMMITS) == is_light, hand_overs
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_light"),
+    [
+        (RawPrompt("Once"), True),
+        (RawPrompt(token_ids=(1,) * 2_000), True),
+        (RawPrompt("a" * 9_000), False),
+        (RawPrompt(token_ids=(1,) * 9_000), False),
+    ],
+    ids=["text", "tokens", "long text", "many tokens"],
+)
+async def test_light_prompt_without_template_waits_for_no_thread_but_for_its_commits(
+    raw: RawPrompt, is_light: bool, hand_overs: list[str], tmp_path: Path
+) -> None:
+    async with open_store(str(tmp_path / "store.sqlite3")) as store:
+        await answered(store, {}, raw)
+        hand_overs.clear()
+        await answered(store, {}, raw)
         assert (len(hand_overs) == COMMITS) == is_light, hand_overs
 
 
