@@ -10,6 +10,7 @@ machines on the way of every token offer a hot path: ``machine.feed_text(frame)`
 from plain text.  It returns None, without changing anything, if ``feed`` has to read the frame.  A machine that never
 changes such a frame offers less: while ``machine.is_plain``, the stage yields the frame itself and gives its text to
 ``machine.take_text(text)``.  A stage never changes the attributes of its machine.
+`penstock.pipeline.hot_path` calls these functions without the stages, where no other stage stands between.
 """
 
 from __future__ import annotations
