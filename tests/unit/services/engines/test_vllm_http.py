@@ -21,7 +21,7 @@ from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded,
 from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, TokenLogprob
 from penstock.pipeline.metrics import ENGINE_WEIGHTS
 from penstock.pipeline.protocol.generations import WeightSpan
-from penstock.services.engines import replicas
+from penstock.services.engines import replicas, vllm_http
 from penstock.services.engines.affinity import RANK_HEADER, RETURNING, WORTH
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.services.engines.http_generation import HttpGeneration
@@ -775,6 +775,14 @@ async def test_server_of_one_rank_is_not_told_any() -> None:
     async with engine_over(server := FakeVllm(TOKENS)) as engine:
         await generate(engine, prompt_for_fakes())
         assert ranks_of(server) == [None]
+
+
+async def test_ranks_that_show_late_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core of vLLM's is in its metrics from its first request on."""
+    monkeypatch.setattr(vllm_http, "ALONE_INTERVAL", 0.01)
+    async with engine_over(server := FakeVllm(TOKENS)) as engine:
+        server.ranks = 2
+        await wait_until(lambda: len(engine.replicas.all[0].cores) == 2)
 
 
 async def test_load_of_each_rank_counts() -> None:
