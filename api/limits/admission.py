@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +28,8 @@ RESPONSES, BACKGROUND, SANDBOXES = "responses", "background responses", "sandbox
 
 _COST = {REQUESTS: 1.0, TOKENS: 0.0}
 """The amounts that a request spends when it is admitted; its tokens are spent when its response ends."""
+
+_RESPONSES_AT_ONCE, _SANDBOXES_AT_ONCE = attrgetter("responses"), attrgetter("sandboxes")
 
 SHORTEST_WAIT = 0.1
 """Seconds after which a call at least looks again whether it may use a sandbox."""
@@ -112,7 +115,7 @@ class Admission:
 
     def responding(self, owner: str) -> AbstractAsyncContextManager[None]:
         """Count a response for the length of a block.  Raises `LimitReached` if too many run."""
-        return self._using(owner, RESPONSES, attrgetter("responses"), PATIENCE)
+        return self._using(owner, RESPONSES, _RESPONSES_AT_ONCE, PATIENCE)
 
     def most_responses(self, owner: str) -> float:
         """Return the number of responses that may run at once."""
@@ -126,7 +129,7 @@ class Admission:
             for seconds in self._allowances(payer, limits, (SECONDS,)):
                 while not await seconds.take(0.0):
                     await asyncio.sleep(max(SHORTEST_WAIT, seconds.refills_in(1.0)))
-        async with self._using(owner, SANDBOXES, attrgetter("sandboxes"), inf):
+        async with self._using(owner, SANDBOXES, _SANDBOXES_AT_ONCE, inf):
             begun = self.clock()
             try:
                 yield
@@ -234,23 +237,50 @@ class Admission:
                 )
             yield known
 
-    @asynccontextmanager
-    async def _using(
-        self, owner: str, kind: str, most: Callable[[KeyLimits], int | None], patience: float
-    ) -> AsyncGenerator[None, None]:
+    def _using(self, owner: str, kind: str, most: Callable[[KeyLimits], int | None], patience: float) -> _Using:
         """Use a slot of the owner and one of all owners together."""
-        used: list[ReservedSlots] = []  # many responses wait here: an exit stack takes a kilobyte
+        return _Using(partial(self._enter, owner, kind, most, patience))
+
+    async def _enter(
+        self,
+        owner: str,
+        kind: str,
+        most: Callable[[KeyLimits], int | None],
+        patience: float,
+        entered: list[ReservedSlots],
+    ) -> None:
+        for payer, limits in self._payers(owner):
+            if (slots := self._slots.get((payer, kind))) is None:
+                slots = self._slots[payer, kind] = ReservedSlots(self.reservations, payer, kind)
+            if not await slots.enter(most(limits), patience):
+                raise _too_many(payer, kind, slots.most)
+            entered.append(slots)
+
+
+class _Using:
+    """The block in which slots are used: many responses wait here, and the frame of a generator takes more memory."""
+
+    __slots__ = ("_enter", "_entered")
+
+    def __init__(self, enter: Callable[[list[ReservedSlots]], Awaitable[None]]) -> None:
+        self._enter = enter
+        self._entered: list[ReservedSlots] = []
+
+    async def __aenter__(self) -> None:
+        enter = self._enter
+        del self._enter
         try:
-            for payer, limits in self._payers(owner):
-                if (slots := self._slots.get((payer, kind))) is None:
-                    slots = self._slots[payer, kind] = ReservedSlots(self.reservations, payer, kind)
-                if not await slots.enter(most(limits), patience):
-                    raise _too_many(payer, kind, slots.most)
-                used.append(slots)
-            yield
-        finally:
-            for slots in reversed(used):
-                slots.leave()
+            await enter(self._entered)
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        for slots in reversed(self._entered):
+            slots.leave()
 
 
 def _too_many(owner: str, kind: str, most: int) -> LimitReached:

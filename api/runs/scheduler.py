@@ -19,7 +19,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, cast
@@ -133,6 +140,29 @@ def _in_span(request: ResolvedRequest, mode: Mode) -> Iterator[_Traced]:
                 )
                 if ended.error:
                     tracing.fail(span, ended.error.code)
+
+
+@dataclass(eq=False, slots=True)
+class _Responding:
+    """The block of a response that takes a ``place``; if it gets none, its conversation is unlocked."""
+
+    request: ResolvedRequest
+    place: AbstractAsyncContextManager[None]
+    unlock: Callable[[Response], None]
+
+    async def __aenter__(self) -> None:
+        try:
+            await self.place.__aenter__()
+        except BaseException:
+            self.unlock(self.request.facts.response)
+            _let_go_of_resolved(self.request)
+            raise
+
+    async def __aexit__(self, *raised: Any) -> None:
+        try:
+            await self.place.__aexit__(*raised)
+        finally:
+            _let_go_of_resolved(self.request)
 
 
 @dataclass
@@ -318,20 +348,10 @@ class Scheduler:
         """Check a prompt as `Generate` does; none passes before a backend of texts."""
         return await Generate(cast("Engine", engine_of(self.engine, prompt.facts.model))).checked(prompt)
 
-    @asynccontextmanager
-    async def _responding(self, request: ResolvedRequest, *, counts: bool = True) -> AsyncGenerator[None, None]:
+    def _responding(self, request: ResolvedRequest, *, counts: bool = True) -> _Responding:
         """Count a response for the length of a block, if it ``counts``; raise `LimitReached` if too many run."""
-        is_counted = False
-        try:
-            async with self.admission.responding(request.facts.origin.owner) if counts else nullcontext():
-                is_counted = True
-                yield
-        except BaseException:
-            if not is_counted:
-                self._unlock(request.facts.response)
-            raise
-        finally:
-            _let_go_of_resolved(request)
+        place = self.admission.responding(request.facts.origin.owner) if counts else nullcontext()
+        return _Responding(request, place, self._unlock)
 
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:
