@@ -70,9 +70,7 @@ class Api:
             errors_as_json,
             break_off_begun,
             proxied.limit,
-            self.origins.check,
-            self.keys.authenticate,
-            self.count,
+            self.admit,
             release_bodies,
             self.peers.follow,
         ]
@@ -95,8 +93,15 @@ class Api:
         return app
 
     @web.middleware
-    async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count each request that may have a body, before the body is received; raise `LimitReached` for too many."""
+    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let requests pass that no foreign page sends, that have a key, and that are not too many.
+
+        One that may have a body is counted before the body is received.  It is one step: an open stream would hold the
+        frame of each.
+        """
+        if (preflight := self.origins.check(request)) is not None:
+            return preflight
+        await self.keys.authenticate(request)
         if takes_body(request):
             await self.scheduler.admission.admit(request[OWNER])
         return await handler(request)

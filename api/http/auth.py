@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from penstock.api.http.api_key import HASHED, LEAST_LENGTH, ApiKey, digest_of, key_of
 from penstock.api.http.conventions import conventions_of
-from penstock.api.http.errors import Handler
 from penstock.api.http.key_sources import api_keys
 from penstock.api.http.prefix import path_of
 from penstock.pipeline.errors import StoreFailed, Unauthorized
@@ -209,8 +208,7 @@ class Keys:
         """Return the team of an owner; empty if it has none."""
         return key.team if (key := self.of(owner)) else ""
 
-    @web.middleware
-    async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def authenticate(self, request: web.Request) -> None:
         """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing, unknown or expired.
 
         A middleware of an application around this one may have set it already.
@@ -223,7 +221,6 @@ class Keys:
                 request[REFUSED_KEY] = self._refused(next(keys, ""))
                 raise
             request[KEYS] = self
-        return await handler(request)
 
     def _refused(self, key: str) -> str:
         """Return the name of a refused key for people; empty for a text that cannot be a key, which may be guessed."""

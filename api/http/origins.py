@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from penstock.api.http.auth import is_open
-from penstock.api.http.errors import Handler
 from penstock.api.http.openapi import JSON, body_types
 from penstock.api.http.proxies import AS_SENT
 from penstock.pipeline.errors import ForeignHost, ForeignOrigin, UnsupportedMediaType
@@ -37,11 +36,10 @@ class Origins:
         self._allowed = frozenset(origin.lower().rstrip("/") for origin in allowed)
         self._keyed = keyed
 
-    @web.middleware
-    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer preflights of allowed origins, and refuse requests of foreign pages.
+    def check(self, request: web.Request) -> web.Response | None:
+        """Return the answer of a preflight of an allowed origin; None for other requests.
 
-        Raises `ForeignHost`, `ForeignOrigin` or `UnsupportedMediaType`.
+        For those of foreign pages, raises `ForeignHost`, `ForeignOrigin` or `UnsupportedMediaType`.
         """
         if not self._keyed:
             self._check_host(request)
@@ -49,7 +47,7 @@ class Origins:
             _check_content_type(request)
         if request.method == hdrs.METH_OPTIONS and self._allows(request.headers.get(hdrs.ORIGIN)):
             return web.Response(status=204)
-        return await handler(request)
+        return None
 
     async def add_headers(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Add the headers of CORS to an answer, before its headers are sent."""

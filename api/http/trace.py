@@ -23,6 +23,10 @@ async def trace_requests(request: web.Request, handler: Handler) -> web.StreamRe
     """Trace a request; the trace is that of the client, if its headers name one."""
     if not tracing.is_on() or is_probe(request):
         return await handler(request)
+    return await _traced(request, handler)
+
+
+async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:
     resource = request.match_info.route.resource
     method = request.method if request.method in hdrs.METH_ALL else "_OTHER"
     route = resource.canonical if resource else "unknown"
