@@ -105,7 +105,7 @@ class Dialect:
         return Spoken(self.name, self.base, self.conventions, tuple(f"{route.method} {route.path}" for route in routes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that the pipeline has read and can run, and the form of its answer."""
 
@@ -123,6 +123,8 @@ class Prepared:
 
 class AllPrepared(list[Prepared]):
     """The requests of an answer, for the length of a block; most have one response, and thus one request."""
+
+    __slots__ = ()
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,6 +14,8 @@ from penstock.pipeline.protocol.response import Response
 class Beginning:
     """Measures the time from ``started``, when a request of an API arrived, to the first event and delta it gets."""
 
+    __slots__ = ("_has_begun", "_labels", "_started")
+
     def __init__(self, api: str, model: str, started: float) -> None:
         self._labels = api, model
         self._started = started
@@ -36,6 +38,8 @@ class Delivery:
     Their first is awaited apart, because its error keeps the response from beginning.  An event counts as sent when its
     reader takes the next one; ``beginning``, if given, measures the first ones.
     """
+
+    __slots__ = ("_beginning", "_events", "_last")
 
     def __init__(self, events: AsyncIterator[ResponseEvent], beginning: Beginning | None = None) -> None:
         self._events = events

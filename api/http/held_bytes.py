@@ -71,7 +71,7 @@ def _do_nothing() -> None:
     pass
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class HeldBody:
     """The bytes of one body that have arrived, which are in the pool of ``small`` ones until they are too many.
 

@@ -16,6 +16,8 @@ from penstock.pipeline.protocol.items import CallStatus, Message, OutputItem, Ou
 class ItemState:
     """State machine: the open item of a stream, as it was added, and the events that are left of its lifecycle."""
 
+    __slots__ = ("_details", "_index", "_milestones", "_output", "_parts", "_text_is_done", "item", "lifecycle", "part")
+
     def __init__(self, item: OutputItem, output_index: int) -> None:
         self.item = item
         self.lifecycle = LIFECYCLES[type(item)]

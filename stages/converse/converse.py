@@ -81,7 +81,7 @@ class Converse:
                     await loop.describe()
                 while loop.next_turn():
                     with turn_span(loop.request) as turn:
-                        measured = self._measured(loop, turn) if loop.may_compact else nullcontext()
+                        measured = self._measured(loop, turn) if loop.may_compact else _UNMEASURED
                         async with measured as begun, self._accepted(loop, turn, begun) as answer:
                             first, parsed = answer
                             for passed in loop.feed(first) if first else ():
@@ -200,6 +200,9 @@ class Converse:
 
     def _rest_of(self, begun: Halfway[Prompt]) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
         return self.inner.following("render").open(begun.going_on(begun.frame))
+
+
+_UNMEASURED = nullcontext()
 
 
 def guarding(pipeline: Pipeline[Any, Any], guard: Guard) -> Pipeline[Any, Any]:

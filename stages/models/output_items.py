@@ -27,7 +27,7 @@ _NOT_EXECUTED = 126
 """The exit code of POSIX shells for a command that cannot be executed."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Draft:
     """An output item that is being made, with all that the frames have brought of it."""
 
@@ -128,6 +128,8 @@ class Draft:
 
 class Drafts:
     """State machine: the drafts of a response.  Ids derive from its id and their order, so a replay repeats them."""
+
+    __slots__ = ("_answered_id", "_count", "_facts", "_is_shown", "_is_summarised", "_response_id")
 
     def __init__(self, facts: frames.RequestFacts, *, is_shown: bool) -> None:
         response = facts.response
