@@ -140,10 +140,15 @@ def at_the_engine(stage: Kind) -> Kind:
     return stage
 
 
-def begin(pipeline: Pipeline[Any, Any]) -> HotPath | None:
-    """Give the response that the pipeline is going to run a path, if all stages behind its engine join."""
+def begin(pipeline: Pipeline[Any, Any], *, is_read: bool = True) -> HotPath | None:
+    """Give the response that the pipeline is going to run a path, if all stages behind its engine join.
+
+    Without ``is_read``, its task writes to no client: the path ends at the log, which others read.
+    """
     path = HotPath() if _all_join(pipeline) else None
     _current.set(path)
+    if path and not is_read:
+        path.outlet, path.rewrite, path.has_begun = _NOBODY, _unread, True
     return path
 
 
@@ -157,6 +162,22 @@ def lead_through(outgoing: Pipeline[ResponseEvent, Any] | None) -> None:
         path.rewrite = _as_it_is
     elif outgoing is not None and not (len(outgoing.steps) == 1 and _joins(outgoing.steps[0])):
         end()
+
+
+class _Nobody:
+    """The outlet of a path that ends at the log."""
+
+    is_ready = True
+
+    def put(self, event: Any) -> None:
+        """Write nothing."""
+
+
+_NOBODY = _Nobody()
+
+
+def _unread(_: ResponseEvent) -> tuple[ResponseEvent, ...]:
+    return ()
 
 
 def _as_it_is(event: ResponseEvent) -> tuple[ResponseEvent]:

@@ -475,6 +475,7 @@ class Scheduler:
     ) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
         with _traced(request, mode) as traced, tracing.current(traced.span):
+            hot_path.begin(stages, is_read=False)
             async with stages.open(source(traced.request)) as events:
                 with self._releasing(request.facts.response_id):
                     try:
