@@ -168,6 +168,8 @@ async def over_http(
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     async with _prefix_caches(settings) as caches:
         engine = await start_vllm_http(settings.engine, api_key=key, wait=wait)
+        if settings.hints:
+            await engine.ask_for_hints()
         if caches:
             engine.follow(caches)
         if settings.tool_strict_level != "auto" and not engine.holds_grammars:

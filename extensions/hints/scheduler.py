@@ -1,10 +1,12 @@
 """A scheduler of vLLM's whose prefix cache hears hints; ``--scheduler-cls`` names it.
 
-It runs in the process of vLLM's engine core.  Hints come with requests, as the actions of vLLM's ``kv_hints``, and name
-conversations by the ``session_id`` of their requests.  vLLM evicts the free blocks that were used least recently.
-Here, those of conversations that were let go come first, and those that a waiting request will read come last.  None is
-pinned.  A hint to ``keep`` changes nothing: among conversations that wait, the last use tells best who comes back
-(``make fleet``).
+It runs in the process of vLLM's engine core.  Hints come with requests, as the actions of vLLM's ``kv_hints`` or, over
+HTTP, which has no field for these, as an argument for plug-ins.  They name conversations by the ``session_id`` of their
+requests.
+
+vLLM evicts the free blocks that were used least recently.  Here, those of conversations that were let go come first,
+and those that a waiting request will read come last.  None is pinned.  A hint to ``keep`` changes nothing: among
+conversations that wait, the last use tells best who comes back (``make fleet``).
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_hints import KvHintAction
 from vllm.v1.request import Request
+
+from penstock.services.engines.http_endpoints import LET_GO
 
 FIRST, PLAIN, KEPT = range(3)
 """The tiers of free blocks, in the order of their eviction."""
@@ -87,11 +91,19 @@ class TieredQueue:
         return [block for tier in self._tiers for block in tier.get_all_free_blocks()]
 
     def settle(self, block: KVCacheBlock, otherwise: int = PLAIN) -> None:
-        """Move a free block to the tier of the conversations that have it, or without one to the tier ``otherwise``."""
+        """Move a free block to the tier of the conversations that have it, or without one to the tier ``otherwise``.
+
+        Of those that will be read, the blocks of the latest request come first: requests are read in their order.
+        """
         number = block.block_id
         tier = KEPT if self.kept[number] > 0 else PLAIN if self.held[number] > 0 else otherwise
-        if self._tier_of.get(number, tier) != tier:
-            self.remove(block)
+        if self._tier_of.get(number, tier) == tier:
+            return
+        self.remove(block)
+        if tier == KEPT:
+            self._tiers[KEPT].prepend_n([block])
+            self._tier_of[number] = KEPT
+        else:
             self._put(block, tier)
 
     def _put(self, block: KVCacheBlock, tier: int) -> None:
@@ -146,7 +158,12 @@ class HintedCache:
             if action.action_type == "penstock.fetch":
                 self.keep(action.payload["session"], now + FETCHED)
             elif action.action_type == "penstock.let_go":
-                self._forget(action.payload["session"], FIRST)
+                self.let_go((action.payload["session"],))
+
+    def let_go(self, sessions: Iterable[str]) -> None:
+        """Let conversations go that do not go on."""
+        for session in sessions:
+            self._forget(session, FIRST)
 
     def keep(self, session: str, until: float = math.inf) -> None:
         """Let the blocks of a conversation come last: it will read them."""
@@ -156,7 +173,7 @@ class HintedCache:
         is_kept, found.kept_until = bool(found.kept_until), until
         if until < math.inf:
             heappush(self._ends, (until, session))
-        for block in () if is_kept else found.own():
+        for block in () if is_kept else reversed([*found.own()]):
             self._queue.kept[block.block_id] += 1
             self._queue.settle(block)
 
@@ -195,12 +212,23 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]
         """Take the hints in that come with a request, which will read the blocks of its conversation."""
         if request.kv_hints is not None:
             self._hinted.take(request.kv_hints.actions)
+        self._hinted.let_go(_over(request) or ())
         if request.session_id is not None:
             self._hinted.keep(request.session_id)
         super().add_request(request)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> tuple[dict[str, Any] | None, Any]:
+        transfer, others = super()._free_request(request, *args, **kwargs)
+        return ({**(transfer or {}), LET_GO: True} if _over(request) == [] else transfer), others
 
     def _free_blocks(self, request: Request) -> None:
         if request.session_id is not None:
             groups = self.kv_cache_manager.coordinator.get_blocks(request.request_id)
             self._hinted.note(request.session_id, [block for group in groups for block in group if not block.is_null])
         super()._free_blocks(request)
+
+
+def _over(request: Request) -> Any:
+    """Return the conversations that are over, which a prompt over HTTP tells; none of them is a question."""
+    sampling = request.sampling_params
+    return sampling.extra_args.get(LET_GO) if sampling and sampling.extra_args else None

@@ -7,7 +7,7 @@ module does no I/O.  Written against vLLM 0.32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
@@ -37,6 +37,11 @@ them differently, so that the tokens that end a turn could not be generated."""
 
 FLOOR = -9999.0
 """The log probability that vLLM reports over HTTP in place of minus infinity, which JSON lacks."""
+
+LET_GO = "penstock_let_go"
+"""The argument of a prompt with the conversations that are over, for a scheduler that knows it; none of them asks for
+that scheduler's word.
+"""
 
 _MAX_LOGPROBS = 20
 """vLLM's default limit for ``logprobs`` (``--max-logprobs``)."""
@@ -116,6 +121,8 @@ class Endpoint(Generic[Logprobs]):
     decoder: msgspec.json.Decoder[_Line[Logprobs]]
     logprobs: Callable[[Logprobs, int | None], tuple[TokenLogprob, ...]]
     takes_images: bool
+    add_arguments: Callable[[dict[str, Any], Mapping[str, Any]], None]
+    """Add arguments for plug-ins of the engine to a body."""
 
 
 class Answer(Generic[Logprobs]):
@@ -265,6 +272,15 @@ def _completions_body(prompt: Prompt) -> dict[str, Any]:
     return _request(prompt) | sampling | fields
 
 
+def _add_to_generate(body: dict[str, Any], arguments: Mapping[str, Any]) -> None:
+    sampling = body["sampling_params"]
+    body["sampling_params"] = sampling | {"extra_args": {**sampling.get("extra_args", {}), **arguments}}
+
+
+def _add_to_completions(body: dict[str, Any], arguments: Mapping[str, Any]) -> None:
+    body["vllm_xargs"] = {**body.get("vllm_xargs", {}), **arguments}
+
+
 def _generated_logprobs(logprobs: _Generated, top: int | None) -> tuple[TokenLogprob, ...]:
     return tuple(
         _logprob(chosen.logprob, {other.token_id: other.logprob for other in chosen.top_logprobs}, top)
@@ -297,6 +313,7 @@ GENERATE = Endpoint(
     decoder=msgspec.json.Decoder(_Line[_Generated]),
     logprobs=_generated_logprobs,
     takes_images=True,
+    add_arguments=_add_to_generate,
 )
 COMPLETIONS = Endpoint(
     "/v1/completions",
@@ -305,6 +322,7 @@ COMPLETIONS = Endpoint(
     decoder=msgspec.json.Decoder(_Line[_Completed]),
     logprobs=_completed_logprobs,
     takes_images=False,
+    add_arguments=_add_to_completions,
 )
 ENDPOINTS: tuple[Endpoint[Any], ...] = (GENERATE, COMPLETIONS)
 """Both endpoints, the preferred one first."""

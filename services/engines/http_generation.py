@@ -25,7 +25,7 @@ from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, To
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.services.engines.affinity import RANK_HEADER, SESSION_HEADER, session_id
 from penstock.services.engines.engine import PARAMETERS
-from penstock.services.engines.http_endpoints import ENDPOINTS, Answer, RequestRefused
+from penstock.services.engines.http_endpoints import ENDPOINTS, LET_GO, Answer, RequestRefused
 from penstock.services.engines.http_scores import prompt_logprobs, separated
 from penstock.services.engines.replicas import Core, Replica, Replicas
 from penstock.services.engines.weights import spans
@@ -199,6 +199,8 @@ class HttpGeneration:
         core.running.add(self)
         body = endpoint.body(self.prompt)
         headers = {**facts.scheduling.trace_headers, SESSION_HEADER: session_id(facts)}
+        if replica.takes_hints and (over := self._replicas.place(session_id(facts), core)):
+            endpoint.add_arguments(body, {LET_GO: over})
         if len(replica.cores) > 1:
             headers[RANK_HEADER] = str(core.number)
         try:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import socket
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +40,7 @@ from penstock.services.engines.affinity import (
 from penstock.services.engines.http_endpoints import (
     COMPLETIONS,
     ENDPOINTS,
+    LET_GO,
     Endpoint,
     RequestRefused,
     constrained_to,
@@ -70,6 +71,12 @@ MOST_CORES = 256
 
 _OF_RANKS = re.compile(r"data.parallel.rank", re.IGNORECASE)
 """A refusal of the rank that a prompt was sent to."""
+
+MOST_HINTS = 1_000
+"""Conversations that are over, of which the next prompt of an engine core tells."""
+
+MOST_PLACED = 100_000
+"""Conversations of which the engine core is known that has them, if it takes hints."""
 
 PROBE_TIMEOUT = 120.0
 """Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
@@ -109,6 +116,10 @@ class _GeneratedToken(msgspec.Struct, frozen=True):
 
 class _Completion(msgspec.Struct, frozen=True):
     choices: tuple[_GeneratedToken, ...]
+
+
+class _Hearing(msgspec.Struct, frozen=True):
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class _Tokenized(msgspec.Struct, frozen=True):
@@ -184,9 +195,16 @@ class Core:
     running: set[Broken] = field(default_factory=set)
     others: int = 0
     """Generations of other clients, when the server last reported its load."""
+    over: deque[str] | None = None
+    """Conversations that its cache may forget, for its next prompt to tell; None for none."""
 
     def __post_init__(self) -> None:
         self.name = core_name(self.replica.url, self.number)
+
+    def let_go(self, session: str) -> None:
+        """Have the next prompt tell that a conversation does not go on here."""
+        self.over = self.over or deque(maxlen=MOST_HINTS)
+        self.over.append(session)
 
     @property
     def load(self) -> int:
@@ -219,6 +237,9 @@ class Replica:
     """The model as given on the server's command line: a Hugging Face id, or a folder on the server's machine."""
     adapters: tuple[str, ...] = ()
     """The served names of its LoRA adapters."""
+    is_asked_for_hints: bool = False
+    """True if a probe asks whether its scheduler takes hints."""
+    takes_hints: bool = False
     is_healthy: bool = False
     _missed: int = 0
     _complaint: str = ""
@@ -276,6 +297,8 @@ class Replica:
         self.root = base.root or base.id
         self.endpoint = await self._find_endpoint(base)
         self.grammar_fault = await self._find_grammar_fault(base.id)
+        if self.is_asked_for_hints:
+            await self.ask_for_hints(base.id)
         models = tuple(dict.fromkeys((base.id, *names, *self.adapters)))
         return ServedModel(models, base.max_model_len, await self._speaks_harmony(base.id))
 
@@ -382,6 +405,15 @@ class Replica:
             " --enable-scale-out, or --structured-outputs-config.enable_in_reasoning true."
         )
 
+    async def ask_for_hints(self, name: str) -> None:
+        """Ask the scheduler of the server whether it takes hints; without an answer it does not."""
+        self.is_asked_for_hints, self.takes_hints = True, False
+        body = self.endpoint.probe_body(name, [0], {"temperature": 0.0, "max_tokens": 1})
+        self.endpoint.add_arguments(body, {LET_GO: []})
+        with suppress(RequestRefused, aiohttp.ClientError, TimeoutError):
+            answer = await self._ask(self.endpoint.path, _Hearing, body)
+            self.takes_hints = LET_GO in (answer.kv_transfer_params or ())
+
     async def _generate(
         self, endpoint: Endpoint[Any], name: str, token_ids: list[int], *, max_tokens: int, grammar: str | None = None
     ) -> list[int]:
@@ -439,6 +471,9 @@ class Replicas:
     caches: PrefixCaches | None = None
     """The known contents of their prefix caches; None if nothing is known."""
 
+    _at: OrderedDict[str, Core] = field(default_factory=OrderedDict)
+    """The cores that take hints, by the conversations that they had last."""
+
     @property
     def healthy(self) -> Iterable[Replica]:
         """The servers that passed their last health check and probe."""
@@ -477,6 +512,22 @@ class Replicas:
         if len(prompt.token_ids) > LONG_PROMPT:
             return await asyncio.to_thread(self.caches.cached, prompt, adapter)
         return self.caches.cached(prompt, adapter)
+
+    def place(self, session: str, core: Core) -> Sequence[str]:
+        """Note that a core has a conversation now, and no other any more; return those that its cache may forget."""
+        before = self._at.pop(session, core)
+        if before is not core:
+            before.let_go(session)
+        self._at[session] = core
+        if len(self._at) > MOST_PLACED:
+            self._at.popitem(last=False)
+        over, core.over = core.over or (), None
+        return list(over)
+
+    def let_go(self, session: str) -> None:
+        """Note that a conversation is over."""
+        if core := self._at.pop(session, None):
+            core.let_go(session)
 
     def hear(self, replica: Replica, weights: Sequence[WeightSpan], began: float) -> None:
         """Take in the weights that a generation of a server names; what its cache has of older ones is no use."""

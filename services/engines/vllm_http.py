@@ -19,6 +19,7 @@ import aiohttp
 from penstock.pipeline.errors import ServerStopping
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.services.engines.engine import CacheHint
 from penstock.services.engines.http_endpoints import ENDPOINTS, Endpoint, RequestRefused
 from penstock.services.engines.http_generation import HttpGeneration
 from penstock.services.engines.replicas import (
@@ -100,6 +101,15 @@ class VllmHttpEngine:
         for generation in generations:
             generation.finish("cancelled")
         return bool(generations)
+
+    async def ask_for_hints(self) -> None:
+        """Ask the servers whether their schedulers take hints, now and whenever they come back."""
+        await asyncio.gather(*(replica.ask_for_hints(self.models[0]) for replica in self.replicas.all))
+
+    def hint(self, hint: CacheHint) -> None:
+        """Tell the server that has a conversation that it is over; that a prompt waits, the server knows by itself."""
+        if hint.action == "let_go":
+            self.replicas.let_go(hint.session)
 
     async def stop(self) -> None:
         self._stopping.set()

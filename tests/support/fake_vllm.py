@@ -24,6 +24,7 @@ from penstock.pipeline.protocol.events import TerminalEvent
 from penstock.pipeline.protocol.items import Message
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.services.engines.affinity import Ranking
+from penstock.services.engines.http_endpoints import LET_GO
 from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.support.event_streams import harmony_pipeline
@@ -32,6 +33,12 @@ from tests.support.stored_responses import facts, pop_fields, response
 
 MARKERS = "<|start|><|channel|><|message|>"
 MARKER_IDS = [200006, 200005, 200008]
+
+
+def arguments_of(body: dict[str, Any]) -> Any:
+    """Return the arguments for plug-ins in a request."""
+    return body["sampling_params"].get("extra_args") if "sampling_params" in body else body.get("vllm_xargs")
+
 
 Fault = Literal["", "dies", "ends", "hangs", "garbage", "mute", "error", "abort"]
 
@@ -55,6 +62,8 @@ class FakeVllm:
     """False if requests for tokens are refused, as by a gateway that does not know their path."""
     grammars: Literal["held", "ignored", "refused"] = "held"
     key: str | None = None
+    takes_hints: bool = False
+    """True if its scheduler is penstock's."""
 
     chunk_size: int = 1
     latency: float = 0.0
@@ -175,7 +184,7 @@ class FakeVllm:
         await self._wake()
         is_scored = sampling.get("prompt_logprobs") is not None
         if not (body.get("stream") or is_scored):
-            return self._reply(sampling, body.get("prompt"))
+            return self._reply(sampling, body)
         rank = int(request.headers.get("X-data-parallel-rank", 0))
         if rank >= self.ranks:
             return _error_answer(400, f"data_parallel_rank {rank} is out of range [0, {self.ranks}).")
@@ -196,7 +205,8 @@ class FakeVllm:
             self.running -= 1
             self._at[rank] -= 1
 
-    def _reply(self, sampling: dict[str, Any], prompt: Any) -> web.Response:
+    def _reply(self, sampling: dict[str, Any], body: dict[str, Any]) -> web.Response:
+        prompt = body.get("prompt")
         if prompt == MARKERS and self.markers is None:
             return _error_answer(400, "There is no tokenizer.")
         ids = [9] * sampling["max_tokens"]
@@ -208,7 +218,9 @@ class FakeVllm:
         choice = {"index": 0, "finish_reason": "length", "token_ids": ids if self.tells_ids else None}
         if prompt == MARKERS:
             choice["prompt_token_ids"] = self.markers
-        return web.json_response({"choices": [choice]})
+        asks = LET_GO in (arguments_of(body) or ())
+        transfer = {"kv_transfer_params": {LET_GO: True}} if asks and self.takes_hints else {}
+        return web.json_response({"choices": [choice]} | transfer)
 
     async def _stream(self, request: web.Request, sampling: dict[str, Any], spell: Any) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})

@@ -37,7 +37,7 @@ class Cache:
         self.now = 1.0
         self.hinted = HintedCache(self.queue, BLOCKS, lambda: self.now)
 
-    def hashes(self, name: str) -> list[bytes]:
+    def hashes(self, name: str) -> list[Any]:
         return [b"first", *(f"{name} {number}".encode() for number in range(1, PROMPT))]
 
     def held(self, name: str) -> list[Any]:
@@ -124,3 +124,13 @@ def test_fetch_without_a_request_ends(seconds: float, blocks: int) -> None:
     cache.now += seconds
     cache.hint("fetch", "none")
     assert [cache.turn(name) for name in "bcda"] == [1, 1, 1, blocks]
+
+
+def test_request_that_waits_longest_is_forgotten_last() -> None:
+    cache = Cache()
+    for name in "abc":
+        cache.turn(name)
+    for name in "ba":
+        cache.hinted.keep(name)
+    cache.pool.free_blocks(cache.pool.get_new_blocks(BLOCKS - PROMPT))
+    assert [len(cache.held(name)) for name in "abc"] == [1, PROMPT, 1]

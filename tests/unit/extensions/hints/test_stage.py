@@ -21,8 +21,10 @@ from penstock.pipeline.protocol.params.request import CreateResponse
 from penstock.server import pipeline
 from penstock.services.engines.affinity import hinted_session
 from penstock.services.engines.engine import CacheHint
+from penstock.services.engines.http_endpoints import LET_GO
+from penstock.services.engines.replicas import Replica, Replicas
 from penstock.services.engines.scripted import ScriptedEngine
-from tests.support.fake_vllm import FakeVllm, running_fakes
+from tests.support.fake_vllm import FakeVllm, arguments_of, running_fakes
 from tests.support.paths import HARMONY
 from tests.support.server import WEATHER, Server, completed_response, running_server, script
 
@@ -101,20 +103,34 @@ async def test_engine_that_fails_at_hints_answers_all_the_same(
     ]
 
 
-async def test_servers_over_http_get_nothing_more() -> None:
-    bodies = []
-    for hints in (False, True):
-        async with running_fakes(engine := FakeVllm()):
-            settings = Settings(engine=[engine.url], store="none", sandbox=False, hints=hints)
-            async with pipeline(settings) as responses:
-                assert ("hint" in responses.names()) is hints
-                request = CreateResponse.model_validate({"input": "Hi"})
+@pytest.mark.parametrize("scale_out", [True, False])
+@pytest.mark.parametrize(("hints", "takes_hints"), [(True, True), (True, False), (False, True)])
+async def test_server_over_http_hears_what_is_over_if_its_scheduler_says_so(
+    hints: bool, takes_hints: bool, scale_out: bool
+) -> None:
+    async with running_fakes(engine := FakeVllm(takes_hints=takes_hints, scale_out=scale_out)):
+        settings = Settings(engine=[engine.url], store="none", sandbox=False, hints=hints)
+        async with pipeline(settings) as responses:
+            for text in ("a long question " * 50, "no", "no"):
+                request = CreateResponse.model_validate({"input": text, "prompt_cache_key": "same"})
                 async with responses.open(source_of([request])) as events:
-                    async for _ in events:
-                        pass
-            [body] = engine.prompts
-            bodies.append({name: value for name, value in body.items() if name != "request_id"})
-    assert bodies[0] == bodies[1]
+                    assert [event async for event in events]
+    sessions = {headers["X-Session-ID"] for headers in engine.headers}
+    assert len(sessions) == 1
+    heard = [{LET_GO: [*sessions]}] if hints and takes_hints else []
+    assert [given for body in engine.prompts if (given := arguments_of(body))] == heard
+
+
+def test_conversation_that_moves_is_over_where_it_was() -> None:
+    one, two = (Replica(f"http://{name}", None) for name in "ab")  # type: ignore[arg-type]
+    replicas = Replicas((one, two))
+    assert replicas.place("s", one.cores[0]) == []
+    assert replicas.place("s", two.cores[0]) == []
+    assert replicas.place("t", one.cores[0]) == ["s"]
+    replicas.let_go("t")
+    replicas.let_go("none")
+    assert replicas.place("s", one.cores[0]) == ["t"]
+    assert replicas.place("u", two.cores[0]) == ["s"]
 
 
 async def test_pipeline_without_tokens_stays_as_it_is_and_one_that_hides_its_engine_is_refused() -> None:
