@@ -177,6 +177,8 @@ class Run:
         if self._commit is not None and not self._commit.done():
             with store_span("store commit", self.trace_headers):
                 await asyncio.wait([self._commit], timeout=COMMIT_WAIT)
+        if self._commit is not None and self._commit.done():
+            self._commit = None  # else it stays as long as the response
 
     def start(self) -> None:
         """Mark a queued response as in progress, unless it has ended in the queue.

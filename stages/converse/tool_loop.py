@@ -466,10 +466,10 @@ def _cut(turn: ModelTurn) -> Iterator[FrameOrTask]:
         yield frames.ItemClosed(complete=False)
 
 
-def _cited(items: Iterable[Item]) -> frozenset[str]:
+def _cited(items: Iterable[Item]) -> tuple[str, ...]:
     """Return the kinds of tools whose calls are among ``items``, and may have found what the model cites."""
     called = {item.tool[0] for item in items if isinstance(item, ServedCall)}
-    return frozenset(kind.namespace for kind in kinds().values() if kind.cites and kind.namespace in called)
+    return tuple(kind.namespace for kind in kinds().values() if kind.cites and kind.namespace in called)
 
 
 def _approved(conversation: Iterable[Item], given: Iterable[Item]) -> list[McpApprovalRequest]:

@@ -23,6 +23,8 @@ from penstock.stages.normalize.toolset import ToolsetBuilder
 SESSION_CHARACTERS = 256
 """The most characters of the id of a session; a longer one becomes a digest."""
 
+_PLAIN_TEXT: dict[str, Any] = {"format": {"type": "text"}}
+
 DEFAULT_THRESHOLD_TOKENS = 200_000
 """The ``compact_threshold`` of a request that gives none; a model with a shorter context compacts before it is full."""
 
@@ -185,7 +187,8 @@ def _tool_choice(request: CreateResponse) -> str | dict[str, Any]:
 
 def _text(request: CreateResponse) -> dict[str, Any]:
     options = request.text.sent if request.text else {}
-    return {"format": {"type": "text"}} | {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
+    return _PLAIN_TEXT | given if given else _PLAIN_TEXT
 
 
 def _reasoning(request: CreateResponse) -> ReasoningOptions:
