@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.events import DONE
 
 
 class Around(NamedTuple):
-    """What stands around the text of a chunk once it is written, and after the ids of its tokens, if it has these."""
+    """The bytes around the text of a chunk, and those after its token ids, if it has any."""
 
     text: tuple[bytes, ...]
     ids: bytes = b""

@@ -93,6 +93,9 @@ _MARKERS, _MARKER_IDS = "<|start|><|channel|><|message|>", [START, CHANNEL, MESS
 _PROBE = (5, 6, 7)
 """Token ids that no model generates in this order unless a grammar forces it to."""
 
+_OWN = "penstock"
+"""The make of a penstock, as its models name it: it tells token ids, but not all that an engine has to."""
+
 
 Answered = TypeVar("Answered")
 
@@ -290,6 +293,8 @@ class Replica:
         base = next((card for card in cards if (card.id == model if model else not card.parent)), None)
         if base is None:
             raise UnusableServer(f"The server at {self.url} does not serve {model or 'any model'}.")
+        if base.owned_by == _OWN:
+            raise self._foreign("it is a penstock")
         if base.max_model_len is None:
             raise self._foreign("/v1/models does not report the context length of its model")
         names = [card.id for card in cards if card.root == base.root and not card.parent]

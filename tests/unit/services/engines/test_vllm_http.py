@@ -15,7 +15,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 from llguidance import LLMatcher, grammar_from
+from msgspec import structs
 
+from penstock.api.http.bodies import Model
 from penstock.api.metrics.sampler import of_engines
 from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, TokenLogprob
@@ -49,6 +51,9 @@ from tests.support.tool_servers import web_server
 pytestmark = pytest.mark.io
 
 TOKENS = [11, 12, 13, 14, 15]
+
+OWN = next(each.default for each in structs.fields(Model) if each.name == "owned_by")
+"""The make of a penstock."""
 
 either = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
 both = pytest.mark.parametrize("scale_out", [True, False])
@@ -108,6 +113,7 @@ async def test_model_name_can_be_chosen() -> None:
             {"scale_out": False, "tells_ids": False, "make": "sglang"},
             r"is not `vllm serve`: it returns no token ids\. A server",
         ),
+        ({"make": OWN}, r"is not `vllm serve`: it is a penstock\. A server"),
         ({"names": ("other",)}, "does not serve tiny"),
         ({"context_length": None}, r"is not `vllm serve`.* context length of its model.* chat_endpoint\.py"),
     ],

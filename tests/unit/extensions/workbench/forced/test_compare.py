@@ -95,7 +95,7 @@ def test_same_engine_changes_nothing(compare: Compare) -> None:
 
 @pytest.mark.io
 async def test_server_of_another_make_is_refused_without_a_version_of_vllm(compare: Compare) -> None:
-    fake = FakeVllm(make="penstock", scale_out=False, tells_ids=False)
+    fake = FakeVllm(make="sglang", scale_out=False, tells_ids=False)
     async with running_fakes(fake):
         ended = await asyncio.to_thread(compare, fake.url)
     assert (ended.status, ended.out) == (2, b"")
