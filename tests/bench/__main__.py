@@ -21,25 +21,11 @@ from penstock.api.runs.housekeeping import tune_gc
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.bench.engines import engines
 from tests.bench.loopback import QUIET
-from tests.bench.measuring import PARTS, Found, attempt, measured
-from tests.bench.report import changes_table, goals_table, keep, last, machine, section
+from tests.bench.measuring import DETAILS, PARTS, Found, measured
+from tests.bench.report import goals_table, keep, last, machine, seconds_table, section
+from tests.bench.stated import restate
 
 FOLDER, KEPT = Path(".cache/bench"), Path(__file__).parent
-RELEASED = KEPT / "released"
-DETAILS = ("tokens", "chat", "parsers")
-
-
-async def details(name: str) -> dict[str, str]:
-    """Return tables of penstock alone, by title; no goal depends on it."""
-    from tests.bench.chat import chat_figures  # noqa: PLC0415 - each imports a lot
-    from tests.bench.parsers import parser_figures  # noqa: PLC0415
-    from tests.bench.tokens import guard_table, variant_table  # noqa: PLC0415
-
-    if name == "chat":
-        return {"Chat models": await chat_figures()}
-    if name == "parsers":
-        return {"Parsers of chat models": parser_figures()}
-    return {"Items of every kind": await variant_table(), "A stage of the operator's": await guard_table()}
 
 
 async def with_engines(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
@@ -52,24 +38,21 @@ async def with_engines(options: argparse.Namespace, tell: Callable[[str, Found],
 async def without(options: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
     load_encoding()
     tune_gc()  # as a server does once it is up
-    parts = options.parts or [*PARTS, *(() if options.quick else DETAILS)]
-    await measured([part for part in PARTS if part in parts], FOLDER, tell, is_quick=options.quick)
-    for name in [name for name in DETAILS if name in parts]:
-        found = Found()
-        await attempt(name, found, tabulate(name, found))
-        tell(name, found)
-
-
-async def tabulate(name: str, found: Found) -> None:
-    found.tables = await details(name)
+    await measured(options.parts or [*PARTS], FOLDER, tell, is_quick=options.quick)
 
 
 def main() -> int:
     """Measure the selected parts and print their results; return 1 if a part failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, *DETAILS, []], help="what to measure; all of it if none")
-    parser.add_argument("--quick", action="store_true", help="less of each, and no tables of details")
-    parser.add_argument("--write", action="store_true", help=f"write to {KEPT.name}/ beside this file, not to {FOLDER}")
+    parser.add_argument(
+        "parts", nargs="*", choices=[*PARTS, *DETAILS, []], help=f"what to measure; if none, {', '.join(PARTS)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="less of each")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"write to {KEPT.name}/ beside this file and to the pages that state figures, not to {FOLDER}",
+    )
     parser.add_argument("--model", help="measure `penstock serve` beside `vllm serve`, both with this model")
     parser.add_argument("--engine", default="", help="options for both, in one word: '--dtype bfloat16 ...'")
     parser.add_argument("--streams", type=int, default=32, help="at a time, with --model")
@@ -78,18 +61,18 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     where, folder = machine(is_quick=options.quick), KEPT if options.write else FOLDER
     results: dict[str, Found] = {}
-    released = last(RELEASED)
 
     def tell(name: str, found: Found) -> None:
         """Print and save each part as soon as it is done: a run may be stopped early."""
         found.where = where
         results[name] = found
         print(section(name, found), end="\n\n", flush=True)
-        keep({name: found}, folder, released)
+        keep({name: found}, folder)
 
     uvloop.run(with_engines(options, tell) if options.model else without(options, tell))
-    print(goals_table(last(folder)))
-    print(changes_table(released, results) or "No goal has changed by more than the noise since the last release.")
+    if options.write:
+        restate()
+    print(goals_table(last(folder)), seconds_table(results), sep="\n\n")
     return int(any(found.failed for found in results.values()))
 
 

@@ -44,6 +44,8 @@ FIRST_LONG = f"ms to the first text, {LONG:,} tokens in"
 FIRST_KNOWN = f"ms to the first text, {LONG:,} tokens in, of which the server knows all but a few"
 LONG_REQUEST = f"us of CPU of a request, {LONG:,} tokens in, 1 out"
 
+IN_TIME = f"streams at {RATE:g} tokens/s, p99 of a token under 20 ms"
+
 OPEN_STREAM = "KB of memory of an open stream"
 RETAINED = "B of memory of a retained token"
 

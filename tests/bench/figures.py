@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-VLLM, RUST, BARE, DISK = "vLLM's", "vllm-rs's", "bare aiohttp's", "the bare disk's"
+VLLM, RUST, BARE = "vLLM's", "vllm-rs's", "bare aiohttp's"
+DISK, SQLITE, FTS = "the bare disk's", "SQLite's", "SQLite's own index's"
+JSON, OWN_POST = "`json.loads`'s", "our POST's"
 """What a figure is compared with."""
 
 

@@ -11,36 +11,37 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from tests.bench import beside
+from tests.bench import figures as names
+from tests.bench.added import added
 from tests.bench.apis import APIS, CHAT, MESSAGES, RESPONSES
+from tests.bench.beside import AT_A_PACE, FIRST_LONG, IN_TIME, OPEN_STREAM, SHORT_REQUEST
 from tests.bench.budget import measured_budget, stream_budget, token_budget
-from tests.bench.chain import SOCKET, STORED
-from tests.bench.figures import DISK, Comparison, over
+from tests.bench.chain import RESENT, SOCKET
+from tests.bench.figures import DISK, OWN_POST, SQLITE, Comparison, Figure, over
 from tests.bench.frontends import frontend_costs, frontend_table
-from tests.bench.goals import Goal, compared, growth
+from tests.bench.goals import Goal, among
 from tests.bench.inprocess import DEPTHS, in_process
 from tests.bench.loopback import BARE, OURS, PEER, RUST, Servers, servers
 from tests.bench.observed import METRICS, NOTHING, OPEN, TRACES, scrape_times, watching_costs, watching_table
 from tests.bench.paced import overload_table, overloaded, pace_table, up_and_down
-from tests.bench.reading import costs as reading_costs
-from tests.bench.reading import reading_table
+from tests.bench.reading import AGENT, reading_costs
 from tests.bench.rust_frontend import RELEASE, program
 from tests.bench.sealed import costs as sealed_costs
 from tests.bench.sealed import sealed_table
+from tests.bench.searching import search_costs
 from tests.bench.serving import KEPT, LEAST, figures, serving_table
-from tests.bench.sockets import EACH, SSE, token_costs, token_table, turn_table, turn_times
+from tests.bench.sockets import BARE_SOCKET, EACH, SSE, token_costs, token_table, turn_table, turn_times
 from tests.bench.stalls import stall_table, stalls
-from tests.bench.store import BARE as DISK_WRITES
-from tests.bench.store import median, store_figures, store_table, to_bare
+from tests.bench.store import ALONE, APPENDS, UPSERTS, microseconds, postgres_figures, store_figures, store_table
+from tests.bench.store import DISK as TO_DISK
 
-IN_PROCESS = "In process: us of CPU per token"
+TOKEN_BUDGET = "What the cost of a token is made of"
 
-SERVERS = "Whole servers over loopback: us of CPU per token"
-
-IN_TIME = "streams at 50 tokens/s, p99 of a token under 20 ms"
 WITHOUT_RUST = f"vllm-rs {RELEASE}, as pip's index did not give vLLM's wheel"
 
 LIMIT = 600.0
@@ -48,13 +49,16 @@ LIMIT = 600.0
 
 
 class Found(msgspec.Struct):
-    """The results of one part: its goals, and its comparisons and other tables, by title.
+    """The results of one part: its goals, bounds of figures of its own, comparisons and other tables, by title.
 
-    ``where`` is the date and the machine; ``failed`` is the reason why results are missing, if any are.
+    ``where`` is the date and the machine, ``seconds`` how long the part took; ``failed`` is the reason why results are
+    missing, if any are.
     """
 
     where: str = ""
+    seconds: float = 0.0
     goals: list[Goal] = []
+    bounds: list[Goal] = []
     comparisons: dict[str, list[Comparison]] = {}
     tables: dict[str, str] = {}
     failed: str = ""
@@ -91,31 +95,35 @@ class Run:
     def _less(self, usual: int, quick: int) -> int:
         return quick if self.is_quick else usual
 
-    def _goal(self, *goals: Goal) -> None:
-        self.found.goals += goals
+    def _goal(self, goal: Goal) -> None:
+        self.found.goals.append(goal)
 
-    async def in_process(self) -> None:
-        """P1 and P4."""
-        depths = DEPTHS[:2] if self.is_quick else DEPTHS
-        every = await in_process(self._less(15, 2), self._less(1_024, 256), depths)
-        self.found.comparisons[IN_PROCESS] = every
-        by_depth = {found.load["reasoning"]: found for found in every if found.load["step"] == 1}
-        self._goal(
-            compared("P1", "ids to SSE bytes, in process", by_depth[0], 0.12),
-            growth(by_depth[depths[-1]], by_depth[0]),
-        )
+    def _bound(self, what: str, unit: str, rounds: Sequence[float], most: float) -> None:
+        """Keep a bound of a figure, which nothing else was measured beside."""
+        self.found.bounds.append(Goal(what, unit, Figure(tuple(rounds)), most=most))
 
     async def servers(self) -> None:
         """A token of each API, at a pace and at full speed."""
         every = await self._all()
-        for name in (CHAT, RESPONSES, MESSAGES):
-            self._beside(await beside.token_costs(every, name, self._less(5, 2)))
+        for name, bounds in ((CHAT, (1.25, None)), (RESPONSES, (0.45, 1.8)), (MESSAGES, None)):
+            found = await beside.token_costs(every, name, self._less(5, 2))
+            self._beside(found)
+            if bounds:
+                of_peer, of_limit = bounds
+                what = f"a token of {name}, 100 streams at 50 tokens/s"
+                rest = "the engine's client, the stages, the run and its log"
+                of = among(found, f"{name}: {AT_A_PACE}")
+                self._goal(Goal(what, "us", **of, of_peer=of_peer, of_limit=of_limit, rest=rest))
 
     async def requests(self) -> None:
         """Whole requests of each API, and the time to their first text."""
         every = await self._all()
         for name in APIS:
-            self._beside(await beside.request_costs(every, name, self._less(4, 2)))
+            found = await beside.request_costs(every, name, self._less(4, 2))
+            self._beside(found)
+            if name == RESPONSES:
+                what, rest = "a request of Responses, 500 tokens in", "reading, rendering, `AsyncLLM` and the store"
+                self._goal(Goal(what, "us", **among(found, f"{name}: {SHORT_REQUEST}"), of_peer=0.8, rest=rest))
         for name in (CHAT, RESPONSES, MESSAGES):
             self._beside(await beside.answer_costs(every, name, self._less(3, 1)))
 
@@ -123,19 +131,26 @@ class Run:
         """Requests with a long prompt."""
         every = await self._all()
         for name in (CHAT, RESPONSES):
-            self._beside(await beside.long_requests(every, name, self._less(3, 1)))
+            found = await beside.long_requests(every, name, self._less(4, 1))
+            self._beside(found)
+            if name == CHAT:
+                what, rest = "the first text, 70,000 tokens in", "encoding the prompt"
+                self._goal(Goal(what, "ms", **among(found, f"{name}: {FIRST_LONG}"), of_peer=0.4, rest=rest))
 
     async def memory(self) -> None:
         """The servers must be fresh: later streams would reuse memory that earlier ones have freed."""
         every = await self._all()
-        self._beside(await beside.memory(every, CHAT, self._less(500, 100)))
+        found = await beside.memory(every, CHAT, self._less(500, 100))
+        self._beside(found)
+        rest = "`AsyncLLM`, the stages, the run and its log"
+        self._goal(Goal("an open stream of Chat", "KB", **among(found, f"{CHAT}: {OPEN_STREAM}"), most=40, rest=rest))
         sizes = {OURS: self._less(12_000, 2_000), PEER: self._less(2_000, 500)}
         self._beside(await beside.retained(every, sizes))
 
     async def budget(self) -> None:
-        """The parts of P2 at a fixed rate, and of P6."""
+        """The parts of a token at a pace, and of an open stream."""
         budget = await measured_budget(self.folder, self._less(5, 2), self._less(500, 100))
-        self.found.tables["What the cost of a token is made of"] = token_budget(budget.token)
+        self.found.tables[TOKEN_BUDGET] = token_budget(budget.token)
         self.found.tables["What the memory of an open stream is made of"] = stream_budget(budget.stream)
 
     async def paced(self) -> None:
@@ -149,105 +164,130 @@ class Run:
         most = 2 * round(statistics.median(streams[OURS]))
         overload = [await overloaded(every[OURS], most) for _ in range(self._less(4, 1))]
         self.found.tables["Twice as many streams: the first three seconds, then the next"] = overload_table(overload)
-        growth = tuple(later.p99 / sooner.p99 for sooner, later in overload)
-        what = "p99 of a token with twice as many streams, later over sooner: it does not fall behind"
-        self._goal(Goal("P5", what, "", statistics.median(growth), 1.25, rounds=growth))
+        rounds = [later.p99 / sooner.p99 for sooner, later in overload]
+        self._bound("p99 of a token with twice as many streams, later over sooner", "", rounds, 1.25)
+
+    async def store(self) -> None:
+        rounds = await store_figures(self._less(5, 1))
+        self.found.tables["store"] = store_table(rounds)
+        appends, alone, disk = (microseconds(rounds, what) for what in (APPENDS, ALONE, TO_DISK))
+        peer, limit = Comparison({}, appends, alone, beside=SQLITE), Comparison({}, appends, disk, beside=DISK)
+        rest = "SQLite's commit, and 64 writers that wake up"
+        self._goal(Goal("a durable append, 64 writers", "us", appends, peer=peer, of_peer=2.5, limit=limit, rest=rest))
+        for what in (APPENDS, UPSERTS):
+            self._bound(f"p99 of {what[0]}, 64 writers", "ms", [each[what].p99 for each in rounds], 50)
+
+    async def reading(self) -> None:
+        found = reading_costs(self._less(7, 2))
+        self.found.comparisons["A request of 10,000 items: ms of CPU"] = found
+        rest = "checking each item, and the conversation"
+        self._goal(Goal("a history of 10,000 items", "ms", **among(found, AGENT), of_peer=0.2, of_limit=10, rest=rest))
+
+    async def sockets(self) -> None:
+        times, cpu = await turn_times(self._less(7, 2))
+        self.found.tables["A tool turn over a socket"] = turn_table(times, cpu)
+        ours, posts, least = (Figure(tuple(times[way])) for way in (SOCKET, RESENT, BARE_SOCKET))
+        peer, limit = Comparison({}, ours, posts, beside=OWN_POST), Comparison({}, ours, least, beside=names.BARE)
+        rest = "the pipeline, and 30 events"
+        self._goal(Goal("a tool turn over a socket", "ms", ours, peer=peer, of_peer=0.8, limit=limit, rest=rest))
+
+    async def lanes(self) -> None:
+        costs = await token_costs(self._less(7, 2))
+        self.found.tables["A token over a socket"] = token_table(costs)
+        self._bound("CPU of a token over a socket, over that by SSE", "", over(costs, EACH, SSE), 1.0)
+
+    async def search(self) -> None:
+        found = await search_costs(self._less(5, 1))
+        self.found.comparisons["A search by words: ms of CPU"] = [found]
+        rest = "the texts and files of what is found"
+        self._goal(Goal("a search in 4,000 chunks", "ms", found.ours, peer=found, of_peer=1.5, limit=found, rest=rest))
+
+    async def in_process(self) -> None:
+        every = await in_process(self._less(15, 2), self._less(1_024, 256), DEPTHS[:2] if self.is_quick else DEPTHS)
+        self.found.comparisons["In process: us of CPU per token"] = every
+        first = await added(self._less(40, 5), self._less(8, 2))
+        self.found.comparisons["What is added to the time of the first token, in process"] = first
 
     async def frontends(self) -> None:
         costs = await frontend_costs(self.folder, self._less(5, 2))
         self.found.tables["Frontends"] = frontend_table(costs)
         one, two = (costs[count] for count in (1, 2))
-        rounds = tuple(both / alone for alone, both in zip(one, two, strict=True))
-        what = "CPU of a token with two frontends, over one"
-        self._goal(Goal("P5", what, "", statistics.median(rounds), 1.25, rounds=rounds))
+        rounds = [both / alone for alone, both in zip(one, two, strict=True)]
+        self._bound("CPU of a token with two frontends, over one", "", rounds, 1.25)
 
     async def stalls(self) -> None:
         least = await stalls()
         self.found.tables["stalls"] = stall_table(least)
-        self._goal(Goal("P8", "longest stall of the loop by any one request", "ms", max(least.values()), 20))
+        self._bound("the longest stall of the loop by any one request", "ms", [max(least.values())], 20)
 
-    async def store(self) -> None:
-        rounds = await store_figures(self._less(5, 1))
-        self.found.tables["store"] = store_table(rounds)
-        appends, upserts = ((f"SQLite, {what}", 64) for what in ("appends", "upserts"))
-        appended, upserted, disk = (median(rounds, what) for what in (appends, upserts, DISK_WRITES))
-        what = "durable {} at 64 writers, SQLite"
-        self._goal(
-            Goal(
-                *("P9", what.format("appends"), "/s", appended.rate, 15_000, disk.rate, DISK, 5.0),
-                is_rate=True,
-                rounds=to_bare(rounds, appends),
-            ),
-            Goal("P9", "p99 of appends", "ms", appended.p99, 50),
-            Goal("P9", what.format("upserts"), "/s", upserted.rate, 5_000, is_rate=True),
-            Goal("P9", "p99 of upserts", "ms", upserted.p99, 50),
-        )
+    async def postgres(self) -> None:
+        self.found.tables["PostgreSQL"] = store_table(await postgres_figures(self._less(5, 1)))
 
     async def kept(self) -> None:
         measured = await figures(self._less(7, 3))
         self.found.tables["with the store and without"] = serving_table(measured)
-        rounds, name = over(measured, KEPT, LEAST), "CPU with store and event log over without"
-        self._goal(Goal("P10", name, "", statistics.median(rounds), 1.15, rounds=rounds))
+        self._bound("CPU with store and event log, over without", "", over(measured, KEPT, LEAST), 1.15)
 
     async def sealed(self) -> None:
         found = sealed_costs()
         self.found.tables["Sealed thoughts"] = sealed_table(found)
-        self._goal(Goal("P11", "sealing and opening a thought of 10,000 tokens", "ms", found[10_000].both, 2.0))
-
-    async def reading(self) -> None:
-        found = reading_costs()
-        self.found.tables["A request of 10,000 items"] = reading_table(found)
-
-    async def sockets(self) -> None:
-        rounds = self._less(7, 2)
-        costs = await token_costs(rounds)
-        times, cpu = await turn_times(rounds)
-        self.found.tables["A token over a socket"] = token_table(costs)
-        self.found.tables["A tool turn over a socket"] = turn_table(times, cpu)
-        tokens, turns = over(costs, EACH, SSE), over(times, SOCKET, STORED)
-        what = "time of a tool turn over a socket, over that of POSTs that continue stored responses"
-        self._goal(
-            Goal(
-                "P12",
-                "CPU of a token over a socket, over that by SSE",
-                "",
-                statistics.median(tokens),
-                1.0,
-                rounds=tokens,
-            ),
-            Goal("P13", what, "", statistics.median(turns), 0.5, rounds=turns),
-        )
+        self._bound("sealing and opening a thought of 10,000 tokens", "ms", [found[10_000].both], 2.0)
 
     async def observed(self) -> None:
         costs = await watching_costs(self._less(7, 2))
         scrapes = await scrape_times(self._less(20, 5))
         self.found.tables["Metrics and traces"] = watching_table(costs)
-        what = "CPU of a token with {}, over without"
-        counted, traced = over(costs, METRICS, NOTHING), over(costs, TRACES, METRICS)
-        self._goal(
-            Goal("P14", what.format("metrics"), "", statistics.median(counted), 1.03, rounds=counted),
-            Goal("P14", what.format("traces"), "", statistics.median(traced), 1.03, rounds=traced),
-            Goal("P15", f"a scrape with {OPEN:,} open streams, median", "ms", statistics.median(scrapes), 20),
-        )
+        self._bound("CPU of a token with metrics, over without", "", over(costs, METRICS, NOTHING), 1.03)
+        self._bound("CPU of a token with traces, over without", "", over(costs, TRACES, METRICS), 1.03)
+        self._bound(f"a scrape with {OPEN:,} open streams", "ms", scrapes, 20)
+
+    async def tokens(self) -> None:
+        from tests.bench.tokens import guard_table, variant_table  # noqa: PLC0415 - each imports a lot
+
+        self.found.tables["Items of every kind"] = await variant_table()
+        self.found.tables["A stage of the operator's"] = await guard_table()
+
+    async def chat(self) -> None:
+        from tests.bench.chat import chat_figures  # noqa: PLC0415
+
+        self.found.tables["Chat models"] = await chat_figures()
+
+    async def parsers(self) -> None:
+        from tests.bench.parsers import parser_figures  # noqa: PLC0415
+
+        self.found.tables["Parsers of chat models"] = parser_figures()
 
 
-PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
-    "inprocess": Run.in_process,
+Part: TypeAlias = Callable[[Run], Awaitable[None]]
+
+PARTS: dict[str, Part] = {
     "memory": Run.memory,
     "servers": Run.servers,
     "requests": Run.requests,
-    "budget": Run.budget,
-    "paced": Run.paced,
-    "frontends": Run.frontends,
     "first": Run.first_token,
-    "stalls": Run.stalls,
+    "paced": Run.paced,
+    "budget": Run.budget,
     "store": Run.store,
-    "kept": Run.kept,
-    "sealed": Run.sealed,
     "reading": Run.reading,
     "sockets": Run.sockets,
-    "observed": Run.observed,
+    "search": Run.search,
 }
+"""All that a user would feel."""
+
+DETAILS: dict[str, Part] = {
+    "inprocess": Run.in_process,
+    "lanes": Run.lanes,
+    "frontends": Run.frontends,
+    "stalls": Run.stalls,
+    "postgres": Run.postgres,
+    "kept": Run.kept,
+    "sealed": Run.sealed,
+    "observed": Run.observed,
+    "tokens": Run.tokens,
+    "chat": Run.chat,
+    "parsers": Run.parsers,
+}
+"""Parts that run if they are named."""
 
 USING_SERVERS = {"memory", "servers", "requests", "first", "paced"}
 
@@ -260,7 +300,7 @@ async def measured(parts: Sequence[str], folder: Path, tell: Callable[[str, Foun
             if name not in USING_SERVERS:
                 await run.close()
             run.found = Found()
-            await attempt(name, run.found, PARTS[name](run))
+            await attempt(name, run.found, (PARTS | DETAILS)[name](run))
             tell(name, run.found)
             if run.found.failed:
                 await run.close()  # the servers may be in the middle of something
@@ -271,10 +311,11 @@ async def measured(parts: Sequence[str], folder: Path, tell: Callable[[str, Foun
 async def attempt(name: str, found: Found, work: Awaitable[None]) -> None:
     """Await ``work`` for up to `LIMIT` seconds; if it fails, store the reason in ``found``."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {name}\n")
-    limit = asyncio.timeout(LIMIT)
+    begun, limit = time.monotonic(), asyncio.timeout(LIMIT)
     try:
         async with limit:
             await work
     except Exception as error:  # noqa: BLE001 - the other parts are still worth running
         traceback.print_exc()
         found.failed = f"not done within {LIMIT:g} seconds" if limit.expired() else repr(error)
+    found.seconds = time.monotonic() - begun

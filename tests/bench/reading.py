@@ -1,22 +1,20 @@
-"""The time to read the items of a long request: its body, and what they become in the conversation.
-
-Figures are the least CPU time of the rounds, in milliseconds.
-"""
+"""The CPU time to read a request with many items: into a conversation, into vLLM's request, and as JSON."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import cycle, islice
 from typing import Any, TypeAlias
 
 from penstock.pipeline.protocol.params.validation import read_request
 from penstock.stages.normalize.input_items import InputReader
 from penstock.stages.normalize.toolset import ToolsetBuilder
+from tests.bench.figures import JSON, VLLM, Comparison, Figure
 
-COUNT, ROUNDS = 10_000, 15
+COUNT = 10_000
+AGENT = "turns of an agent"
 
 Json: TypeAlias = dict[str, Any]
 
@@ -31,41 +29,30 @@ THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_t
 CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}", "status": "completed"}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "5 degrees, rain"}
 
-REQUESTS: dict[str, list[Json]] = {"messages": [MESSAGE], "turns of an agent": [MESSAGE, THOUGHT, CALL, OUTPUT, ANSWER]}
+REQUESTS: dict[str, list[Json]] = {"messages": [MESSAGE], AGENT: [MESSAGE, THOUGHT, CALL, OUTPUT, ANSWER]}
 """The items that a request repeats."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Milliseconds of CPU for the body, and for its items."""
+def reading_costs(rounds: int, count: int = COUNT) -> list[Comparison]:
+    """Compare the milliseconds of a request with ``count`` items, by what it repeats; a first round warms up."""
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415 - takes seconds
 
-    body: float
-    items: float
+    def read(body: bytes) -> None:
+        request = read_request(body)
+        InputReader("input", "1", {}, ToolsetBuilder()).read(request.input_items, ())
 
-    @property
-    def both(self) -> float:
-        return self.body + self.items
-
-
-def costs(count: int = COUNT, rounds: int = ROUNDS) -> dict[str, Cost]:
-    """Return the cost of a request with ``count`` items, by what it repeats."""
-    return {name: _least(list(islice(cycle(items), count)), rounds) for name, items in REQUESTS.items()}
-
-
-def _least(items: Sequence[Json], rounds: int) -> Cost:
-    body = json.dumps({"input": items}).encode()
-    return min((_cost(body) for _ in range(rounds)), key=lambda cost: cost.both)
+    readers = (read, lambda body: ResponsesRequest.model_validate(json.loads(body)), json.loads)
+    compared = []
+    for what, items in REQUESTS.items():
+        body = json.dumps({"model": "m", "input": list(islice(cycle(items), count))}).encode()
+        found = [[_cost(reader, body) for reader in readers] for _ in range(1 + rounds)][1:]
+        ours, peer, least = (Figure(tuple(figures)) for figures in zip(*found, strict=True))
+        load = {"items": count}
+        compared += [Comparison(load, ours, other, what, name) for other, name in ((peer, VLLM), (least, JSON))]
+    return compared
 
 
-def _cost(body: bytes) -> Cost:
+def _cost(reader: Callable[[bytes], object], body: bytes) -> float:
     started = time.process_time_ns()
-    request = read_request(body)
-    between = time.process_time_ns()
-    InputReader("input", "1", {}, ToolsetBuilder()).read(request.input_items, ())
-    return Cost((between - started) / 1e6, (time.process_time_ns() - between) / 1e6)
-
-
-def reading_table(found: Mapping[str, Cost]) -> str:
-    lines = ["items               body, ms   items, ms   both, ms"]
-    lines += [f"{name:18s}{cost.body:10.1f}{cost.items:12.1f}{cost.both:11.1f}" for name, cost in found.items()]
-    return "\n".join(lines)
+    reader(body)
+    return (time.process_time_ns() - started) / 1e6

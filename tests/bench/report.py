@@ -1,6 +1,7 @@
 """Reports of results: Markdown tables, JSON and a plot.
 
-A run updates the report in its folder: the parts that it leaves out keep their last results.
+A run updates the report in its folder: the parts that it leaves out keep their last results, and the medians of each
+day stay beside those of other days.
 """
 
 from __future__ import annotations
@@ -8,21 +9,42 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
-from tests.bench.figures import Comparison
-from tests.bench.goals import HEAD, Goal, figure, row
-from tests.bench.measuring import Found
+from tests.bench.apis import APIS, CHAT
+from tests.bench.beside import AT_A_PACE, SHORT_REQUEST
+from tests.bench.figures import BARE, RUST, VLLM, Comparison
+from tests.bench.goals import HEAD, Goal, figure, row, table_row
+from tests.bench.measuring import PARTS, TOKEN_BUDGET, Found
 from tests.bench.plot import plot
 
-JSON, PICTURE, PAGE, TABLES = "bench.json", "bench.png", "README.md", "measured.txt"
-TITLE = """# What penstock costs, beside vLLM's own Responses frontend
+RESULTS, DAYS, PICTURE, PAGE, TABLES = "bench.json", "days.json", "bench.png", "README.md", "measured.txt"
+TITLE = """# What penstock costs, beside vLLM's servers
 
-[METHOD.md](METHOD.md) describes how this was measured, [MISSED.md](MISSED.md) why goals are missed, and
-[measured.txt](measured.txt) has every table."""
+[METHOD.md](METHOD.md) describes how this was measured, [EARLIER.md](EARLIER.md) what became of earlier goals, and
+[measured.txt](measured.txt) has every table. Lower is better, but for streams in time."""
+
+OURS = "penstock"
+OTHERS = {RUST: "vllm-rs", VLLM: "vLLM", BARE: "bare aiohttp"}
+"""The other servers, as a table names them."""
+
+MOST_DAYS = 4
+"""Days that a page has beside each other."""
+
+Medians: TypeAlias = dict[str, dict[str, float]]
+"""The median of each server, by what was measured."""
+
+
+class Day(msgspec.Struct):
+    """The medians of one day, and the machine."""
+
+    where: str = ""
+    medians: Medians = {}
 
 
 def machine(*, is_quick: bool) -> str:
@@ -35,47 +57,72 @@ def machine(*, is_quick: bool) -> str:
     )
 
 
-def goals_of(results: dict[str, Found]) -> list[Goal]:
-    return sorted((goal for found in results.values() for goal in found.goals), key=lambda goal: int(goal.name[1:]))
+def goals_of(results: Mapping[str, Found]) -> list[Goal]:
+    return [goal for name in PARTS if name in results for goal in results[name].goals]
 
 
-def goals_table(results: dict[str, Found]) -> str:
-    failed = [f"| | `{name}` failed: {found.failed} |" + " |" * 5 for name, found in results.items() if found.failed]
+def goals_table(results: Mapping[str, Found]) -> str:
+    failed = [f"|`{name}` failed: {each.failed}" + "|" * 6 for name, each in results.items() if each.failed]
     return "\n".join([HEAD, *map(row, goals_of(results)), *failed])
 
 
-NOISE = 0.1
-"""The change of a figure that was measured once, as a part of it, which is taken for noise."""
+def seconds_table(results: Mapping[str, Found]) -> str:
+    """Return how long each part took, and all of `PARTS` together."""
+    lines = [f"{name:12s}{each.seconds:8.0f} s" for name, each in results.items()]
+    whole = sum(each.seconds for name, each in results.items() if name in PARTS)
+    return "\n".join([*lines, f"{'the whole':12s}{whole:8.0f} s"])
 
 
-def changes_table(before: dict[str, Found], after: dict[str, Found]) -> str:
-    """Return the goals that have changed by more than the noise; empty if none has.
-
-    A goal whose bound is a ratio in one run and a figure in the other is left out.
-    If both runs have rounds, a goal has changed if the middle halves of their rounds do not overlap.
-    """
-    known = {(goal.name, goal.what, goal.beside): goal for goal in goals_of(before)}
-    lines = []
-    for goal in goals_of(after):
-        old = known.get((goal.name, goal.what, goal.beside))
-        if old is not None and (old.ratio is None) == (goal.ratio is None) and _has_changed(old, goal):
-            share = goal.compared / old.compared - 1
-            verdict = "better" if (share > 0) == goal.is_rate else "worse"
-            figures = f"{figure(old.compared)} | {figure(goal.compared)} | {share:+.0%} | {verdict}"
-            lines.append(f"| {goal.name} | {goal.what} | {figures} |")
-    return "\n".join(["| goal | what | before | now | change | |\n|---|---|---|---|---|---|", *lines]) if lines else ""
+def medians_of(results: Iterable[Found]) -> Medians:
+    """Return the medians of the servers of `OTHERS` and of penstock."""
+    medians: Medians = {}
+    for found in results:
+        for title, compared in found.comparisons.items():
+            for each in compared:
+                if title == f"Beside {each.beside}":
+                    of_servers = medians.setdefault(each.what, {})
+                    of_servers[OURS] = each.ours.median
+                    of_servers[OTHERS[each.beside]] = each.peer.median
+    return medians
 
 
-def _has_changed(old: Goal, new: Goal) -> bool:
-    if old.middle is None or new.middle is None:
-        return abs(new.compared - old.compared) > NOISE * abs(old.compared)
-    return old.middle[1] < new.middle[0] or new.middle[1] < old.middle[0]
+def days_table(days: Mapping[str, Day]) -> str:
+    """Return penstock's figures for Chat beside those of vllm-rs, for the last days on which both were measured."""
+    rust = OTHERS[RUST]
+    kept = [when for when in sorted(days) if any(rust in row for row in days[when].medians.values())][-MOST_DAYS:]
+    rows = dict.fromkeys(what for when in kept for what in days[when].medians if what.startswith(f"{CHAT}: "))
+    lines = [table_row("Chat", *kept), "|---" * (1 + len(kept)) + "|"]
+    for what in rows:
+        cells = (_beside(days[when].medians.get(what, {}), rust) for when in kept)
+        lines.append(table_row(what.removeprefix(f"{CHAT}: "), *cells))
+    machines = [f"* {when}: {days[when].where}" for when in kept]
+    return "\n".join([*lines, "", *machines])
+
+
+def _beside(medians: Mapping[str, float], other: str) -> str:
+    if other not in medians:
+        return ""
+    ours, theirs = medians[OURS], medians[other]
+    return f"{figure(ours)} / {figure(theirs)} = {ours / theirs:.2f}"
+
+
+def apis_table(medians: Medians) -> str:
+    """Return what a token and a request of each API cost each server."""
+    servers = (OURS, *OTHERS.values())
+    lines = [table_row("", *servers), "|---" * (1 + len(servers)) + "|"]
+    for what, unit in ((AT_A_PACE, "us a token"), (SHORT_REQUEST, "us a request")):
+        for api in APIS:
+            if of := medians.get(f"{api}: {what}"):
+                cells = (figure(of[name]) if name in of else "" for name in servers)
+                lines.append(table_row(f"{api}, {unit}", *cells))
+    return "\n".join(lines)
 
 
 def comparison_table(compared: list[Comparison]) -> str:
     head = ["measured"] * bool(compared[0].what) + list(compared[0].load)
+    others = dict.fromkeys(found.beside for found in compared)
     lines = [
-        f"| {' | '.join(head)} | ours | spread | {compared[0].beside} | spread | ratio |",
+        f"| {' | '.join([*head, 'ours', 'spread', ' or '.join(others), 'spread', 'ratio'])} |",
         "|---" * (len(head) + 5) + "|",
     ]
     for found in compared:
@@ -85,33 +132,50 @@ def comparison_table(compared: list[Comparison]) -> str:
     return "\n".join(lines)
 
 
+def bound_line(goal: Goal) -> str:
+    found, most = (f"{figure(value)} {goal.unit}".rstrip() for value in (goal.ours.median, goal.most or 0.0))
+    return f"{goal.what}: {found}, at most {most}: {goal.nearest.verdict}"
+
+
 def section(name: str, found: Found) -> str:
     tables = [f"{title}\n\n{comparison_table(compared)}" for title, compared in found.comparisons.items()]
     tables += [f"{title}\n\n{table}" for title, table in found.tables.items()]
+    tables += ["\n".join(map(bound_line, found.bounds))] * bool(found.bounds)
     tables += [f"Not all of it was measured: {found.failed}"] * bool(found.failed)
-    return "\n\n".join([f"== {name}, {found.where}", *tables])
+    return "\n\n".join([f"== {name}, {found.seconds:.0f} s, {found.where}", *tables])
 
 
-def document(results: dict[str, Found], changes: str = "") -> str:
+def document(results: Mapping[str, Found], days: Mapping[str, Day]) -> str:
+    budget = [found.tables[TOKEN_BUDGET] for found in results.values() if TOKEN_BUDGET in found.tables]
     parts = [TITLE, "## Goals", goals_table(results)]
-    parts += ["## What has changed since the last release", changes] * bool(changes)
-    return "\n\n".join([*parts, f"![What a token costs, and how far the goals are]({PICTURE})"]) + "\n"
+    parts += ["## Beside vllm-rs, day by day", days_table(days)] * bool(days)
+    parts += ["## Each API", apis_table(medians_of(results.values()))] * bool(days)
+    parts += [f"## {TOKEN_BUDGET}", *(f"```\n{table}\n```" for table in budget)] * bool(budget)
+    return "\n\n".join([*parts, f"![The figures of each goal, and its bound]({PICTURE})"]) + "\n"
 
 
 def last(folder: Path) -> dict[str, Found]:
     """Read the results of earlier runs; empty if there are none."""
-    file = folder / JSON
+    file = folder / RESULTS
     return msgspec.json.decode(file.read_bytes(), type=dict[str, Found]) if file.exists() else {}
 
 
-def keep(results: dict[str, Found], folder: Path, released: dict[str, Found] | None = None) -> dict[str, Found]:
-    """Merge new results into those of earlier runs, write all files of the report, and return the merged results.
+def days_of(folder: Path) -> dict[str, Day]:
+    """Read the medians of earlier days; empty if there are none."""
+    file = folder / DAYS
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Day]) if file.exists() else {}
 
-    The report names the goals that have changed since ``released``.
-    """
-    merged = last(folder) | results
-    (folder / JSON).write_bytes(msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
-    (folder / PAGE).write_text(document(merged, changes_table(released or {}, merged)))
+
+def keep(results: dict[str, Found], folder: Path) -> dict[str, Found]:
+    """Merge new results into those of earlier runs, write all files of the report, and return the merged results."""
+    merged, days = last(folder) | results, days_of(folder)
+    for found in results.values():
+        when, _, where = found.where.partition(": ")
+        day = days.setdefault(when, Day())
+        day.where, day.medians = where, day.medians | medians_of([found])
+    for name, written in ((RESULTS, merged), (DAYS, days)):
+        (folder / name).write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
+    (folder / PAGE).write_text(document(merged, days))
     (folder / TABLES).write_text("\n\n\n".join(section(name, found) for name, found in merged.items()) + "\n")
-    plot(merged, folder / PICTURE)
+    plot(goals_of(merged), folder / PICTURE)
     return merged

@@ -1,17 +1,19 @@
 """The rate of durable writes to the store, beside the rate of the bare disk in the same run.
 
 An append is a 4 KB block of a run's events.  An upsert is a 4 KB response that begins and ends: two changes.  Each
-writer waits until its own change is durable before it makes the next one.
+writer waits until its own change is durable before it makes the next one.  SQLite alone, and the bare disk, get the
+blocks of all writers at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -21,6 +23,7 @@ from typing import TypeAlias
 
 from penstock.services.runs.event_log import Block
 from penstock.services.store.store import Store
+from tests.bench.figures import Comparison, Figure
 from tests.support.stored_responses import begun_response, store_response, stored_response
 from tests.support.stores import empty_schema, open_store, running_postgres
 
@@ -34,50 +37,50 @@ Work: TypeAlias = Callable[[int, int], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Figure:
+class Writes:
     """Writes per second, and the 99th percentile of their duration in milliseconds."""
 
     rate: float
     p99: float
 
-    def __str__(self) -> str:
-        return f"{self.rate:11,.0f}{self.p99:9.1f}"
 
-
-Rows: TypeAlias = dict[tuple[str, int], Figure]
+Rows: TypeAlias = dict[tuple[str, int], Writes]
 """By kind of write, and by number of writers."""
 
-BARE = ("pwrite + fdatasync of 4 KB", 1)
+DISK = ("the bare disk: pwrite and fdatasync", WRITERS[-1])
+ALONE = ("SQLite alone: inserts and a commit", WRITERS[-1])
+APPENDS, UPSERTS = (("SQLite, appends", WRITERS[-1]), ("SQLite, upserts", WRITERS[-1]))
 
 
 async def store_figures(rounds: int) -> list[Rows]:
-    """Return the figures of each round."""
+    """Return the figures of SQLite, of each round."""
     with TemporaryDirectory() as folder:
-        async with open_store(str(Path(folder) / "store.sqlite3")) as store, _postgres() as other:
+        path = Path(folder)
+        async with open_store(str(path / "store.sqlite3")) as store:
             return [
-                {BARE: bare_figure(Path(folder))} | await _rows("SQLite", store) | await _rows("PostgreSQL", other)
-                for _ in range(rounds)
+                {DISK: _to_disk(path), ALONE: _to_sqlite(path)} | await _rows("SQLite", store) for _ in range(rounds)
             ]
 
 
-def median(rounds: Sequence[Rows], what: tuple[str, int]) -> Figure:
-    """Return the medians of a rate and its 99th percentile."""
-    found = [rows[what] for rows in rounds]
-    return Figure(statistics.median(each.rate for each in found), statistics.median(each.p99 for each in found))
+async def postgres_figures(rounds: int) -> list[Rows]:
+    """Return the figures of PostgreSQL, of each round."""
+    with TemporaryDirectory() as folder:
+        async with _postgres() as store:
+            return [{DISK: _to_disk(Path(folder))} | await _rows("PostgreSQL", store) for _ in range(rounds)]
 
 
-def to_bare(rounds: Sequence[Rows], what: tuple[str, int]) -> tuple[float, ...]:
-    """Return a rate divided by that of the bare disk in the same round, for each round."""
-    return tuple(rows[what].rate / rows[BARE].rate for rows in rounds)
+def microseconds(rounds: Sequence[Rows], what: tuple[str, int]) -> Figure:
+    """Return the time of one write."""
+    return Figure(tuple(1e6 / rows[what].rate for rows in rounds))
 
 
 def store_table(rounds: Sequence[Rows]) -> str:
-    head = f"{'durable, each writer waits':30s}{'writers':>8s}{'per second':>11s}{'p99, ms':>9s}{'to bare':>9s}"
-    lines = [
-        f"{what[0]:30s}{what[1]:8d}{median(rounds, what)}{statistics.median(to_bare(rounds, what)):9.2f}"
-        for what in rounds[0]
-    ]
-    return "\n".join([head, *lines])
+    lines = [f"{'durable, each writer waits':40s}{'writers':>8s}{'per second':>11s}{'p99, ms':>9s}{'to the disk':>12s}"]
+    for what in rounds[0]:
+        rate, p99 = (statistics.median(getattr(rows[what], name) for rows in rounds) for name in ("rate", "p99"))
+        ratio = Comparison({}, microseconds(rounds, what), microseconds(rounds, DISK)).ratio
+        lines.append(f"{what[0]:40s}{what[1]:8d}{rate:11,.0f}{p99:9.1f}{ratio:12.2f}")
+    return "\n".join(lines)
 
 
 @asynccontextmanager
@@ -98,7 +101,7 @@ async def _rows(name: str, store: Store) -> Rows:
     return rows
 
 
-async def _measure(work: Work, writers: int) -> Figure:
+async def _measure(work: Work, writers: int) -> Writes:
     durations: list[float] = []
     end = time.perf_counter() + SECONDS
 
@@ -114,20 +117,47 @@ async def _measure(work: Work, writers: int) -> Figure:
     return _figure(durations)
 
 
-def bare_figure(folder: Path) -> Figure:
+def _to_disk(folder: Path) -> Writes:
+    with (folder / "bare").open("wb", buffering=0) as file:
+
+        def write(number: int) -> None:
+            os.pwrite(file.fileno(), BLOCK * WRITERS[-1], number * len(BLOCK) * WRITERS[-1])
+            os.fdatasync(file.fileno())
+
+        return _timed(write)
+
+
+def _to_sqlite(folder: Path) -> Writes:
+    with closing(sqlite3.connect(folder / "alone.sqlite3", isolation_level=None)) as database:
+        database.execute("pragma synchronous = full")
+        database.execute("pragma journal_mode = wal")
+        database.execute("drop table if exists blocks")
+        database.execute(
+            "create table blocks (writer integer, number integer, data blob, primary key (writer, number))"
+        )
+
+        def write(number: int) -> None:
+            blocks = [(writer, number, BLOCK) for writer in range(WRITERS[-1])]
+            database.execute("begin")
+            database.executemany("insert into blocks values (?, ?, ?)", blocks)
+            database.execute("commit")
+
+        return _timed(write)
+
+
+def _timed(write: Callable[[int], None]) -> Writes:
+    """Return the figure of a function that makes a durable write for every writer at once."""
     durations: list[float] = []
-    file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY)
     end = time.perf_counter() + SECONDS
     while (started := time.perf_counter()) < end:
-        os.pwrite(file, BLOCK, len(durations) * len(BLOCK))
-        os.fdatasync(file)
+        write(len(durations))
         durations.append(time.perf_counter() - started)
-    os.close(file)
-    return _figure(durations)
+    found = _figure(durations)
+    return Writes(found.rate * WRITERS[-1], found.p99)
 
 
-def _figure(durations: list[float]) -> Figure:
-    return Figure(len(durations) / SECONDS, statistics.quantiles(durations, n=100)[98] * 1e3)
+def _figure(durations: list[float]) -> Writes:
+    return Writes(len(durations) / SECONDS, statistics.quantiles(durations, n=100)[98] * 1e3)
 
 
 _numbers = count()

@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.bench import first_token, sockets
+from tests.bench import first_token, sockets, store
 from tests.bench.added import ADDED, MEASURES, added
+from tests.bench.apis import CHAT
+from tests.bench.beside import AT_A_PACE
 from tests.bench.engines import StreamTimes
-from tests.bench.figures import DISK, Comparison, Figure, over
-from tests.bench.goals import UNMEASURABLE, Goal, row
+from tests.bench.figures import BARE, JSON, RUST, VLLM, Comparison, Figure, over
+from tests.bench.goals import UNMEASURABLE, Bound, Goal, among, row
 from tests.bench.inprocess import in_process
-from tests.bench.measuring import IN_PROCESS, SERVERS, Found
+from tests.bench.measuring import DETAILS, PARTS, Found
 from tests.bench.observed import scrape_times, watching_costs, watching_table
-from tests.bench.reading import costs as reading_costs
-from tests.bench.reading import reading_table
-from tests.bench.report import changes_table, keep
+from tests.bench.reading import AGENT, reading_costs
+from tests.bench.report import keep, seconds_table
 from tests.bench.sealed import costs, sealed_table
+from tests.bench.searching import search_costs
 from tests.bench.serving import LEAST, serving_table
 from tests.bench.sockets import token_costs, token_table, turn_table, turn_times
 from tests.bench.stalls import longest_callback, requests
+from tests.bench.store import ALONE, APPENDS, DISK, microseconds, store_figures, store_table
 
 PNG = b"\x89PNG"
 
 
+TOKEN = f"{CHAT}: {AT_A_PACE}"
+
+
+def compared(ours: float, other: float, beside: str, what: str = TOKEN) -> Comparison:
+    return Comparison({}, Figure((ours,)), Figure((other,)), what, beside)
+
+
+def token(ours: float = 20.0, rust: float = 16.0, bare: float = 14.0) -> Found:
+    """Return the part of a run that measured a token of Chat."""
+    beside = [compared(ours, 60.0, VLLM), compared(ours, rust, RUST), compared(ours, bare, BARE)]
+    goal = Goal("a token", "us", **among(beside, TOKEN), of_peer=1.25, rest="the rest")
+    tables = {f"Beside {each.beside}": [each] for each in beside}
+    return Found("2026-11-30: here", goals=[goal], comparisons=tables)
+
+
 @pytest.mark.vllm
-async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
+async def test_both_frontends_are_measured_in_process() -> None:
     compared = await in_process(rounds=1, tokens=64, depths=(0,))
     assert [found.load["step"] for found in compared] == [1, 8]
     assert all(found.ours.median > 0 < found.peer.median for found in compared)
-    goal = Goal("P1", "ids to SSE bytes", "us", 0.5, None, 10.0, ratio=0.06, rounds=(0.04, 0.05, 0.05, 0.06))
-    keep({"inprocess": Found("today, here", goals=[goal], comparisons={IN_PROCESS: compared})}, tmp_path)
-    page = (tmp_path / "README.md").read_text()
-    line = "| P1 | ids to SSE bytes | at most 0.06 of vLLM's | 0.5 us | vLLM's 10 us | 0.05 (0.0475 to 0.0525) | yes |"
-    assert line in page
-    assert (tmp_path / "measured.txt").read_text().startswith("== inprocess, today, here\n")
-    assert len(json.loads((tmp_path / "bench.json").read_text())["inprocess"]["comparisons"][IN_PROCESS]) == 2
-    assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.vllm
@@ -65,16 +73,54 @@ async def test_stall_is_measured_of_a_request_that_is_read(name: str, tmp_path: 
         await longest_callback(replace(request, status=415), tmp_path)
 
 
+def test_page_has_each_goal_beside_the_best_peer_and_the_limit(tmp_path: Path) -> None:
+    keep({"servers": token()}, tmp_path)
+    line = "|a token|20 us|1.25 of vllm-rs's, at most 1.25|1.43 of bare aiohttp's|yes|"
+    assert f"{line}20 us: bare aiohttp's 14, and 6 for the rest|" in (tmp_path / "README.md").read_text()
+    assert (tmp_path / "measured.txt").read_text().startswith("== servers, 0 s, 2026-11-30: here\n")
+    assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
+
+
+def test_goal_below_the_limit_says_that_it_is_out_of_reach() -> None:
+    [goal] = token(bare=21.0).goals
+    assert goal.arithmetic == "20 us, below bare aiohttp's 21: out of reach here"
+
+
+def test_best_peer_is_the_one_that_costs_least() -> None:
+    found = [compared(20.0, 15.0, VLLM), compared(20.0, 16.0, RUST), compared(20.0, 5.0, JSON)]
+    assert among(found, TOKEN) == {"ours": Figure((20.0,)), "peer": found[0], "limit": found[2]}
+
+
 def test_omitted_part_keeps_its_last_figures(tmp_path: Path) -> None:
-    compared = Comparison({"streams": 100, "step": 1, "reasoning": 0}, Figure((1.0,)), Figure((2.0,)))
-    first, old, new = Goal("P2", "first", "us", 1, 1), Goal("P10", "old", "", 1, 1.15), Goal("P10", "new", "", 1, 1.15)
-    keep({"kept": Found("then", goals=[old]), "servers": Found("then", goals=[first])}, tmp_path)
-    merged = keep({"kept": Found("now", goals=[new], comparisons={SERVERS: [compared]})}, tmp_path)
-    assert [(name, found.where) for name, found in merged.items()] == [("kept", "now"), ("servers", "then")]
+    old, new = (
+        Found(when, goals=[Goal(what, "us", Figure((1.0,)), most=1)]) for when, what in (("x", "a"), ("y", "b"))
+    )
+    keep({"sockets": old, "servers": token()}, tmp_path)
+    merged = keep({"sockets": new}, tmp_path)
+    assert [(name, found.where) for name, found in merged.items()] == [
+        ("sockets", "y"),
+        ("servers", "2026-11-30: here"),
+    ]
     page = (tmp_path / "README.md").read_text()
-    assert page.index("| P2 | first |") < page.index("| P10 | new |")
-    assert "| P10 | old |" not in page
-    assert json.loads((tmp_path / "bench.json").read_text())["servers"]["where"] == "then"
+    assert page.index("|a token|") < page.index("|b|")  # in the order of the parts
+    assert "|a|" not in page
+
+
+def test_days_stand_beside_each_other(tmp_path: Path) -> None:
+    keep({"servers": token()}, tmp_path)
+    later = token(ours=18.0)
+    later.where = "2026-12-01: there"
+    keep({"servers": later}, tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "|Chat|2026-11-30|2026-12-01|" in page
+    assert f"|{AT_A_PACE}|20 / 16 = 1.25|18 / 16 = 1.12|" in page
+    assert "||penstock|vllm-rs|vLLM|bare aiohttp|" in page
+    assert "|Chat Completions, us a token|18|16|60|14|" in page
+
+
+def test_seconds_of_all_parts_are_added() -> None:
+    taken = {name: Found(seconds=10.0) for name in (*PARTS, *DETAILS)}
+    assert seconds_table(taken).splitlines()[-1].split() == ["the", "whole", str(10 * len(PARTS)), "s"]
 
 
 def test_table_of_several_measures_names_each(tmp_path: Path) -> None:
@@ -92,10 +138,25 @@ def test_sealed_thoughts_are_measured_beside_encoding_them_again() -> None:
     assert len({len(line) for line in sealed_table(found).split("\n")}) == 1
 
 
-def test_reading_is_measured_for_the_body_and_for_the_items() -> None:
-    found = reading_costs(count=100, rounds=1)
-    assert all(cost.body > 0 and cost.items > 0 for cost in found.values())
-    assert len({len(line) for line in reading_table(found).split("\n")}) == 1
+@pytest.mark.vllm
+def test_reading_is_measured_beside_vllm_and_the_json() -> None:
+    found = reading_costs(rounds=1, count=100)
+    assert [each.beside for each in found if each.what == AGENT] == [VLLM, JSON]
+    assert all(each.ours.median > 0 < each.peer.median for each in found)
+
+
+@pytest.mark.io
+async def test_search_is_measured_beside_the_index_alone() -> None:
+    found = await search_costs(rounds=1, chunks=100)
+    assert found.ours.median > 0 < found.peer.median
+
+
+@pytest.mark.io
+async def test_appends_are_measured_beside_sqlite_and_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SECONDS", 0.02)
+    rounds = await store_figures(1)
+    assert all(microseconds(rounds, what).median > 0 for what in (APPENDS, ALONE, DISK))
+    assert len({len(line) for line in store_table(rounds).split("\n")}) == 1
 
 
 async def test_sockets_are_measured_beside_http(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,51 +196,14 @@ def test_ratios_are_taken_within_a_round() -> None:
 )
 def test_rounds_around_the_bound_give_no_verdict(rounds: tuple[float, ...], verdict: str) -> None:
     """The middle half of many rounds decides, unless it is wide; a few rounds decide nothing."""
-    assert Goal("P2", "", "us", 10.0, None, 10.0, ratio=1.0, rounds=rounds).verdict == verdict
-    assert Goal("P10", "", "", statistics.median(rounds), 1.0, rounds=rounds).verdict == verdict
+    assert Bound(1.0, rounds).verdict == verdict
 
 
-@pytest.mark.parametrize(("ours", "ratio", "verdict"), [(16_000, 4.0, "yes"), (900, 9.0, "yes"), (900, 4.0, "no")])
-def test_either_bound_is_enough(ours: float, ratio: float, verdict: str) -> None:
-    """A slow disk is not a slow store."""
-    goal = Goal("P9", "", "/s", ours, 15_000, ours / ratio, DISK, 5.0, is_rate=True, rounds=(ratio,) * 5)
-    assert goal.verdict == verdict
-    assert row(goal).startswith("| P9 |  | at least 15,000 /s or 5 of the bare disk's |")
-
-
-@pytest.mark.parametrize(("ours", "other", "part", "of_other"), [(1_400, None, 1.0, None), (2_800, 0, 0.5, math.inf)])
-def test_higher_rate_is_better(ours: float, other: float | None, part: float, of_other: float | None) -> None:
-    goal = Goal("P5", "", "", ours, 1_400, other, is_rate=True)
-    assert (goal.of_bound, goal.other_of_bound, goal.verdict) == (part, of_other, "yes")
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "change"),
-    [
-        ((0.5, 0.5, 0.5, 0.6), (0.25, 0.3, 0.3, 0.3), "| P2 | x | 0.5 | 0.3 | -40% | better |"),
-        ((0.5, 0.5, 0.5, 0.6), (0.7, 0.7, 0.7, 0.5), "| P2 | x | 0.5 | 0.7 | +40% | worse |"),
-        ((0.2, 0.5, 0.6, 0.9), (0.1, 0.3, 0.55, 0.6), ""),
-        ((0.5,), (0.51,), ""),
-        ((0.5,), (0.6,), "| P2 | x | 0.5 | 0.6 | +20% | worse |"),
-    ],
-)
-def test_goals_that_changed_by_more_than_the_noise_are_named(
-    before: tuple[float, ...], after: tuple[float, ...], change: str
-) -> None:
-    old, new = (
-        {"servers": Found(goals=[Goal("P2", "x", "us", 1.0, None, 1.0, ratio=0.5, rounds=rounds)])}
-        for rounds in (before, after)
-    )
-    assert changes_table(old, new).rpartition("\n")[2] == change
-    assert changes_table({}, new) == changes_table(new, new) == ""
-
-
-def test_goal_that_is_bounded_in_another_way_is_not_compared() -> None:
-    old, new = (
-        {"servers": Found(goals=[Goal("P6", "x", "B", 69.8, most, 990.0, ratio=ratio)])}
-        for most, ratio in ((None, 0.1), (16.0, None))
-    )
-    assert changes_table(old, new) == ""
+def test_each_bound_has_to_be_met() -> None:
+    found = compared(10.0, 5.0, VLLM)
+    both = Goal("x", "us", found.ours, peer=found, of_peer=1.0, most=20.0)
+    assert (both.nearest.verdict, both.allowed) == ("no", 5.0)
+    assert row(both).startswith("|x|10 us, at most 20|2 of vLLM's, at most 1||no|")
 
 
 def test_clients_count_deltas_and_tokens() -> None:

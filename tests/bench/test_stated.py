@@ -55,3 +55,12 @@ def test_figure_that_is_off_by_more_than_the_margin_is_noticed(tmp_path: Path) -
     (tmp_path / "page.md").write_text("It takes\n1,000 MB.")
     stated = Stated(str(tmp_path / "page.md"), r"takes ([\d,]+) MB", lambda: 0.0, 1e6)
     assert [stated.holds(measured) for measured in (0.85e9, 0.95e9, 1.1e9, 1.2e9)] == [False, True, True, False]
+
+
+def test_measured_figure_is_written_where_the_page_states_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("It needs 3 and\n1,000 MB. A MB is 2.")
+    stated = Stated(str(page), r"and ([\d,]*\d) MB", lambda: 0.0, 1e6)
+    stated.write(12_345e6)
+    assert page.read_text() == "It needs 3 and\n12,000 MB. A MB is 2."
+    assert stated.holds(12_345e6)

@@ -35,3 +35,10 @@ class Stated:
     def holds(self, measured: float) -> bool:
         """Return True if the page is right about the figure, within the margin."""
         return abs(self.stated - measured) <= self.margin * measured
+
+    def write(self, measured: float) -> None:
+        """Write the figure into the page, with two digits that count."""
+        page = ROOT / self.page
+        text = page.read_text()
+        [found] = re.finditer(self.text.replace(" ", r"\s+"), text)
+        page.write_text(f"{text[: found.start(1)]}{float(f'{measured / self.unit:.2g}'):,g}{text[found.end(1) :]}")
