@@ -105,7 +105,7 @@ class Run:
     async def servers(self) -> None:
         """A token of each API, at a pace and at full speed."""
         every = await self._all()
-        for name, bounds in ((CHAT, (1.25, None)), (RESPONSES, (0.45, 1.8)), (MESSAGES, None)):
+        for name, bounds in ((CHAT, (1.25, None)), (RESPONSES, (0.4, 1.4)), (MESSAGES, None)):
             found = await beside.token_costs(every, name, self._less(5, 2))
             self._beside(found)
             if bounds:
@@ -173,7 +173,7 @@ class Run:
         appends, alone, disk = (microseconds(rounds, what) for what in (APPENDS, ALONE, TO_DISK))
         peer, limit = Comparison({}, appends, alone, beside=SQLITE), Comparison({}, appends, disk, beside=DISK)
         rest = "SQLite's commit, and 64 writers that wake up"
-        self._goal(Goal("a durable append, 64 writers", "us", appends, peer=peer, of_peer=2.5, limit=limit, rest=rest))
+        self._goal(Goal("a durable append, 64 writers", "us", appends, peer=peer, of_peer=2.0, limit=limit, rest=rest))
         for what in (APPENDS, UPSERTS):
             self._bound(f"p99 of {what[0]}, 64 writers", "ms", [each[what].p99 for each in rounds], 50)
 
