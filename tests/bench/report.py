@@ -51,9 +51,10 @@ def machine(*, is_quick: bool) -> str:
     names = (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
     when, cores = time.strftime("%Y-%m-%d"), len(os.sched_getaffinity(0))
     return (
-        f"{when}{', --quick' * is_quick}: {next(names, platform.machine())}, {cores} cores, "
+        f"{when}: {next(names, platform.machine())}, {cores} cores, "
         f"load {os.getloadavg()[1]:.1f}, Linux {platform.release()}, "
         f"Python {platform.python_version()}, vLLM {version('vllm')}"
+        f"{', --quick' * is_quick}"
     )
 
 
