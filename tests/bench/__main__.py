@@ -70,9 +70,9 @@ def main() -> int:
         keep({name: found}, folder)
 
     uvloop.run(with_engines(options, tell) if options.model else without(options, tell))
+    print(goals_table(last(folder)), seconds_table(results), sep="\n\n", flush=True)
     if options.write:
         restate()
-    print(goals_table(last(folder)), seconds_table(results), sep="\n\n")
     return int(any(found.failed for found in results.values()))
 
 

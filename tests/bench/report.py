@@ -147,10 +147,11 @@ def section(name: str, found: Found) -> str:
 
 
 def document(results: Mapping[str, Found], days: Mapping[str, Day]) -> str:
+    medians = medians_of(results.values())
     budget = [found.tables[TOKEN_BUDGET] for found in results.values() if TOKEN_BUDGET in found.tables]
     parts = [TITLE, "## Goals", goals_table(results)]
-    parts += ["## Beside vllm-rs, day by day", days_table(days)] * bool(days)
-    parts += ["## Each API", apis_table(medians_of(results.values()))] * bool(days)
+    parts += ["## Beside vllm-rs, day by day", days_table(days)] * any(day.medians for day in days.values())
+    parts += ["## Each API", apis_table(medians)] * bool(medians)
     parts += [f"## {TOKEN_BUDGET}", *(f"```\n{table}\n```" for table in budget)] * bool(budget)
     return "\n\n".join([*parts, f"![The figures of each goal, and its bound]({PICTURE})"]) + "\n"
 
