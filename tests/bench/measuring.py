@@ -17,7 +17,6 @@ import msgspec
 
 from tests.bench import beside
 from tests.bench import figures as names
-from tests.bench.added import added
 from tests.bench.apis import APIS, CHAT, MESSAGES, RESPONSES
 from tests.bench.beside import AT_A_PACE, FIRST_LONG, IN_TIME, OPEN_STREAM, SHORT_REQUEST
 from tests.bench.budget import measured_budget, stream_budget, token_budget
@@ -25,7 +24,6 @@ from tests.bench.chain import RESENT, SOCKET
 from tests.bench.figures import DISK, OWN_POST, SQLITE, Comparison, Figure, over
 from tests.bench.frontends import frontend_costs, frontend_table
 from tests.bench.goals import Goal, among
-from tests.bench.inprocess import DEPTHS, in_process
 from tests.bench.loopback import BARE, OURS, PEER, RUST, Servers, servers
 from tests.bench.observed import METRICS, NOTHING, OPEN, TRACES, scrape_times, watching_costs, watching_table
 from tests.bench.paced import overload_table, overloaded, pace_table, up_and_down
@@ -202,12 +200,6 @@ class Run:
         rest = "the texts and files of what is found"
         self._goal(Goal("a search in 4,000 chunks", "ms", found.ours, peer=found, of_peer=1.5, limit=found, rest=rest))
 
-    async def in_process(self) -> None:
-        every = await in_process(self._less(15, 2), self._less(1_024, 256), DEPTHS[:2] if self.is_quick else DEPTHS)
-        self.found.comparisons["In process: us of CPU per token"] = every
-        first = await added(self._less(40, 5), self._less(8, 2))
-        self.found.comparisons["What is added to the time of the first token, in process"] = first
-
     async def frontends(self) -> None:
         costs = await frontend_costs(self.folder, self._less(5, 2))
         self.found.tables["Frontends"] = frontend_table(costs)
@@ -275,7 +267,6 @@ PARTS: dict[str, Part] = {
 """All that a user would feel."""
 
 DETAILS: dict[str, Part] = {
-    "inprocess": Run.in_process,
     "lanes": Run.lanes,
     "frontends": Run.frontends,
     "stalls": Run.stalls,

@@ -91,6 +91,8 @@ def days_table(days: Mapping[str, Day]) -> str:
     """Return penstock's figures for Chat beside those of vllm-rs, for the last days on which both were measured."""
     rust = OTHERS[RUST]
     kept = [when for when in sorted(days) if any(rust in row for row in days[when].medians.values())][-MOST_DAYS:]
+    if not kept:
+        return "Not measured yet."
     rows = dict.fromkeys(what for when in kept for what in days[when].medians if what.startswith(f"{CHAT}: "))
     lines = [table_row("Chat", *kept), "|---" * (1 + len(kept)) + "|"]
     for what in rows:
@@ -150,7 +152,7 @@ def document(results: Mapping[str, Found], days: Mapping[str, Day]) -> str:
     medians = medians_of(results.values())
     budget = [found.tables[TOKEN_BUDGET] for found in results.values() if TOKEN_BUDGET in found.tables]
     parts = [TITLE, "## Goals", goals_table(results)]
-    parts += ["## Beside vllm-rs, day by day", days_table(days)] * any(day.medians for day in days.values())
+    parts += ["## Beside vllm-rs, day by day", days_table(days)]
     parts += ["## Each API", apis_table(medians)] * bool(medians)
     parts += [f"## {TOKEN_BUDGET}", *(f"```\n{table}\n```" for table in budget)] * bool(budget)
     return "\n\n".join([*parts, f"![The figures of each goal, and its bound]({PICTURE})"]) + "\n"

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import first_token, sockets, store
-from tests.bench.added import ADDED, MEASURES, added
+from tests.bench import sockets, store
 from tests.bench.apis import CHAT
 from tests.bench.beside import AT_A_PACE
 from tests.bench.engines import StreamTimes
 from tests.bench.figures import BARE, JSON, RUST, VLLM, Comparison, Figure, over
 from tests.bench.goals import UNMEASURABLE, Bound, Goal, among, row
-from tests.bench.inprocess import in_process
 from tests.bench.measuring import DETAILS, PARTS, Found
 from tests.bench.observed import scrape_times, watching_costs, watching_table
 from tests.bench.reading import AGENT, reading_costs
@@ -43,26 +41,6 @@ def token(ours: float = 20.0, rust: float = 16.0, bare: float = 14.0) -> Found:
     goal = Goal("a token", "us", **among(beside, TOKEN), of_peer=1.25, rest="the rest")
     tables = {f"Beside {each.beside}": [each] for each in beside}
     return Found("2026-11-30: here", goals=[goal], comparisons=tables)
-
-
-@pytest.mark.vllm
-async def test_both_frontends_are_measured_in_process() -> None:
-    compared = await in_process(rounds=1, tokens=64, depths=(0,))
-    assert [found.load["step"] for found in compared] == [1, 8]
-    assert all(found.ours.median > 0 < found.peer.median for found in compared)
-
-
-@pytest.mark.vllm
-async def test_time_added_to_the_first_token_is_measured_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_token, "LONG", 2_000)
-    compared = await added(short=1, long=1)
-    prompts = [(found.load["prompt"], found.load["known"]) for found in compared if found.what == ADDED]
-    assert prompts == [(500, 0), (2_000, 0), (2_000, 1)]
-    for at in range(0, len(compared), len(MEASURES)):
-        for side in ("ours", "peer"):
-            whole, *parts, cpu, on_loop = [getattr(found, side).median for found in compared[at : at + len(MEASURES)]]
-            assert whole == pytest.approx(sum(parts))
-            assert 0 < on_loop <= cpu + 0.1  # the clocks are read one after the other
 
 
 @pytest.mark.parametrize("name", ["nothing", "100,000 bad items"])
