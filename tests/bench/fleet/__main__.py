@@ -19,6 +19,9 @@ from tests.bench.fleet.batches import LOADS as BATCH_LOADS
 from tests.bench.fleet.batches import WAYS as BATCH_WAYS
 from tests.bench.fleet.batches import BatchesPlan, simulate_batches
 from tests.bench.fleet.fleet import Counts, Fleet, Plan
+from tests.bench.fleet.hints import LOADS as HINTS_LOADS
+from tests.bench.fleet.hints import NODE, HintsPlan, simulate_hints
+from tests.bench.fleet.hints import WAYS as HINTS_WAYS
 from tests.bench.fleet.models import FEWEST_GPUS, LOADS, ModelsPlan, simulate_models
 from tests.bench.fleet.models import WAYS as MODEL_WAYS
 from tests.bench.fleet.policies import Affinity, Bounded, Events, Informed, LeastLoad, Policy, RoundRobin
@@ -188,6 +191,33 @@ def batches(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
             )
 
 
+def hints(run: Run, plan: Plan, engines: list[int]) -> Iterator[str]:
+    """Compare what caches do that know nothing of sessions, what penstock knows, or all that comes."""
+    tiers = ("alone", "with a second tier")
+    yield from header("choice", *(f"{figure}, {tier}" for tier in tiers for figure in OF_HINTS))
+    rows = [
+        HintsPlan(
+            engines[0],
+            talks=talks,
+            warm_up=6 * plan.warm_up,
+            seconds=12 * plan.seconds,
+            speed=NODE,
+            way=way,
+            second=second,
+        )
+        for way in HINTS_WAYS
+        for second, talks in HINTS_LOADS.items()
+    ]
+    outcomes = run(simulate_hints, rows)
+    for way in HINTS_WAYS.values():
+        both = (
+            f"{counts.again / max(1, counts.turns):,.0f} tokens | {counts.wait(0.5):.2f} s | {counts.wait(0.99):.1f} s"
+            for counts in islice(outcomes, len(HINTS_LOADS))
+        )
+        yield f"| {way.name} | {' | '.join(both)} |"
+
+
+OF_HINTS = ("read again of a turn", "wait, p50", "p99")
 OF_LINES = ("ratio", "idle places that lines use", "tokens of lines a second and engine")
 OF_MODELS = ("turns", "refused", "swaps", "time of GPUs lost")
 
@@ -199,6 +229,7 @@ TABLES = {
     "penstocks": penstocks,
     "deaths": deaths,
     "state": state,
+    "hints": hints,
 }
 
 

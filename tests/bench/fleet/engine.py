@@ -70,7 +70,8 @@ class Prefixes:
         self._total += grown - known
         self._tell(name, grown)
         while self._total > self.size and self._free:
-            oldest, kept = self._free.popitem(last=False)
+            oldest = self._least()
+            kept = self._free.pop(oldest)
             freed = min(kept, self._total - self.size + BLOCK - 1) // BLOCK * BLOCK
             self._total -= freed
             self._tell(oldest, kept - freed)
@@ -88,6 +89,10 @@ class Prefixes:
             self._held[name] = grown, holders - 1
         else:
             self._free[name] = grown
+
+    def _least(self) -> str:
+        """Return the chain that loses blocks next."""
+        return next(iter(self._free))
 
     def _tell(self, name: str, tokens: int) -> None:
         if self._events is not None:

@@ -106,8 +106,7 @@ class Fleet:
     def run(self) -> Counts:
         """Run the plan; return what was counted after the warm-up."""
         plan = self.plan
-        for talk in self._traffic.open(plan.talks * plan.engines):
-            self._at(talk.draw.number() / 2**31 * talk.draw.of(talk.kind.between_requests), self._ask, talk)
+        self._begin()
         self._at(plan.warm_up, self._sample, None)
         if plan.dies_at is not None:
             for engine in self.engines[:: max(1, min(100, plan.engines))]:
@@ -124,6 +123,10 @@ class Fleet:
         self.engines.clear()
         self._due.clear()
         self.policy = Policy()
+
+    def _begin(self) -> None:
+        for talk in self._traffic.open(self.plan.talks * self.plan.engines):
+            self._at(talk.draw.number() / 2**31 * talk.draw.of(talk.kind.between_requests), self._ask, talk)
 
     def _at(self, time: float, act: Callable[[Any], None], what: Any, version: int = 0) -> None:
         heapq.heappush(self._due, (time, next(self._order), version, act, what))
@@ -152,10 +155,13 @@ class Fleet:
         else:
             turn = engine.end(self._now)
             self.policy.ended(turn, engine.number)
-            gap = turn.talk.after(turn)
-            talk = turn.talk if gap is not None else self._traffic.talk(turn.talk.kind)
-            self._at(self._now + (talk.draw.of(talk.kind.between_requests) if gap is None else gap), self._ask, talk)
+            self._go_on_after(turn, engine)
         self._go_on(engine)
+
+    def _go_on_after(self, turn: Turn, engine: Engine) -> None:
+        gap = turn.talk.after(turn)
+        talk = turn.talk if gap is not None else self._traffic.talk(turn.talk.kind)
+        self._at(self._now + (talk.draw.of(talk.kind.between_requests) if gap is None else gap), self._ask, talk)
 
     def _die(self, engine: Engine) -> None:
         self.dead += 1

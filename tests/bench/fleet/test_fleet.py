@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,10 @@ from tests.bench.fleet.batches import LOADS, BatchesPlan, simulate_batches
 from tests.bench.fleet.batches import SMALL as SMALL_ENGINE
 from tests.bench.fleet.engine import BLOCK, SPEED, Engine, Prefixes, blocks
 from tests.bench.fleet.fleet import Fleet, Plan
+from tests.bench.fleet.hints import NODE, HintedFleet, HintsPlan, RankedPrefixes, simulate_hints
+from tests.bench.fleet.hints import WAYS as HINTS_WAYS
 from tests.bench.fleet.models import FEWEST_GPUS, ModelsPlan, simulate_models
+from tests.bench.fleet.sessions import AGENTS, CODER, HELPER, Session, Sessions
 from tests.bench.fleet.traffic import AGENT, CHAT, KINDS, PROGRAM, Draw, Traffic, lognormal
 
 SMALL = Plan(4, penstocks=2, talks=20, hot=0.5, warm_up=60.0, seconds=120.0)
@@ -173,12 +176,71 @@ def test_lines_leave_conversations_more_than_those_without_a_reserve_and_a_pause
     assert simulate_batches(penstock.plan) == penstock
 
 
+@given(uses)
+def test_ranked_cache_frees_what_is_worth_least(used: list[tuple[str, int]]) -> None:
+    prefixes = RankedPrefixes(16 * BLOCK, worth=ord)
+    for name, tokens in used:
+        before = {each: prefixes.cached("", 0, each) for each in "abcdef"}
+        prefixes.hold(name, tokens)
+        prefixes.release(name)
+        after = {each: prefixes.cached("", 0, each) for each in "abcdef"}
+        lost = {each for each in "abcdef" if after[each] < before[each]}
+        assert all(first <= other for first in lost for other in after if after[other] and other not in {*lost, name})
+        assert sum(after.values()) == len(prefixes) <= 16 * BLOCK
+
+
+def test_sessions_have_the_published_shape() -> None:
+    sessions = Sessions()
+    new = [sessions.new() for _ in range(800)]
+    prompts, answers, helpers = list[int](), list[int](), 0
+
+    def live(session: Session) -> bool:
+        nonlocal helpers
+        has_helpers = False
+        while not session.is_over:
+            prompts.append(session.prompt)
+            answers.append(session.step.answer)
+            helpers += session.parent is not None
+            if session.add().call == AGENTS:
+                has_helpers = True
+                for helper in sessions.helpers(session):
+                    live(helper)
+        return has_helpers
+
+    turns = [len(session.script) for session in new]
+    assert sum(map(live, new)) / len(new) == pytest.approx(0.44, abs=0.04)
+    assert median(turns) == pytest.approx(43, rel=0.1)
+    assert median(prompts) == pytest.approx(142_000, rel=0.1)
+    assert median(answers) == pytest.approx(444, rel=0.1)
+    assert helpers / len(prompts) == pytest.approx(0.243, abs=0.04)
+
+
+SESSIONS = HintsPlan(2, talks=20, warm_up=600.0, seconds=900.0, speed=NODE)
+
+
+def test_less_is_read_again_the_more_a_cache_knows() -> None:
+    outcomes = {way: simulate_hints(replace(SESSIONS, way=way)) for way in ("least", "events", "hints", "oracle")}
+    again = [counts.again / counts.turns for counts in outcomes.values()]
+    assert again == sorted(again, reverse=True)
+    assert simulate_hints(replace(SESSIONS, way="hints")) == outcomes["hints"]
+
+
+@pytest.mark.parametrize("way", HINTS_WAYS)
+def test_nothing_is_read_again_that_a_second_tier_has(way: str) -> None:
+    fleet = HintedFleet(replace(SESSIONS, engines=1, way=way, second=10**9))
+    counts = fleet.run()
+    assert counts.turns > 100
+    assert counts.again <= CODER.openings * CODER.opening + HELPER.openings * HELPER.opening  # the first time counts
+    assert any(len(engine.prefixes) > NODE.cache * 0.9 for engine in fleet.engines)
+
+
 def one_by_one(simulated: Callable[[Row], Outcome], rows: Iterable[Row]) -> Iterator[Outcome]:
     return map(simulated, rows)
 
 
 def test_tables_name_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.bench.fleet.__main__.BATCH_LOADS", {(SMALL_ENGINE, "night"): 1})
+    monkeypatch.setattr("tests.bench.fleet.__main__.HINTS_LOADS", {0: 2, 10**6: 2})
     plan = Plan(0, 2, 10, 0.5, 5.0, 5.0)
     for table in TABLES.values():
         head, line, *rows = table(one_by_one, plan, [3])
