@@ -11,7 +11,6 @@ import json
 import socket
 import time
 from collections.abc import Callable, Mapping
-from itertools import count
 from typing import Any
 
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -20,12 +19,9 @@ from tests.bench.loopback import ANSWERING, NAME, Server
 from tests.bench.readers import MARK
 from tests.bench.wire import RESPONSES, posted
 
-FIRST = b"response.output_text.delta"
 SHORT, LONG = 500, 70_000
 
 Body = Callable[[], Mapping[str, Any]]
-
-_numbers = count()
 
 
 def timed_answer(port: int, body: Mapping[str, Any], path: str = RESPONSES) -> tuple[float, bytes]:
@@ -46,30 +42,6 @@ def timed_answer(port: int, body: Mapping[str, Any], path: str = RESPONSES) -> t
 
 def long_text() -> str:
     return some_text(LONG)
-
-
-def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
-    """Return each load with its request bodies for penstock and the peer: a short, a long, and a continued long prompt.
-
-    ``stored`` is the id of a response in penstock that answered the long prompt; the last load continues it.
-    """
-    text, few = long_text(), some_text(SHORT)
-
-    def new(words: str) -> Body:
-        return lambda: {"input": f"{next(_numbers)} {words}"}
-
-    def going_on() -> dict[str, Any]:
-        return {"previous_response_id": stored, "input": f"{next(_numbers)} Go on."}
-
-    def resent() -> dict[str, Any]:  # the peer stores nothing by default: its clients resend the history
-        history = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}]
-        return {"input": [*history, {"role": "user", "content": f"{next(_numbers)} Go on."}]}
-
-    return [
-        ({"prompt": SHORT, "known": 0}, (new(few), new(few))),
-        ({"prompt": LONG, "known": 0}, (new(text), new(text))),
-        ({"prompt": LONG, "known": 1}, (going_on, resent)),
-    ]
 
 
 async def request_cost(server: Server, body: Body, requests: int, path: str) -> tuple[float, float]:

@@ -108,8 +108,8 @@ class Run:
             self._beside(found)
             if bounds:
                 of_peer, of_limit = bounds
-                what = f"a token of {name}, 100 streams at 50 tokens/s"
-                rest = "the engine's client, the stages, the run and its log"
+                what = f"a token of {name} at a pace"
+                rest = "the engine's client, stages, log"
                 of = among(found, f"{name}: {AT_A_PACE}")
                 self._goal(Goal(what, "us", **of, of_peer=of_peer, of_limit=of_limit, rest=rest))
 
@@ -120,7 +120,7 @@ class Run:
             found = await beside.request_costs(every, name, self._less(4, 2))
             self._beside(found)
             if name == RESPONSES:
-                what, rest = "a request of Responses, 500 tokens in", "reading, rendering, `AsyncLLM` and the store"
+                what, rest = "a request of Responses, 500 tokens", "rendering, `AsyncLLM`, the store"
                 self._goal(Goal(what, "us", **among(found, f"{name}: {SHORT_REQUEST}"), of_peer=0.8, rest=rest))
         for name in (CHAT, RESPONSES, MESSAGES):
             self._beside(await beside.answer_costs(every, name, self._less(3, 1)))
@@ -132,7 +132,7 @@ class Run:
             found = await beside.long_requests(every, name, self._less(4, 1))
             self._beside(found)
             if name == CHAT:
-                what, rest = "the first text, 70,000 tokens in", "encoding the prompt"
+                what, rest = "the first text after 70,000 tokens", "encoding the prompt"
                 self._goal(Goal(what, "ms", **among(found, f"{name}: {FIRST_LONG}"), of_peer=0.4, rest=rest))
 
     async def memory(self) -> None:
@@ -140,7 +140,7 @@ class Run:
         every = await self._all()
         found = await beside.memory(every, CHAT, self._less(500, 100))
         self._beside(found)
-        rest = "`AsyncLLM`, the stages, the run and its log"
+        rest = "`AsyncLLM`, stages, log"
         self._goal(Goal("an open stream of Chat", "KB", **among(found, f"{CHAT}: {OPEN_STREAM}"), most=40, rest=rest))
         sizes = {OURS: self._less(12_000, 2_000), PEER: self._less(2_000, 500)}
         self._beside(await beside.retained(every, sizes))
@@ -170,7 +170,7 @@ class Run:
         self.found.tables["store"] = store_table(rounds)
         appends, alone, disk = (microseconds(rounds, what) for what in (APPENDS, ALONE, TO_DISK))
         peer, limit = Comparison({}, appends, alone, beside=SQLITE), Comparison({}, appends, disk, beside=DISK)
-        rest = "SQLite's commit, and 64 writers that wake up"
+        rest = "the commit and waking 64 writers"
         self._goal(Goal("a durable append, 64 writers", "us", appends, peer=peer, of_peer=2.0, limit=limit, rest=rest))
         for what in (APPENDS, UPSERTS):
             self._bound(f"p99 of {what[0]}, 64 writers", "ms", [each[what].p99 for each in rounds], 50)
@@ -178,7 +178,7 @@ class Run:
     async def reading(self) -> None:
         found = reading_costs(self._less(7, 2))
         self.found.comparisons["A request of 10,000 items: ms of CPU"] = found
-        rest = "checking each item, and the conversation"
+        rest = "checking items"
         self._goal(Goal("a history of 10,000 items", "ms", **among(found, AGENT), of_peer=0.2, of_limit=10, rest=rest))
 
     async def sockets(self) -> None:
@@ -186,7 +186,7 @@ class Run:
         self.found.tables["A tool turn over a socket"] = turn_table(times, cpu)
         ours, posts, least = (Figure(tuple(times[way])) for way in (SOCKET, RESENT, BARE_SOCKET))
         peer, limit = Comparison({}, ours, posts, beside=OWN_POST), Comparison({}, ours, least, beside=names.BARE)
-        rest = "the pipeline, and 30 events"
+        rest = "the pipeline"
         self._goal(Goal("a tool turn over a socket", "ms", ours, peer=peer, of_peer=0.8, limit=limit, rest=rest))
 
     async def lanes(self) -> None:
@@ -197,7 +197,7 @@ class Run:
     async def search(self) -> None:
         found = await search_costs(self._less(5, 1))
         self.found.comparisons["A search by words: ms of CPU"] = [found]
-        rest = "the texts and files of what is found"
+        rest = "the texts found"
         self._goal(Goal("a search in 4,000 chunks", "ms", found.ours, peer=found, of_peer=1.5, limit=found, rest=rest))
 
     async def frontends(self) -> None:

@@ -94,19 +94,19 @@ def days_table(days: Mapping[str, Day]) -> str:
     if not kept:
         return "Not measured yet."
     rows = dict.fromkeys(what for when in kept for what in days[when].medians if what.startswith(f"{CHAT}: "))
-    lines = [table_row("Chat", *kept), "|---" * (1 + len(kept)) + "|"]
+    heads = (f"{when}, {days[when].where.partition(',')[0]}" for when in kept)
+    lines = [table_row("Chat", *heads), "|---" * (1 + len(kept)) + "|"]
     for what in rows:
         cells = (_beside(days[when].medians.get(what, {}), rust) for when in kept)
         lines.append(table_row(what.removeprefix(f"{CHAT}: "), *cells))
-    machines = [f"* {when}: {days[when].where}" for when in kept]
-    return "\n".join([*lines, "", *machines])
+    return "\n".join(lines)
 
 
 def _beside(medians: Mapping[str, float], other: str) -> str:
     if other not in medians:
         return ""
     ours, theirs = medians[OURS], medians[other]
-    return f"{figure(ours)} / {figure(theirs)} = {ours / theirs:.2f}"
+    return f"{figure(ours)}/{figure(theirs)}: {ours / theirs:.2f}"
 
 
 def apis_table(medians: Medians) -> str:

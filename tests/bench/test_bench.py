@@ -90,8 +90,8 @@ def test_days_stand_beside_each_other(tmp_path: Path) -> None:
     later.where = "2026-12-01: there"
     keep({"servers": later}, tmp_path)
     page = (tmp_path / "README.md").read_text()
-    assert "|Chat|2026-11-30|2026-12-01|" in page
-    assert f"|{AT_A_PACE}|20 / 16 = 1.25|18 / 16 = 1.12|" in page
+    assert "|Chat|2026-11-30, here|2026-12-01, there|" in page
+    assert f"|{AT_A_PACE}|20/16: 1.25|18/16: 1.12|" in page
     assert "||penstock|vllm-rs|vLLM|bare aiohttp|" in page
     assert "|Chat Completions, us a token|18|16|60|14|" in page
 
