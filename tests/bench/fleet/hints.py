@@ -56,7 +56,7 @@ class Known:
                     self._kept[chain] = self.now, hint
 
     def by_hints(self, chain: str) -> float:
-        """Rank chains as penstock's scheduler for vLLM does: let go, others, and those that a waiting turn reads."""
+        """Rank chains by the tiers of penstock's scheduler for vLLM; those of one tier go by their last use."""
         if chain in self._let_go:
             return -1.0
         return float(chain in self._fetched)
