@@ -389,14 +389,8 @@ def _completions_chunk(
                 {f"token_id:{other}": value for other, value in _reported(token, top, chosen)} for token in tokens
             ],
         }
-    choice: dict[str, Any] = {
-        "index": 0,
-        "text": "",
-        "logprobs": logprobs,
-        "finish_reason": reason,
-        "stop_reason": None,
-    }
-    choice |= {"prompt_token_ids": [1] * 9, "token_ids": tokens}
+    choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": logprobs, "finish_reason": reason}
+    choice |= {"stop_reason": None, "prompt_token_ids": [1] * 9, "token_ids": tokens}
     return _sse_line({"id": "x", "object": "text_completion", "created": 1, "model": "tiny", "choices": [choice]})
 
 
