@@ -63,7 +63,7 @@ async def deltas(apis: Mapping[str, Api] = APIS) -> dict[str, list[bytes]]:
     with TemporaryDirectory() as folder:
         async with (
             running_server(ScriptedEngine(script, models=(NAME,)), Path(folder)) as server,
-            aiohttp.ClientSession() as client,
+            aiohttp.ClientSession(raise_for_status=True) as client,
         ):
             for api in apis.values():
                 asked = {"model": NAME, "stream": True, **api.asking("Hi")}

@@ -201,7 +201,10 @@ async def serving(which: str, log: Path) -> AsyncGenerator[Server, None]:
         folder = closing.enter_context(TemporaryDirectory())
         errors = closing.enter_context(log.open("wb"))
         process = await asyncio.create_subprocess_exec(
-            *command_of(which, port, handshake, folder), stdout=errors, stderr=errors, env=os.environ | QUIET | STORING
+            *command_of(which, port, handshake, folder),
+            stdout=errors,
+            stderr=errors,
+            env=os.environ | QUIET | (STORING if which == PEER else {}),
         )
         closing.push_async_callback(_ended, process)
         os.sched_setaffinity(process.pid, CORES[:-1] or CORES)
