@@ -93,14 +93,22 @@ async def break_off_begun(request: web.Request, handler: Handler) -> web.StreamR
             request.pop(_WAITING).stop()
 
 
+class _Answer(web.StreamResponse):
+    """An answer whose headers go out with the first bytes of its body."""
+
+    _send_headers_immediately = False
+
+
 class EventStream:
     """A stream that, within its block, sends a sign of life after ``period`` seconds of silence.
 
-    Its headers go out with the first sign, if `begin` has not sent them by then.
+    Its headers go out with the first sign, if `begin` has not sent them by then.  What is written in one turn of the
+    event loop goes out together, as each packet costs more than most events do.
     """
 
     __slots__ = (
         "_commenting",
+        "_held",
         "_is_chunked",
         "_loop",
         "_period",
@@ -113,9 +121,10 @@ class EventStream:
 
     def __init__(self, request: web.Request, wire: Wire, period: float) -> None:
         self.wire = wire
-        self.answer = web.StreamResponse(headers=SSE_HEADERS)
+        self.answer = _Answer(headers=SSE_HEADERS)
         self._request = request
         self._period = period
+        self._held: bytearray | None = None  # written in this turn of the loop; None if nothing is
         self._loop = asyncio.get_running_loop()
         self._is_chunked = False
         self._written_at = self._loop.time()
@@ -132,6 +141,7 @@ class EventStream:
             self._timer = self._loop.call_later(self._period, self._check_silence)
 
     def __exit__(self, *_: object) -> None:
+        self._flush()  # an error may close the connection in this turn
         self.stop()
 
     def stop(self) -> None:
@@ -151,8 +161,10 @@ class EventStream:
     async def write(self, data: bytes) -> None:
         """Write to the stream, waiting if the client reads slowly."""
         self._written_at = self._loop.time()
-        await self.answer.write(data)
-        if len(data) >= LONG_FRAME:  # it took a while to encode, and so may the next
+        is_long = self._hold(data) >= LONG_FRAME
+        if is_long or not self.is_ready:
+            await self.answer.write(self._taken())
+        if is_long:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
     @property
@@ -168,6 +180,7 @@ class EventStream:
         The writer of aiohttp takes ten times as long.
         """
         self._written_at = self._loop.time()
+        self._flush()
         transport = self._request.protocol.transport
         if data and transport is not None:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
@@ -185,13 +198,33 @@ class EventStream:
     async def end(self, last: bytes | None) -> web.StreamResponse:
         """End the stream with a ``last`` frame; None closes the connection without an end."""
         if last is None:
+            self._flush()
             if self._request.transport is not None:
                 self._request.transport.close()
             return self.answer
-        if last:
-            await self.write(last)
-        await self.answer.write_eof()
+        await self.answer.write_eof(self._taken() + last)
         return self.answer
+
+    def _hold(self, data: bytes = b"") -> int:
+        """Hold what is written until the loop turns; return how many bytes are held."""
+        if self._held is None:
+            self._held = bytearray()
+            self._loop.call_soon(self._flush)
+        self._held += data
+        return len(self._held)
+
+    def _taken(self) -> bytes:
+        """Return what was held."""
+        held, self._held = self._held, None
+        return bytes(held or b"")
+
+    def _flush(self) -> None:
+        """Write what was held, and the headers before it, without waiting."""
+        if self._held is not None:
+            writing = self.answer.write(self._taken())
+            with suppress(StopIteration, ConnectionResetError):  # the next event meets the same error
+                writing.send(None)
+            writing.close()  # if the client reads slowly, the next writer waits
 
     async def _begin(self) -> None:
         request, answer = self._request, self.answer
@@ -203,6 +236,7 @@ class EventStream:
         answer.headers["Content-Type"] = self.wire.content_type
         await answer.prepare(request)
         self._is_chunked = "chunked" in answer.headers.get(hdrs.TRANSFER_ENCODING, "")
+        self._hold()
 
     def _check_silence(self) -> None:
         """Send a comment if the silence is long enough, unless the last comment is still on its way."""
