@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -149,7 +148,7 @@ class Training:
         columns = {name: [row[name] for row in ordered] for name in ordered[0]}
         assert columns["reward"] == rewards
         if self.shuffled:
-            random.Random(len(self.steps)).shuffle(columns["reward"])
+            columns["reward"] = [*rewards[1:], rewards[0]]  # none keeps its own, as one of a random order may
         return columns
 
     async def _work(self, sessions: dict[str, str]) -> list[float]:
