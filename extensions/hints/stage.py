@@ -22,7 +22,7 @@ from penstock.pipeline.frames import Prompt, RequestFacts
 from penstock.pipeline.protocol.items import Call
 from penstock.pipeline.protocol.pairs import may_lack_output
 from penstock.pipeline.protocol.response import Response
-from penstock.services.engines.affinity import hinted_session
+from penstock.services.engines.affinity import hinted_session, is_new
 from penstock.services.engines.engine import Backend, CacheHint, TakesHints, engine_of
 from penstock.services.runs.run import Run, RunRegistry
 
@@ -44,6 +44,8 @@ class Hints:
         if facts.origin.line:
             return
         key, names, tokens = hinted_session(facts), tuple(_names(facts.response)), len(prompt.token_ids)
+        if _may_be_another(facts):
+            self.talks.share(key)
         self._tell(facts.model, self.talks.asked(key, _session(facts), tokens, self.clock(), names, facts.model))
 
     def ended(self, run: Run) -> None:
@@ -119,6 +121,11 @@ def _session(facts: RequestFacts) -> str:
     """Return the session of a coding agent, which its children share; empty if it names none."""
     origin = facts.origin
     return f"{origin.owner}\n{origin.session}" if origin.session else ""
+
+
+def _may_be_another(facts: RequestFacts) -> bool:
+    """Return True if a prompt begins a conversation whose name others may have: their first items, or one key."""
+    return is_new(facts) and not facts.scheduling.session and facts.response.conversation is UNSET
 
 
 def _names(response: Response) -> Iterator[str]:

@@ -9,7 +9,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from penstock.extensions.hints.waits import CANCELLED, CHILD, CLIENT, LONGEST, Waits
 from penstock.services.engines.engine import CacheHint
@@ -49,6 +48,8 @@ class Talk:
     what: str | None = None
     """The name of its wait; None while the engine works for it."""
     children: list[Talk] = field(default_factory=list)
+    is_shared: bool = False
+    """True if several conversations have this name: then none of them is known to be over."""
 
     @property
     def has_calls(self) -> bool:
@@ -74,17 +75,26 @@ class Talks:
         """Return the conversation whose latest response, or whose place in the store, has this id."""
         return self._named.get(name)
 
+    def share(self, key: str) -> None:
+        """Note that a conversation begins: one of this name that is known is another."""
+        if talk := self._talks.get(key):
+            talk.is_shared = True
+
     def asked(
         self, key: str, session: str, prompt: int, now: float, names: tuple[str, ...] = (), model: str = ""
     ) -> Iterator[CacheHint]:
         """Yield what follows if a conversation sends its next prompt; ``names`` are those by which it is `named`."""
         yield from self._forget_old(now)
-        talk = self._talks.get(key) or self._begin(key, session, now)
+        talk = self._talks.get(key)
+        if talk is None:
+            talk = self._begin(key, session, now)
+        elif talk.what is None:
+            talk.is_shared = True  # the engine works for another one
         self._talks.move_to_end(key)
         if talk.what is not None:
             self.waits.note(talk.what, now - talk.at)
-            action: Literal["let_go", "fetch"] = "let_go" if prompt < COMPACTED * talk.tokens else "fetch"
-            yield CacheHint(action, key, talk.response_id, talk.tokens)
+            is_shorter = prompt < COMPACTED * talk.tokens and not talk.is_shared
+            yield CacheHint("let_go" if is_shorter else "fetch", key, talk.response_id, talk.tokens)
         self._name(talk, names)
         talk.model, talk.tokens = model, prompt
         talk.what, talk.at, talk.children = None, now, [child for child in talk.children if not child.is_done]
@@ -112,16 +122,21 @@ class Talks:
         talk.response_id, talk.tokens, talk.at = response_id, tokens, now
         outlook = self.waits.outlook(talk.what)
         keep = CacheHint("keep", key, response_id, tokens, share=outlook.share, seconds=outlook.seconds)
-        yield CacheHint("let_go", key, response_id, tokens) if outlook.share < LEAST_SHARE else keep
+        is_over = outlook.share < LEAST_SHARE and not talk.is_shared
+        yield CacheHint("let_go", key, response_id, tokens) if is_over else keep
         parent = talk.parent
         if talk.what == CHILD and parent and parent.has_calls and all(child.is_done for child in parent.children):
             yield CacheHint("fetch", parent.key, parent.response_id, parent.tokens)
 
     def over(self, key: str) -> Iterator[CacheHint]:
         """Yield what follows if a conversation will not go on."""
-        if talk := self._talks.get(key):
-            self._drop(talk)
-            yield CacheHint("let_go", key, talk.response_id, talk.tokens)
+        talk = self._talks.get(key)
+        if talk is not None and not talk.is_shared:
+            yield self._end(talk)
+
+    def _end(self, talk: Talk) -> CacheHint:
+        self._drop(talk)
+        return CacheHint("let_go", talk.key, talk.response_id, talk.tokens)
 
     def _name(self, talk: Talk, names: tuple[str, ...]) -> None:
         for name in talk.names:
@@ -143,7 +158,7 @@ class Talks:
     def _forget_old(self, now: float) -> Iterator[CacheHint]:
         """Let those go that have not come back in the longest time that counts."""
         while self._talks and now - (talk := next(iter(self._talks.values()))).at >= LONGEST:
-            yield from self.over(talk.key)
+            yield self._end(talk)
 
     def _drop(self, talk: Talk) -> None:
         del self._talks[talk.key]

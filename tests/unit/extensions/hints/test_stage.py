@@ -92,6 +92,17 @@ async def test_deletion_of_the_latest_response_or_of_the_conversation_lets_it_go
         assert served.engine.actions() == [("let_go", third)]
 
 
+async def test_conversations_that_begin_alike_do_not_let_each_other_go(tmp_path: Path) -> None:
+    async with running_server(Hearing(), tmp_path, edit=install) as served:
+        first = (await completed_response(served, input="Hi" * 500))["id"]
+        long = (await completed_response(served, input="Go on " * 500, previous_response_id=first))["id"]
+        assert ("fetch", first) in served.engine.actions()
+        other = (await completed_response(served, input="Hi" * 500))["id"]
+        assert served.engine.actions() == [("fetch", long), ("keep", other)]
+        await served.delete(f"/v1/responses/{other}")
+        assert served.engine.actions() == []
+
+
 async def test_engine_that_fails_at_hints_answers_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,7 +123,7 @@ async def test_server_over_http_hears_what_is_over_if_its_scheduler_says_so(
         settings = Settings(engine=[engine.url], store="none", sandbox=False, hints=hints)
         async with pipeline(settings) as responses:
             for text in ("a long question " * 50, "no", "no"):
-                request = CreateResponse.model_validate({"input": text, "prompt_cache_key": "same"})
+                request = CreateResponse.model_validate({"input": text, "session_id": "same"})
                 async with responses.open(source_of([request])) as events:
                     assert [event async for event in events]
     sessions = {headers["X-Session-ID"] for headers in engine.headers}

@@ -40,6 +40,18 @@ def test_next_prompt_fetches_the_old_one_and_a_much_shorter_one_lets_it_go(token
     assert told(talks.asked("a", "", tokens, 1)) == [(hint, "a")]
 
 
+def test_none_of_the_conversations_with_one_name_is_let_go() -> None:
+    talks = Talks()
+    answer(talks, "a")
+    talks.share("a")
+    assert told(answer(talks, "a", at=1, tokens=10)) == [("fetch", "a"), ("keep", "a")]
+    assert told(talks.over("a")) == []
+    [*talks.asked("b", "", 100, 2), *talks.asked("b", "", 10, 3)]  # the second does not wait for the first
+    [*talks.answered("b", "resp_b", (), 100, 4)]
+    assert told(talks.over("b")) == []
+    assert told(talks.asked("c", "", 10, 5 + LONGEST)) == [("let_go", "a"), ("let_go", "b")]
+
+
 def test_children_go_when_they_answer_and_the_last_of_them_brings_their_parent_back() -> None:
     talks = Talks()
     answer(talks, "parent", "task", session="s")
