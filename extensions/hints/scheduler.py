@@ -25,6 +25,7 @@ from vllm.v1.kv_hints import KvHintAction
 from vllm.v1.request import Request
 
 from penstock.services.engines.http_endpoints import LET_GO
+from penstock.stages.models.vllm_private import check_scheduler_parts
 
 FIRST, PLAIN, KEPT = range(3)
 """The tiers of free blocks, in the order of their eviction."""
@@ -202,6 +203,7 @@ class Scheduler(AsyncScheduler):  # type: ignore[misc]
     takes_hints = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_scheduler_parts()
         super().__init__(*args, **kwargs)
         pool = self.kv_cache_manager.block_pool
         free = pool.free_block_queue

@@ -126,6 +126,25 @@ PARSER_PARTS = (
 )
 """Parts that the parsers of chat models use."""
 
+SCHEDULER_PARTS = (
+    PrivatePart(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler",
+        ("_free_blocks", "_free_request", "kv_cache_manager"),
+        "lets the cache hear hints, with its own scheduler",
+    ),
+    PrivatePart("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("block_pool", "coordinator"), "the same"),
+    PrivatePart("vllm.v1.core.kv_cache_coordinator", "KVCacheCoordinator", ("get_blocks",), "the same"),
+    PrivatePart("vllm.v1.core.block_pool", "BlockPool", ("blocks", "free_block_queue"), "the same"),
+    PrivatePart(
+        "vllm.v1.core.kv_cache_utils",
+        "FreeKVCacheBlockQueue",
+        ("append_n", "get_all_free_blocks", "num_free_blocks", "popleft_n", "prepend_n", "remove"),
+        "the same",
+    ),
+)
+"""Parts that the scheduler of the hints uses."""
+
 
 def installed_vllm() -> str | None:
     """Return the version of vLLM, whose build for CPUs has another name; None if it is not installed."""
@@ -149,6 +168,11 @@ def check_engine_parts() -> None:
 def check_parser_parts() -> None:
     """Raise `UnknownVllm` if the installed vLLM lacks a part that the parsers of chat models use."""
     _check(PARSER_PARTS)
+
+
+def check_scheduler_parts() -> None:
+    """Raise `UnknownVllm` if the installed vLLM lacks a part that the scheduler of the hints uses."""
+    _check(SCHEDULER_PARTS)
 
 
 def _check(parts: Sequence[PrivatePart]) -> None:

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 
-from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, TESTED, PrivatePart
+from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, SCHEDULER_PARTS, TESTED, PrivatePart
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "VLLM.md"
@@ -26,7 +26,7 @@ def test_page_lists_the_parts(pytestconfig: pytest.Config) -> None:
     rows = [
         "| part | its names | what penstock does with it |",
         "|---|---|---|",
-        *map(row, (*ENGINE_PARTS, *PARSER_PARTS)),
+        *map(row, (*ENGINE_PARTS, *PARSER_PARTS, *SCHEDULER_PARTS)),
     ]
     page = text + MARK + "\n".join(rows) + "\n"
     if pytestconfig.getoption("--regen"):

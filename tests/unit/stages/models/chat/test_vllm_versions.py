@@ -13,7 +13,7 @@ from penstock.api.settings import Settings
 from penstock.api.settings.from_vllm import INSTEAD
 from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
 from penstock.stages.models.chat.registry import OWN_CALLS, OWN_THOUGHTS
-from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, PrivatePart
+from penstock.stages.models.vllm_private import ENGINE_PARTS, PARSER_PARTS, SCHEDULER_PARTS, PrivatePart
 from tests.support.paths import PRODUCT, ROOT
 from tests.support.vllm_source import SINCE, SOURCES, VllmSource
 
@@ -60,7 +60,7 @@ def test_names_that_the_product_imports_exist(source: VllmSource) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("part", [*ENGINE_PARTS, *PARSER_PARTS], ids=lambda part: part.owner)
+@pytest.mark.parametrize("part", [*ENGINE_PARTS, *PARSER_PARTS, *SCHEDULER_PARTS], ids=lambda part: part.owner)
 def test_private_parts_exist(part: PrivatePart, source: VllmSource) -> None:
     assert source.has(part.module, part.owner)
     if part.attributes:
