@@ -317,7 +317,7 @@ def test_entry_point_is_installed_only_if_named() -> None:
         ("words.py", "name its function, too: words.py:louder"),
         ("nobody.py", "name its function, too: nobody.py:install"),
         ("unclosed.py", "name its function, too: unclosed.py:install"),
-        ("shouting", "it is neither module:function nor an entry point of penstock.stages (there is shadow)"),
+        ("shouting", "it is neither module:function nor an entry point of penstock.stages (there are hints, shadow)"),
         ("broken.py:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("broken:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("failing.py:install", "failing.py:1)"),
