@@ -46,8 +46,9 @@ def test_none_of_the_conversations_with_one_name_is_let_go() -> None:
     talks.share("a")
     assert told(answer(talks, "a", at=1, tokens=10)) == [("fetch", "a"), ("keep", "a")]
     assert told(talks.over("a")) == []
-    [*talks.asked("b", "", 100, 2), *talks.asked("b", "", 10, 3)]  # the second does not wait for the first
-    [*talks.answered("b", "resp_b", (), 100, 4)]
+    list(talks.asked("b", "", 100, 2))
+    list(talks.asked("b", "", 10, 3))  # the second does not wait for the first
+    list(talks.answered("b", "resp_b", (), 100, 4))
     assert told(talks.over("b")) == []
     assert told(talks.asked("c", "", 10, 5 + LONGEST)) == [("let_go", "a"), ("let_go", "b")]
 
@@ -56,7 +57,8 @@ def test_children_go_when_they_answer_and_the_last_of_them_brings_their_parent_b
     talks = Talks()
     answer(talks, "parent", "task", session="s")
     answer(talks, "other", session="t")
-    [*talks.asked("one", "s", 10, 1), *talks.asked("two", "s", 10, 1)]
+    list(talks.asked("one", "s", 10, 1))
+    list(talks.asked("two", "s", 10, 1))
     assert told(talks.answered("one", "resp_one", (), 10, 2)) == [("let_go", "one")]
     assert told(talks.answered("two", "resp_two", ("read",), 10, 3)) == [("keep", "two")]
     assert told(answer(talks, "two", at=4)) == [("fetch", "two"), ("let_go", "two"), ("fetch", "parent")]
@@ -76,7 +78,7 @@ def test_children_are_kept_where_they_go_on() -> None:
 def test_conversation_without_an_event_is_let_go_and_forgotten() -> None:
     talks = Talks()
     answer(talks, "a", "shell")
-    [*talks.asked("never answered", "", 10, 1)]
+    list(talks.asked("never answered", "", 10, 1))
     assert told(talks.asked("b", "", 10, LONGEST + 1)) == [("let_go", "a"), ("let_go", "never answered")]
     assert told(talks.over("a")) == []
     assert told(talks.answered("a", "resp_a", (), 10, LONGEST + 2)) == []
@@ -84,7 +86,7 @@ def test_conversation_without_an_event_is_let_go_and_forgotten() -> None:
 
 def test_cancelled_response_waits_for_its_client_whatever_it_called() -> None:
     talks = Talks()
-    [*talks.asked("a", "", 10, 0)]
+    list(talks.asked("a", "", 10, 0))
     [kept] = talks.answered("a", "resp_a", ("shell",), 10, 0, is_cancelled=True)
     assert kept.seconds > talks.waits.outlook("shell").seconds
 
@@ -120,6 +122,7 @@ def test_any_order_of_events_leaves_nothing_behind(events: list[tuple[str, str, 
             now += pause
             for hint in told_of(talks, event, key, session, now):
                 assert hint.action == "let_go" or known(talks, hint.session)
-        [*talks.asked("last", "", 1, now + LONGEST + 1), *talks.over("last")]
+        list(talks.asked("last", "", 1, now + LONGEST + 1))
+        list(talks.over("last"))
     assert told(talks.asked("next", "s", 1, now + 3 * LONGEST)) == []
     assert not any(known(talks, key) for key in "abcdef")
