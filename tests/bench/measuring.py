@@ -148,20 +148,20 @@ class Run:
 
     async def budget(self) -> None:
         """The parts of a token at a pace, and of an open stream."""
-        budget = await measured_budget(self.folder, self._less(5, 2), self._less(500, 100))
+        budget = await measured_budget(self.folder, self._less(4, 2), self._less(500, 100))
         self.found.tables[TOKEN_BUDGET] = token_budget(budget.token)
         self.found.tables["What the memory of an open stream is made of"] = stream_budget(budget.stream)
 
     async def paced(self) -> None:
         """The number of streams whose tokens come in time."""
         every = await self._all()
-        tries = await up_and_down(every, self._less(8, 4))
+        tries = await up_and_down(every, self._less(6, 4))
         self.found.tables["Streams at a pace"] = pace_table(tries)
-        settled = {which: found[-self._less(5, 2) :] for which, found in tries.items()}
+        settled = {which: found[-self._less(4, 2) :] for which, found in tries.items()}
         streams = {which: [float(each.streams) for each in found] for which, found in settled.items()}
         self._beside(beside.compared(CHAT, IN_TIME, streams))
         most = 2 * round(statistics.median(streams[OURS]))
-        overload = [await overloaded(every[OURS], most) for _ in range(self._less(4, 1))]
+        overload = [await overloaded(every[OURS], most) for _ in range(self._less(2, 1))]
         self.found.tables["Twice as many streams: the first three seconds, then the next"] = overload_table(overload)
         rounds = [later.p99 / sooner.p99 for sooner, later in overload]
         self._bound("p99 of a token with twice as many streams, later over sooner", "", rounds, 1.25)
