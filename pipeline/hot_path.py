@@ -104,6 +104,13 @@ class HotPath:
                 outlet.put(written)
         return True
 
+    def clear(self) -> None:
+        """Forget what has joined: from now on the path takes nothing."""
+        self.has_begun = self._is_whole = False
+        for joined in _JOINED:
+            if hasattr(self, joined):
+                delattr(self, joined)
+
     def _has_become_whole(self) -> bool:
         self._is_whole = self.has_begun and all(hasattr(self, joined) for joined in _JOINED)
         return self._is_whole
@@ -161,7 +168,7 @@ def lead_through(outgoing: Pipeline[ResponseEvent, Any] | None) -> None:
     if path and outgoing is None:
         path.rewrite = _as_it_is
     elif outgoing is not None and not (len(outgoing.steps) == 1 and _joins(outgoing.steps[0])):
-        end()
+        end(path)
 
 
 class _Nobody:
@@ -184,9 +191,14 @@ def _as_it_is(event: ResponseEvent) -> tuple[ResponseEvent]:
     return (event,)
 
 
-def end() -> None:
-    """Take the path from the response."""
+def end(path: HotPath | None) -> None:
+    """Take the path from the response.
+
+    A task begun meanwhile may keep its context, but should not keep what has joined.
+    """
     _current.set(None)
+    if path is not None:
+        path.clear()
 
 
 def _joins(step: Step) -> bool:

@@ -377,7 +377,7 @@ class Scheduler:
         response_id = request.facts.response_id
         async with self._responding(request, counts=counts):
             with _traced(request, mode) as traced:
-                hot_path.begin(stages)
+                path = hot_path.begin(stages)
                 async with stages.open(prepared.source(traced.request)) as events:
                     event, run, foreground = None, None, _Foreground(asyncio.current_task(), events)
                     self._interrupts[response_id] = foreground.interrupt
@@ -402,7 +402,7 @@ class Scheduler:
                         _fail(run, error)
                     finally:
                         del self._interrupts[response_id]
-                        hot_path.end()
+                        hot_path.end(path)
             if not isinstance(event, TerminalEvent):  # interrupted or failed: the log has the rest of the events
                 async with aclosing(run.follow(event.sequence_number)) as rest:
                     async for event in rest:
@@ -475,9 +475,9 @@ class Scheduler:
     ) -> None:
         """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
         with _traced(request, mode) as traced, tracing.current(traced.span):
-            hot_path.begin(stages, is_read=False)
+            path = hot_path.begin(stages, is_read=False)
             async with stages.open(source(traced.request)) as events:
-                with self._releasing(request.facts.response_id):
+                with self._releasing(request.facts.response_id), self._ending(path):
                     try:
                         await first(events)
                     except Exception as error:
@@ -494,6 +494,14 @@ class Scheduler:
                         _check_ended(run)
                     except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                         _fail(run, error)
+
+    @contextmanager
+    def _ending(self, path: hot_path.HotPath | None) -> Iterator[None]:
+        """Take the hot path from a response at the end of the block, which runs it."""
+        try:
+            yield
+        finally:
+            hot_path.end(path)
 
     @contextmanager
     def _releasing(self, response_id: str) -> Iterator[None]:
