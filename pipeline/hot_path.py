@@ -155,7 +155,7 @@ def begin(pipeline: Pipeline[Any, Any], *, is_read: bool = True) -> HotPath | No
     path = HotPath() if _all_join(pipeline) else None
     _current.set(path)
     if path and not is_read:
-        path.outlet, path.rewrite, path.has_begun = _NOBODY, _unread, True
+        path.outlet, path.rewrite, path.has_begun = _NOBODY, _as_it_is, True
     return path
 
 
@@ -164,11 +164,10 @@ def lead_through(outgoing: Pipeline[ResponseEvent, Any] | None) -> None:
 
     There is no path through stages that do not join, or several.
     """
-    path = current()
-    if path and outgoing is None:
-        path.rewrite = _as_it_is
-    elif outgoing is not None and not (len(outgoing.steps) == 1 and _joins(outgoing.steps[0])):
-        end(path)
+    if outgoing is None:
+        join(rewrite=_as_it_is)
+    elif not (len(outgoing.steps) == 1 and _joins(outgoing.steps[0])):
+        end(current())
 
 
 class _Nobody:
@@ -181,10 +180,6 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
-
-
-def _unread(_: ResponseEvent) -> tuple[ResponseEvent, ...]:
-    return ()
 
 
 def _as_it_is(event: ResponseEvent) -> tuple[ResponseEvent]:
