@@ -1,4 +1,4 @@
-"""What a token, a request and an open stream cost: penstock, and the other servers that have the API, in turns."""
+"""The costs of a token, a request and an open stream: of penstock and the other servers of an API, in turns."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ RANK = (0).to_bytes(2, "little")
 """The name of the first data parallel rank on each socket."""
 
 SUPPORTED = {"get_supported_tasks": ["generate"], "get_weight_version": ""}
-"""What the calls of a frontend return, unless that is nothing."""
+"""The results of the calls of a frontend; other calls return nothing."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder[Any]().decode
 

@@ -33,7 +33,7 @@ QUESTION = "Never stop talking."
 """The tiny gpt-oss is trained to answer this with an endless text."""
 
 TEXTS = ("content", "reasoning", "reasoning_content")
-"""What servers call the text in a delta."""
+"""The names that servers give the text in a delta."""
 
 PATIENCE = aiohttp.ClientTimeout(STARTING)
 
