@@ -130,8 +130,10 @@ async def test_search_is_measured_beside_the_index_alone() -> None:
 
 
 @pytest.mark.io
-async def test_appends_are_measured_beside_sqlite_and_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "SECONDS", 0.02)
+async def test_appends_are_measured_beside_sqlite_and_the_disk_however_slow_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "SECONDS", 0.0)
     rounds = await store_figures(1)
     assert all(microseconds(rounds, what).median > 0 for what in (APPENDS, ALONE, DISK))
     assert len({len(line) for line in store_table(rounds).split("\n")}) == 1
