@@ -52,10 +52,12 @@ _TICK = 10**9
 """Nanoseconds in which a folder may change again without another time."""
 
 _LOOKS = 86_400.0
-"""Seconds in which a recording that was silent for too long may still go on."""
+"""Seconds in which a recording that seemed to be over may still go on."""
 
 _NEW, _WHOLE, _SILENT = range(3)
-"""The states of recordings: being written, whole, and without an end although nothing was written for long."""
+"""The states of recordings: being written, whole, and over without a response, so that another server may go on."""
+
+_FILES = tuple(name for name, _ in FILES.values())
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS recordings (name TEXT PRIMARY KEY, state INTEGER, at REAL) WITHOUT ROWID",
@@ -89,6 +91,10 @@ _DUE = """
     ) ORDER BY turned_at LIMIT :most
 """
 
+_WENT_ON = """
+    UPDATE known SET version = version + 1, turned_at = max(turned_at, ?)
+    WHERE home = (SELECT home FROM heads WHERE response = ?)
+"""
 
 _UNENDED = "SELECT name, at FROM recordings WHERE state = ? AND name > ? ORDER BY name LIMIT ?"
 
@@ -247,20 +253,13 @@ class KnownSessions:
             self._note("folder", changed_at if now - changed_at > _TICK else 0)
 
     def _look_again(self) -> None:
-        """Note recordings that go on although they were silent for long."""
-        silent = self._base.execute(
+        """Note recordings that go on although they seemed to be over."""
+        seemed = self._base.execute(
             "SELECT name, at FROM recordings WHERE state = ? AND at > ?", (_SILENT, time.time() - _LOOKS)
         ).fetchall()
-        for name, at in silent:
-            is_whole, now = _state_of(self._folder / name)
-            if now > at:
-                with self._changing():
-                    self._set(name, _WHOLE if is_whole else _SILENT, now)
-                    self._base.execute(
-                        "UPDATE known SET version = version + 1, turned_at = max(turned_at, ?) WHERE home = "
-                        "(SELECT home FROM heads WHERE response = ?)",
-                        (now, name),
-                    )
+        for name, at in seemed:
+            if (now := _written_at(self._folder / name)) > at:
+                self._set(name, _NEW, now)
 
     def _add(self) -> None:
         """Add the recordings that are over, some at a time."""
@@ -272,8 +271,9 @@ class KnownSessions:
                 with self._changing():
                     for name, (state, at, head) in over:
                         self._set(name, state, at)
+                        self._base.execute(_WENT_ON, (at, name))
                         if head:
-                            with suppress(Unusable):  # another recording of the same response
+                            with suppress(Unusable):  # another recording of the same response, or this one
                                 self._index.add(head)
         self._writing = writing
 
@@ -282,9 +282,10 @@ class KnownSessions:
     ) -> tuple[int, float, Head | None] | None:
         """Return the state and the end of a recording, and its place if it has one; None while it is being written."""
         path, known = self._folder / name, self._writing.get(name)
-        is_whole, at = _state_of(path)
+        is_whole, at = (path / RESPONSE).exists(), _written_at(path)
+        is_over = is_whole or at + self._silence < time.time() or _is_ended(path, at)
         head = known if isinstance(known, Head) else _head_of(path)
-        if is_whole or at + self._silence < time.time():
+        if is_over:
             return _WHOLE if is_whole else _SILENT, at, head
         writing[name] = head or found_at
         return None
@@ -406,15 +407,25 @@ def _head_of(path: Path) -> Head | None:
         return None
 
 
-def _state_of(path: Path) -> tuple[bool, float]:
-    """Return True if a recording is whole, and the time of its last line; 0 if it is gone."""
-    times = dict[str, float]()
-    for name in (RESPONSE, *(file for file, _ in FILES.values())):
+def _written_at(path: Path) -> float:
+    """Return the time of the last line of a recording, or of its folder if it has no file yet; 0 if it is gone."""
+    times = _times_of(path, RESPONSE, *_FILES) or _times_of(path, "")
+    return max(times, default=0.0)
+
+
+def _times_of(path: Path, *names: str) -> list[float]:
+    """Return the times of those files of a folder that are there."""
+    times = list[float]()
+    for name in names:
         with suppress(OSError):
-            times[name] = (path / name).stat().st_mtime
-    at = max(times.values(), default=0.0)
-    is_quiet = bool(times) and time.time() - at > QUIET_SECONDS
-    return RESPONSE in times or (is_quiet and all(_has_end(path / name) for name in times)), at
+            times.append((path / name).stat().st_mtime)
+    return times
+
+
+def _is_ended(path: Path, at: float) -> bool:
+    """True if all files of a recording have their `End`, and no further one has come for a while."""
+    files = [path / name for name in _FILES if (path / name).exists()]
+    return time.time() - at > QUIET_SECONDS and bool(files) and all(map(_has_end, files))
 
 
 def _has_end(path: Path) -> bool:

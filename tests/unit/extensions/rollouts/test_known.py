@@ -22,6 +22,8 @@ from tests.support.paths import HARMONY
 SILENCE = 60.0
 
 PROMPT, TOKENS = "prompt.jsonl", "tokens.jsonl"
+STEPS = PROMPT, TOKENS, RESPONSE
+"""The files of a recording in the order in which they come."""
 
 
 class Recordings:
@@ -131,7 +133,8 @@ def test_response_waits_for_the_one_that_it_continues(recordings: Recordings, kn
 
 def age(recordings: Recordings, response: str, seconds: float) -> None:
     then = time.time() - seconds
-    for path in (recordings.folder / response).iterdir():
+    folder = recordings.folder / response
+    for path in (*folder.iterdir(), folder):
         os.utime(path, (then, then))
 
 
@@ -150,6 +153,23 @@ def test_silent_recording_counts_as_over_and_may_go_on(recordings: Recordings, k
     indexed(known)
     (due,) = known.due(-9.0, 0.0, 9)
     assert known.digest(due) != before
+
+
+@pytest.mark.parametrize("silence", [0.0, 2 * QUIET_SECONDS, 2 * SILENCE])
+@pytest.mark.parametrize("steps", range(len(STEPS) + 1))
+def test_recording_is_known_in_the_end_whenever_it_was_looked_at(
+    recordings: Recordings, known: KnownSessions, steps: int, silence: float
+) -> None:
+    response = recordings.add("s")
+    folder = recordings.folder / response
+    later = {name: (folder / name).read_bytes() for name in STEPS[steps:]}
+    for name in later:
+        (folder / name).unlink()
+    age(recordings, response, silence)
+    known.refresh()
+    for name, data in later.items():
+        (folder / name).write_bytes(data)
+    assert [*indexed(known).values()] == [{response}]
 
 
 def test_recording_without_a_response_is_whole_by_its_ends_after_a_while(
