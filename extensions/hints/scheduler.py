@@ -91,20 +91,18 @@ class TieredQueue:
         """Return all blocks in the order of their eviction."""
         return [block for tier in self._tiers for block in tier.get_all_free_blocks()]
 
-    def settle(self, block: KVCacheBlock, otherwise: int = PLAIN) -> None:
-        """Move a free block to the tier of the conversations that have it, or without one to the tier ``otherwise``.
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        """Yield the blocks that vLLM copies to slower memory before it evicts them: none that were let go."""
+        begun = FIRST if cursor is None else self._tier_of[cursor.block_id]
+        for number in range(max(begun, PLAIN), len(self._tiers)):
+            yield from self._tiers[number].iter_blocks_after(cursor if number == begun else None)
 
-        Of those that will be read, the blocks of the latest request come first: requests are read in their order.
-        """
+    def settle(self, block: KVCacheBlock, otherwise: int = PLAIN) -> None:
+        """Move a free block to the tier of the conversations that have it, or without one to the tier ``otherwise``."""
         number = block.block_id
         tier = KEPT if self.kept[number] > 0 else PLAIN if self.held[number] > 0 else otherwise
-        if self._tier_of.get(number, tier) == tier:
-            return
-        self.remove(block)
-        if tier == KEPT:
-            self._tiers[KEPT].prepend_n([block])
-            self._tier_of[number] = KEPT
-        else:
+        if self._tier_of.get(number, tier) != tier:
+            self.remove(block)
             self._put(block, tier)
 
     def _put(self, block: KVCacheBlock, tier: int) -> None:
@@ -174,7 +172,7 @@ class HintedCache:
         is_kept, found.kept_until = bool(found.kept_until), until
         if until < math.inf:
             heappush(self._ends, (until, session))
-        for block in () if is_kept else reversed([*found.own()]):
+        for block in () if is_kept else found.own():
             self._queue.kept[block.block_id] += 1
             self._queue.settle(block)
 

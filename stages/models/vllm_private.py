@@ -139,7 +139,10 @@ SCHEDULER_PARTS = (
     PrivatePart(
         "vllm.v1.core.kv_cache_utils",
         "FreeKVCacheBlockQueue",
-        ("append_n", "get_all_free_blocks", "num_free_blocks", "popleft_n", "prepend_n", "remove"),
+        (
+            *("append", "append_n", "get_all_free_blocks", "iter_blocks_after", "num_free_blocks", "popleft_n"),
+            *("prepend_n", "remove"),
+        ),
         "the same",
     ),
 )

@@ -126,11 +126,34 @@ def test_fetch_without_a_request_ends(seconds: float, blocks: int) -> None:
     assert [cache.turn(name) for name in "bcda"] == [1, 1, 1, blocks]
 
 
-def test_request_that_waits_longest_is_forgotten_last() -> None:
+@given(STEPS)
+def test_vllm_copies_what_it_forgets_next_and_nothing_that_was_let_go(steps: Sequence[tuple[str, str]]) -> None:
+    """By its own offload, in steps that copy no more than some blocks, which it has to find from where it was."""
+    from vllm.v1.core.block_pool import BlockPool  # noqa: PLC0415 - takes seconds
+    from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler  # noqa: PLC0415 - takes seconds
+
     cache = Cache()
-    for name in "abc":
-        cache.turn(name)
-    for name in "ba":
-        cache.hinted.keep(name)
-    cache.pool.free_blocks(cache.pool.get_new_blocks(BLOCKS - PROMPT))
-    assert [len(cache.held(name)) for name in "abc"] == [1, PROMPT, 1]
+    offload: Any = object.__new__(SimpleCPUOffloadScheduler)  # its scheduler's side alone
+    offload._gpu_block_pool, offload._target_free, offload._cursor = cache.pool, 5, None  # noqa: SLF001
+    offload.cpu_block_pool = BlockPool(1_000, enable_caching=True, hash_block_size=16)
+    for step, name in steps:
+        if step == "turn":
+            cache.turn(name)
+        elif step == "ask":
+            cache.hinted.keep(name)
+        elif step == "let_go":
+            cache.hint(step, name)
+        let_go = cache.queue._tiers[0].num_free_blocks  # noqa: SLF001
+        others, before = cache.queue.get_all_free_blocks()[let_go:], offload._cursor  # noqa: SLF001
+        next_ones = others[others.index(before) + 1 if before in others else 0 :][:5]
+        copied, *_ = offload._prepare_lazy_store_specs()  # noqa: SLF001
+        assert copied == ids(block for block in next_ones if block.block_hash)
+        cache.pool.free_blocks([cache.pool.blocks[number] for number in copied])
+
+
+def test_queue_has_all_that_vllm_asks_of_its_own() -> None:
+    from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue  # noqa: PLC0415 - takes seconds
+
+    from penstock.extensions.hints.scheduler import TieredQueue  # noqa: PLC0415 - takes seconds
+
+    assert {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")} <= {*dir(TieredQueue)}
