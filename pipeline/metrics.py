@@ -267,6 +267,9 @@ ENGINE_CHOICES = Counter(
     "Turns by the choice among several engines: new conversation, affine (the engine of its earlier turns), or moved",
     ["engine", "choice"],
 )
+HINTS = Counter(
+    "penstock_hints", "Hints for caches: keep, let_go or fetch; outcome is heard or unheard", ["action", "outcome"]
+)
 LOOP_LAG = Histogram(
     "penstock_event_loop_lag_seconds",
     "Delay of a timer of the event loop, four times a second",

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import UNSET
 
 from penstock.extensions.hints.talks import Talks
+from penstock.pipeline import metrics
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.frames import Prompt, RequestFacts
@@ -67,18 +68,20 @@ class Hints:
             self._tell(talk.model, self.talks.over(talk.key))
 
     def _tell(self, model: str, hints: Iterable[CacheHint]) -> None:
-        """Pass hints on; an engine that fails at that goes on without them."""
-        told = list(hints)  # what is known changes, whether or not the engine hears it
+        """Pass hints on, and count them."""
+        for hint in hints:  # what is known changes, whether or not the engine hears it
+            metrics.HINTS.labels(hint.action, "heard" if self._is_heard(model, hint) else "unheard").inc()
+
+    def _is_heard(self, model: str, hint: CacheHint) -> bool:
+        """Pass a hint on; an engine that fails at that goes on without it."""
         engine = engine_of(self.engine, model)
-        if not isinstance(engine, TakesHints):
-            return
         try:
-            for hint in told:
-                engine.hint(hint)
+            return isinstance(engine, TakesHints) and engine.hint(hint)
         except Exception:
             if not self._has_failed:
                 logger.exception("The engine cannot take hints")
             self._has_failed = True
+            return False
 
 
 @dataclass(frozen=True)

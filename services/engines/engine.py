@@ -179,8 +179,8 @@ class CacheHint(Struct, frozen=True):
 class TakesHints(Protocol):
     """An engine that hears what comes next of conversations."""
 
-    def hint(self, hint: CacheHint) -> None:
-        """Take a hint in, at once; it binds to nothing."""
+    def hint(self, hint: CacheHint) -> bool:
+        """Take a hint in, at once; return True if it is of use.  It binds to nothing."""
         ...
 
 

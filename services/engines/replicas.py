@@ -529,10 +529,11 @@ class Replicas:
         over, core.over = core.over or (), None
         return list(over)
 
-    def let_go(self, session: str) -> None:
-        """Note that a conversation is over."""
+    def let_go(self, session: str) -> bool:
+        """Note that a conversation is over; return True if a core that takes hints has it."""
         if core := self._at.pop(session, None):
             core.let_go(session)
+        return core is not None
 
     def hear(self, replica: Replica, weights: Sequence[WeightSpan], began: float) -> None:
         """Take in the weights that a generation of a server names; what its cache has of older ones is no use."""

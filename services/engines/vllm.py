@@ -331,10 +331,11 @@ class VllmEngine:
         decode = ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes
         return await decoded(urls, decode, owner)
 
-    def hint(self, hint: CacheHint) -> None:
+    def hint(self, hint: CacheHint) -> bool:
         """Send a hint with the next prompt, if the scheduler takes some: vLLM takes them in no other way."""
         if self._takes_hints:
             self._hints.append(hint)
+        return self._takes_hints
 
     def _hinted(self, prompt: Prompt) -> dict[str, Any]:
         """Return the name of the conversation for the scheduler, and the hints that wait for a prompt."""

@@ -106,10 +106,9 @@ class VllmHttpEngine:
         """Ask the servers whether their schedulers take hints, now and whenever they come back."""
         await asyncio.gather(*(replica.ask_for_hints(self.models[0]) for replica in self.replicas.all))
 
-    def hint(self, hint: CacheHint) -> None:
+    def hint(self, hint: CacheHint) -> bool:
         """Tell the server that has a conversation that it is over; that a prompt waits, the server knows by itself."""
-        if hint.action == "let_go":
-            self.replicas.let_go(hint.session)
+        return hint.action == "let_go" and self.replicas.let_go(hint.session)
 
     async def stop(self) -> None:
         self._stopping.set()

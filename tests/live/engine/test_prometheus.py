@@ -27,9 +27,9 @@ WITHOUT_DATA = {
     ),
     *("Tokens by API key", "Responses by API key"),
     *("State of each model", "Waiting for a model", "Starts and stops of models"),
-    *("Results of lines", "Tokens of lines"),
+    *("Results of lines", "Tokens of lines", "Hints"),
 }
-"""Panels of events that did not happen here, of several models, and of batches."""
+"""Panels of events that did not happen here, of several models, of batches, and of hints."""
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.extensions.batches.line_runs import LineRequest
 from penstock.extensions.batches.places import Rule
 from penstock.extensions.batches.yielding import Yielding
 from penstock.extensions.hints.stage import install
+from penstock.pipeline import metrics
 from penstock.pipeline.core import source_of
 from penstock.pipeline.errors import CannotStart
 from penstock.pipeline.protocol.params.request import CreateResponse
@@ -40,15 +42,28 @@ class Hearing(ScriptedEngine):
     heard: list[CacheHint] = field(default_factory=list)
     fails: bool = False
 
-    def hint(self, hint: CacheHint) -> None:
+    def hint(self, hint: CacheHint) -> bool:
         if self.fails:
             raise RuntimeError("no hints today")
         self.heard.append(hint)
+        return True
 
     def actions(self) -> list[tuple[str, str]]:
         """The actions since the last call, each with its response."""
         heard, self.heard = self.heard, []
         return [(hint.action, hint.response_id) for hint in heard]
+
+
+def counted() -> Counter[tuple[str, str]]:
+    """Return the hints that were counted, by their labels."""
+    samples = (sample for family in metrics.HINTS.collect() for sample in family.samples)
+    return Counter(
+        {
+            (sample.labels["action"], sample.labels["outcome"]): int(sample.value)
+            for sample in samples
+            if sample.name.endswith("_total")
+        }
+    )
 
 
 async def called(served: Server[Hearing], **body: Any) -> str:
@@ -114,11 +129,25 @@ async def test_engine_that_fails_at_hints_answers_all_the_same(
     ]
 
 
+@pytest.mark.parametrize(
+    ("engine", "outcome"), [(Hearing(), "heard"), (Hearing(fails=True), "unheard"), (ScriptedEngine(), "unheard")]
+)
+async def test_hints_are_counted_by_whether_the_engine_hears_them(
+    tmp_path: Path, engine: ScriptedEngine, outcome: str
+) -> None:
+    before = counted()
+    async with running_server(engine, tmp_path, edit=install) as served:
+        first = (await completed_response(served, input="Hi"))["id"]
+        await served.delete(f"/v1/responses/{first}")
+    assert counted() - before == {("keep", outcome): 1, ("let_go", outcome): 1}
+
+
 @pytest.mark.parametrize("scale_out", [True, False])
 @pytest.mark.parametrize(("hints", "takes_hints"), [(True, True), (True, False), (False, True)])
 async def test_server_over_http_hears_what_is_over_if_its_scheduler_says_so(
     hints: bool, takes_hints: bool, scale_out: bool
 ) -> None:
+    before = counted()
     async with running_fakes(engine := FakeVllm(takes_hints=takes_hints, scale_out=scale_out)):
         settings = Settings(engine=[engine.url], store="none", sandbox=False, hints=hints)
         async with pipeline(settings) as responses:
@@ -130,6 +159,7 @@ async def test_server_over_http_hears_what_is_over_if_its_scheduler_says_so(
     assert len(sessions) == 1
     heard = [{LET_GO: [*sessions]}] if hints and takes_hints else []
     assert [given for body in engine.prompts if (given := arguments_of(body))] == heard
+    assert (counted() - before)["let_go", "heard"] == len(heard)
 
 
 def test_conversation_that_moves_is_over_where_it_was() -> None:
@@ -138,8 +168,8 @@ def test_conversation_that_moves_is_over_where_it_was() -> None:
     assert replicas.place("s", one.cores[0]) == []
     assert replicas.place("s", two.cores[0]) == []
     assert replicas.place("t", one.cores[0]) == ["s"]
-    replicas.let_go("t")
-    replicas.let_go("none")
+    assert replicas.let_go("t")
+    assert not replicas.let_go("none")
     assert replicas.place("s", one.cores[0]) == ["t"]
     assert replicas.place("u", two.cores[0]) == ["s"]
 
