@@ -608,6 +608,7 @@ class VllmPlan:
         A ``client`` uses cores that have the model already.  ``watch`` learns of vLLM's requests.  Raises `WrongOption`
         if there is too little memory.
         """
+        from vllm.envs import enable_envs_cache
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -625,6 +626,7 @@ class VllmPlan:
             }
         with copying_tokenizers_late():
             llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=quiet, **reached)
+        enable_envs_cache()  # vLLM's statistics read an environment variable at each token
         adapters = {
             module.name: LoRARequest(module.name, number, module.path, is_3d_lora_weight=module.is_3d_lora_weight)
             for number, module in enumerate(self._modules, start=1)
