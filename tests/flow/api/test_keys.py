@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.api.cli.serve import greeting, main
-from penstock.api.http.api_key import ApiKey, digest_of
+from penstock.api.http.api_key import ApiKey, digest_of, key_of
 from penstock.api.http.auth import OPEN, Keys
 from penstock.api.http.key_sources import UnusableKeys, seal_keys
 from penstock.api.limits.admission import Admission
@@ -535,3 +535,10 @@ def test_unusable_seal_keys_are_refused(key_file: Path) -> None:
 def test_pages_name_each_path_that_needs_no_key(page: str, line: str) -> None:
     _, _, rest = (ROOT / page).read_text().partition(line)
     assert set(re.findall(r"`(/[\w.]*)`", rest[:220])) == OPEN
+
+
+def test_page_names_each_word_of_a_line() -> None:
+    with pytest.raises(ValueError, match="none of ") as refused:
+        key_of(f"{ALICE} another=word")
+    words = str(refused.value).rpartition("none of ")[2].split(", ")
+    assert re.findall(r"^\| `(\w+)=", (ROOT / "docs/KEYS.md").read_text(), re.MULTILINE) == words
