@@ -296,7 +296,7 @@ class _Open:
     def __init__(self, steps: tuple[Step, ...], source: AsyncGenerator[Any, None]) -> None:
         self._steps = steps
         self._streams = [source]
-        self._names: dict[Any, str] = {}
+        self._names: dict[int, str] = {}
 
     async def __aenter__(self) -> AsyncIterator[Any]:
         around, streams, names = running.get(), self._streams, self._names
@@ -321,7 +321,7 @@ class _Open:
             name_stage(raised)
             raise
         finally:
-            self._names.clear()  # a task begun in the block may keep its context, but should not keep the frames
+            self._names.clear()  # a task begun in the block may keep its context, and later objects have the same ids
             running.set(self._around)
 
 

@@ -21,7 +21,7 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 
 Frame = TypeVar("Frame")
 
-running: ContextVar[tuple[dict[Any, str], ...]] = ContextVar("running", default=())
+running: ContextVar[tuple[dict[int, str], ...]] = ContextVar("running", default=())
 """The names of the running stages, by `identity_of`: one dict for each open pipeline, the innermost first."""
 
 _IN = "in stage "
@@ -29,16 +29,16 @@ _IN = "in stage "
 UNKNOWN = "an unknown stage"
 
 
-def identity_of(stream: Any, *known: dict[Any, str]) -> Any:
-    """Return the object that identifies a stage's generator in a traceback.
+def identity_of(stream: Any, *known: dict[int, str]) -> int:
+    """Return the id of the object that identifies a stage's generator in a traceback: the hash of code takes long.
 
     That is its code object, or its frame if a ``known`` stage runs the same code.  Code is preferred because reading
     ``ag_frame`` creates a frame object, which takes as much memory as the generator and lives as long.
     """
-    code = getattr(stream, "ag_code", None)
+    code = id(getattr(stream, "ag_code", None))
     for names in known:
         if code in names:
-            return getattr(stream, "ag_frame", None)
+            return id(getattr(stream, "ag_frame", None))
     return code
 
 
@@ -60,7 +60,7 @@ def name_stage(error: BaseException) -> str:
     if noted:
         return noted[0]
     names = {identity: name for pipeline in running.get() for identity, name in pipeline.items()}
-    identities = (frame if frame in names else frame.f_code for frame, _ in walk_tb(error.__traceback__))
+    identities = (id(frame) if id(frame) in names else id(frame.f_code) for frame, _ in walk_tb(error.__traceback__))
     raised_in = [names[identity] for identity in identities if identity in names]
     if not raised_in:
         return UNKNOWN

@@ -21,7 +21,7 @@ class Opened:
     half: Halfway[ResolvedRequest]
     _closing: AsyncExitStack | None = None
     """Closes the pipeline; None if it has ended."""
-    _around: tuple[dict[object, str], ...] = field(default_factory=running.get)
+    _around: tuple[dict[int, str], ...] = field(default_factory=running.get)
     is_unsent: bool = False
     """True once its events could not be written, though the client is there."""
 
