@@ -69,7 +69,7 @@ class Outlet(Protocol):
 class HotPath:
     """The hot path of one response: what its stages have joined."""
 
-    __slots__ = ("_is_whole", "has_begun", "log", "outlet", "read", "rewrite", "turn", "writer")
+    __slots__ = ("_is_whole", "has_begun", "log", "outlet", "read", "rewrite", "turn", "upto", "writer")
 
     read: Callable[[TokenFrame], ItemDelta | None]
     turn: Turn
@@ -82,6 +82,8 @@ class HotPath:
     def __init__(self) -> None:
         self.has_begun = False
         """True once the client has had its first delta, whose time is measured."""
+        self.upto = -1
+        """The sequence number of the latest event that went over it, also once it has ended."""
         self._is_whole = False
 
     def take(self, chunk: TokenChunk) -> bool:
@@ -100,6 +102,7 @@ class HotPath:
         turn.take_text(delta.text)
         event = self.writer.feed_text(delta)
         if event is not None and log.append(event):
+            self.upto = event.sequence_number
             for written in self.rewrite(event):
                 outlet.put(written)
         return True

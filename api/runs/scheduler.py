@@ -404,7 +404,8 @@ class Scheduler:
                         del self._interrupts[response_id]
                         hot_path.end(path)
             if not isinstance(event, TerminalEvent):  # interrupted or failed: the log has the rest of the events
-                async with aclosing(run.follow(event.sequence_number)) as rest:
+                sent = max(event.sequence_number, path.upto if path else -1)
+                async with aclosing(run.follow(sent)) as rest:
                     async for event in rest:
                         yield event
 

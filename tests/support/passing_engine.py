@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,17 @@ from penstock.services.engines.token_replay import TokenReplayEngine
 from penstock.stages.models.vllm_private import Unread
 from tests.support.paths import HARMONY
 
+LEAST = 15
+"""Tokens of an answer that are too few for some APIs."""
+
 
 @dataclass
 class PassingEngine:
-    """Replay the tokens at ``path`` in order; ``passed`` of them have gone over hot paths."""
+    """Replay the tokens at ``path`` in order; ``passed`` of them have gone over hot paths.
+
+    With ``then``, a response gets a chunk for each token that it may have more than `LEAST`: then that is called, and
+    the stream ends.
+    """
 
     path: Path = HARMONY / "greeting/tokens.jsonl"
     models: tuple[str, ...] = ("tiny",)
@@ -29,11 +36,24 @@ class PassingEngine:
     scores_prompts: bool = True
     scores_tokens: bool = True
     passed: int = 0
+    then: Callable[[], Awaitable[object]] | None = None
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        async with TokenReplayEngine(self.path).open(prompt) as recorded, aclosing(self._frames(recorded)) as frames:
+        async with (
+            TokenReplayEngine(self.path).open(prompt) as recorded,
+            aclosing(self._cut(recorded, (prompt.facts.sampling.max_tokens or 0) - LEAST)) as cut,
+            aclosing(self._frames(cut)) as frames,
+        ):
             yield frames
+
+    async def _cut(self, recorded: AsyncIterator[EngineFrame], most: int) -> AsyncGenerator[EngineFrame, None]:
+        async for frame in recorded:
+            yield frame
+            most -= 1
+            if self.then and not most:
+                await self.then()
+                return
 
     async def _frames(self, recorded: AsyncIterator[EngineFrame]) -> AsyncGenerator[EngineFrame, None]:
         unread, reader, has_begun = Unread(1, current()), Reader(), False
