@@ -1,6 +1,7 @@
 """The runs of this process: one per response, each with an event log that any number of readers can follow.
 
 The writer never waits: it appends events, and about four times a second the new ones go to the store as one block.
+The blocks of all runs go together, as a commit costs more than all of them.
 Only the beginning and the end of a run wait for their commits, for at most `COMMIT_WAIT` seconds each.
 
 A run ends in one of three ways.  Its pipeline ends it with a terminal event (`Run.end`).  It is cancelled or fails by
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Literal, TypeAlias
@@ -38,6 +40,9 @@ FLUSH_SECONDS = 0.25
 
 FLUSH_EVENTS = 1024
 """Maximum events in memory before they go to the store.  With a token each, they are about 4 KB of text."""
+
+FLUSHED_AT_ONCE = 256
+"""The runs whose events go to the store in one turn of the event loop: a few milliseconds."""
 
 EVENTS_AT_ONCE = 256
 """Events of a stored log to decode before other tasks may run."""
@@ -83,7 +88,7 @@ class Run:
         self._released = False
         self._news: asyncio.Event | None = None  # created by the first waiting reader, as most runs have none
         self._closed = False  # ended, and no longer waiting for the commit
-        self._timer: asyncio.TimerHandle | None = None
+        self._is_due = False  # the registry will flush it
         self._commit = commit  # of the beginning, then of the end
 
     @property
@@ -115,8 +120,9 @@ class Run:
         self._next = number + 1
         fresh = self.log.fresh
         fresh.append(event)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+        if not self._is_due:
+            self._is_due = True
+            self._registry.flush_later(self)
         elif len(fresh) == FLUSH_EVENTS:
             self._flush()
         if self._news is not None:
@@ -236,9 +242,13 @@ class Run:
 
     # Storing
 
+    def flush(self) -> None:
+        """Pass the fresh events to the store as a block, without waiting; do nothing after the end."""
+        self._is_due = False
+        if not self.ended:
+            self._flush()
+
     def _flush(self) -> None:
-        """Pass the fresh events to the store as a block, without waiting."""
-        self._stop_timer()
         block = self.log.seal()
         if block is not None and self.response.store:
             self._registry.store.append(self.response.id, block)
@@ -250,7 +260,6 @@ class Run:
 
     def _stop(self) -> None:
         self.ended, self._next = True, sys.maxsize
-        self._stop_timer()
         self._wake()
 
     def _close(self) -> None:
@@ -261,11 +270,6 @@ class Run:
         news, self._news = self._news, None
         if news is not None:
             news.set()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class RunRegistry:
@@ -282,6 +286,8 @@ class RunRegistry:
         """The tokens of the responses that run."""
         self._measures_keys = measures_keys
         self._runs: dict[str, Run] = {}
+        self._due = deque[Run]()
+        """Runs with fresh events."""
 
     def __iter__(self) -> Iterator[Run]:
         return iter(tuple(self._runs.values()))
@@ -368,6 +374,20 @@ class RunRegistry:
         )
         saved.add_done_callback(lambda _: self.discard(run))
         return saved
+
+    def flush_later(self, run: Run) -> None:
+        """Flush the events of a run after at most `FLUSH_SECONDS`, together with those of all others."""
+        if not self._due:
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+        self._due.append(run)
+
+    def _flush(self) -> None:
+        try:
+            for _ in range(min(len(self._due), FLUSHED_AT_ONCE)):
+                self._due.popleft().flush()
+        finally:  # a run whose events cannot be stored shall not keep those of the others
+            if self._due:
+                asyncio.get_running_loop().call_soon(self._flush)
 
     def discard(self, run: Run) -> None:
         """Forget a run.  Its current readers can still read it to the end."""

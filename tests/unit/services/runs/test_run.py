@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from penstock.pipeline.errors import EngineFailed, RunInterrupted, StageError
 from penstock.pipeline.frames import GenerationStarted, ItemResult, ItemTokens, Origin, ResponseStarted, with_facts
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
 from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from penstock.services.runs import run as run_module
 from penstock.services.runs.event_log import read_blocks
 from penstock.services.runs.run import (
     COMMIT_WAIT,
@@ -24,6 +25,7 @@ from penstock.services.runs.run import (
     RunReleased,
     read_stored_log,
 )
+from penstock.services.store.database import Unit
 from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.store.store import Store, StoredResponse
 from penstock.services.store.writer import PAUSES
@@ -195,6 +197,47 @@ async def test_events_are_stored_after_a_moment(runs: RunRegistry, clock: Clock)
     await clock.move(FLUSH_SECONDS)
     assert await stored_events(runs.store) == EVENTS[:8]
     await end_with(run, EVENTS[8:])
+
+
+async def test_events_of_runs_that_begin_at_different_times_are_stored_in_one_commit(
+    uneasy: RunRegistry, faulty: FaultyDatabase, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = []
+    for number in range(5):
+        running.append(begun(uneasy, EVENTS[:1], id=f"resp_{number}"))
+        await clock.move(FLUSH_SECONDS / 10)
+    await uneasy.store.writer.flushed()
+    commits, write = list[int](), faulty.write
+
+    async def counted(units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        commits.append(len(units))
+        return await write(units)
+
+    monkeypatch.setattr(faulty, "write", counted)
+    await clock.move(FLUSH_SECONDS)
+    assert [await stored_events(uneasy.store, run.response.id) for run in running] == [EVENTS[:1]] * 5
+    assert commits == [5]
+
+
+@pytest.mark.parametrize("faults", ["fails", "ends", "is released"])
+async def test_events_of_a_run_are_stored_whatever_becomes_of_the_others(
+    runs: RunRegistry, clock: Clock, faults: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "FLUSHED_AT_ONCE", 1)
+    other, run = begun(runs, EVENTS[:3]), begun(runs, EVENTS[:3], id="resp_2")
+    errors = list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    if faults == "fails":
+        monkeypatch.setattr(other.log, "seal", lambda: 1 / 0)
+    elif faults == "ends":
+        other.cancel()
+    else:
+        other.release()
+    await clock.move(FLUSH_SECONDS)
+    assert await stored_events(runs.store, "resp_2") == EVENTS[:3]
+    assert len(errors) == (faults == "fails")
+    assert (await runs.store.blocks("resp_1") == ()) == (faults != "ends")
+    run.cancel()
 
 
 async def test_many_events_are_stored_at_once(runs: RunRegistry) -> None:
