@@ -16,6 +16,9 @@ from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokens
 LONG_TOKENS = 2**14
 """Tokens of an output whose lists take milliseconds to write."""
 
+MOST_TOKENS = 2**31
+"""Tokens that a prompt or an output is believed to have."""
+
 
 class TurnTokens(NamedTuple):
     """The tokens of one turn; ``cached`` of the ``prompt``, and ``reasoning`` of the ``output``."""
@@ -28,7 +31,7 @@ class TurnTokens(NamedTuple):
 
 def usage_of(turns: Sequence[TurnTokens], *, lists_turns: bool) -> Usage:
     """Return the usage of a response with these turns; with ``lists_turns`` also the numbers of each turn."""
-    prompts, cached, outputs, reasoning = zip(*turns, strict=True)
+    prompts, cached, outputs, reasoning = zip(*map(_believed, turns), strict=True)
     from_tools = tuple(_from_tools(prompts, outputs))
     read = InputTokensDetails(sum(cached))
     written = OutputTokensDetails(sum(reasoning), sum(from_tools))
@@ -42,6 +45,12 @@ def usage_of(turns: Sequence[TurnTokens], *, lists_turns: bool) -> Usage:
         output_tokens_details=written,
         total_tokens=sum(prompts) + sum(outputs),
     )
+
+
+def _believed(turn: TurnTokens) -> TurnTokens:
+    """Return the numbers of a turn as they can be true: an engine reports some, and may report anything."""
+    prompt, output = (min(max(0, number), MOST_TOKENS) for number in (turn.prompt, turn.output))
+    return TurnTokens(prompt, min(max(0, turn.cached), prompt), output, min(max(0, turn.reasoning), output))
 
 
 def _from_tools(prompts: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:

@@ -48,6 +48,16 @@ def test_usage_is_that_of_all_turns_so_far(taken: list[TurnTokens], lists_turns:
         assert tally.usage() == usage_of(taken[: at + 1], lists_turns=lists_turns)
 
 
+@given(st.lists(st.builds(TurnTokens, *[st.integers(-(2**80), 2**80)] * 4), min_size=1, max_size=4))
+def test_no_engine_makes_a_usage_that_cannot_be(reported: list[TurnTokens]) -> None:
+    usage = usage_of(reported, lists_turns=False)
+    of_input, of_output = usage.input_tokens_details, usage.output_tokens_details
+    assert 0 <= of_input.cached_tokens <= usage.input_tokens
+    assert 0 <= of_output.reasoning_tokens <= usage.output_tokens
+    assert 0 <= of_output.tool_output_tokens <= usage.input_tokens
+    assert usage.total_tokens < 2**40  # a store adds up many
+
+
 @dataclass
 class Written(Growing):
     """A turn whose tokens are numbers from ``first`` on."""
