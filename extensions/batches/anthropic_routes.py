@@ -108,7 +108,6 @@ class MessageBatches:
         requests = await off_loop(read_requests, body)
         del body
         scheduler = self.room.parts.scheduler
-        await self.room.check_bounds(owner, len(requests))
         await scheduler.admission.storing(owner, scheduler.store, size)
         await scheduler.store.check_room(size)
         now = time.time()
@@ -140,7 +139,8 @@ class MessageBatches:
         works = self.room.runner.works
         works.creating.add(batch.id)
         try:
-            await self.room.stored.create(batch)
+            async with self.room.bounds.within(batch.owner, batch.total, batches=1):
+                await self.room.stored.create(batch)
             yield
         except BaseException as error:
             with suppress(StoreFailed, GivenUp):  # then a work of this server, or of another one, deletes it

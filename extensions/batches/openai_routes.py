@@ -67,7 +67,6 @@ class _Routes:
             supported = ", ".join(map(repr, sorted(self.room.paths)))
             message = f"Invalid value: {shortened(asked.endpoint)!r}. Supported values are: {supported}."
             raise InvalidRequest(message, param="endpoint", code="invalid_value")
-        await self.room.check_bounds(owner, 0)
         await self._check_room(owner, asked.input_file_id)
         now = time.time()
         batch = StoredBatch(
@@ -84,7 +83,8 @@ class _Routes:
             key_name=title_of(request),
             team=team_of(request),
         )
-        await self.room.stored.create(batch)
+        async with self.room.bounds.within(owner, 0, batches=1):
+            await self.room.stored.create(batch)
         self.room.runner.wake()
         return as_json(BatchObject.of(batch))
 

@@ -6,7 +6,8 @@ that stands twice, a model that is not served.  What is wrong in a request itsel
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -234,46 +235,46 @@ def _parsed(text: bytes) -> tuple[_Line, _Head | None]:
 class Validation:
     """Reads the input files of batches of OpenAI's API.
 
-    ``check_bounds`` raises `LimitReached` if an owner may not have so many lines more.
+    ``within_bounds`` raises `LimitReached` if an owner may not have so many lines more as its block lets begin.
     """
 
     parts: ServerParts
     stored: StoredBatches
-    check_bounds: Callable[[str, int], Awaitable[None]]
+    within_bounds: Callable[[str, int], AbstractAsyncContextManager[None]]
 
     async def __call__(self, batch: StoredBatch) -> None:
         """Add the lines of a batch, and let it begin, or fail.  Raises `GivenUp`, or `StoreFailed`."""
-        errors, models = await self._read(batch)
+        reading = Reading(batch.endpoint, partial(self._model_of, batch), longest=self.parts.settings.max_body_bytes)
+        errors = await self._read(batch, reading)
+        if not errors:
+            (model, *others) = reading.models
+            try:
+                async with self.within_bounds(batch.owner, reading.count):
+                    await self.stored.begin(batch.id, "" if others else model)
+            except LimitReached as error:
+                errors = [BatchError(error.code or "rate_limit_exceeded", error.message)]
         if errors:
             await self.stored.fail(batch.id, errors)
-        else:
-            (model, *others) = models
-            await self.stored.begin(batch.id, "" if others else model)
 
-    async def _read(self, batch: StoredBatch) -> tuple[list[BatchError], set[str]]:
+    async def _read(self, batch: StoredBatch, reading: Reading) -> list[BatchError]:
+        """Add the lines of the input file; return what is wrong with it."""
         shelf = self.parts.scheduler.store.files
         file_id = batch.input_file_id or ""
         file = None if shelf is None else await shelf.get(file_id, batch.owner)
         if shelf is None or file is None:
-            return [_missing(file_id)], set()
+            return [_missing(file_id)]
         if file.purpose != PURPOSE:
             message = f"The file {shortened(file_id)} has the purpose '{file.purpose}'. It must be '{PURPOSE}'."
-            return [BatchError("invalid_request", message, "file_id")], set()
-        longest = self.parts.settings.max_body_bytes
-        reading = Reading(batch.endpoint, partial(self._model_of, batch), longest=longest)
+            return [BatchError("invalid_request", message, "file_id")]
         try:
             async for piece in shelf.chunks(file):
                 await self._add(batch, reading, await in_thread(reading.feed, piece))
                 if reading.is_over:
                     break
             await self._add(batch, reading, await in_thread(reading.finish))
-            if not reading.errors:
-                await self.check_bounds(batch.owner, reading.count)
         except StoredFileNotFound:
-            return [_missing(file_id)], set()
-        except LimitReached as error:
-            return [BatchError(error.code or "rate_limit_exceeded", error.message)], set()
-        return reading.errors, reading.models
+            return [_missing(file_id)]
+        return reading.errors
 
     async def _add(self, batch: StoredBatch, reading: Reading, lines: list[NewLine]) -> None:
         if not reading.errors:  # else it fails, and runs nothing

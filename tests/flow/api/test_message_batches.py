@@ -354,6 +354,17 @@ async def test_limits_of_a_key_hold_before_a_batch_is_made(tmp_path: Path) -> No
         assert [each async for each in sdk.messages.batches.list()] == []
 
 
+@pytest.mark.parametrize("limits", [KeyLimits(batches=2), KeyLimits(batch_lines=5)])
+async def test_limits_of_a_key_hold_for_batches_at_once(tmp_path: Path, limits: KeyLimits) -> None:
+    admission = Admission(tables={"default": limits})
+    running = running_server(ScriptedEngine(script(ENDLESS)), tmp_path, resources=["batches"], admission=admission)
+    async with running as served, anthropic_client(served.url) as sdk:
+        creating = (sdk.messages.batches.create(requests=asked("a", "b")) for _ in range(5))
+        created = await asyncio.gather(*creating, return_exceptions=True)
+        assert sum(isinstance(each, anthropic.RateLimitError) for each in created) == 3
+        assert len([each async for each in sdk.messages.batches.list()]) == 2
+
+
 async def test_errors_have_the_form_of_anthropic_without_its_header(served: ScriptedServer) -> None:
     status, answer = await served.get(f"{PATH}/msgbatch_none")
     assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")

@@ -337,6 +337,26 @@ async def test_bounds_of_a_key(store_at: str) -> None:
         assert ended.status == "completed"
 
 
+async def test_bounds_of_a_key_hold_for_batches_at_once(store_at: str) -> None:
+    admission = Admission(tables={"default": KeyLimits(batches=3, batch_lines=3)})
+    running = running_server(ScriptedEngine(script(ENDLESS)), store_at, resources=RESOURCES, admission=admission)
+    async with running as served, openai_client(served.url) as sdk:
+        asked = (begun(sdk, [line("a"), line("b")]) for _ in range(6))
+        created = await asyncio.gather(*asked, return_exceptions=True)
+        batches = [each for each in created if isinstance(each, Batch)]
+        assert len(batches) == 3
+        assert sum(isinstance(each, openai.RateLimitError) for each in created) == 3
+        ended = await asyncio.gather(*(after_validation(sdk, each) for each in batches))
+        assert sorted(each.status for each in ended) == ["failed", "failed", "in_progress"]
+
+
+async def after_validation(sdk: openai.AsyncOpenAI, batch: Batch) -> Batch:
+    async with asyncio.timeout(PATIENCE):
+        while (now := await sdk.batches.retrieve(batch.id)).status == "validating":
+            await asyncio.sleep(0.02)
+    return now
+
+
 # Webhooks
 
 

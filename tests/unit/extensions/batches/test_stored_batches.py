@@ -14,7 +14,7 @@ from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
 from penstock.extensions.batches.batch import BatchError, LineResult, NewLine, StoredBatch, StoredLine
 from penstock.extensions.batches.errors import GivenUp
-from penstock.extensions.batches.room import check_bounds
+from penstock.extensions.batches.room import Bounds
 from penstock.extensions.batches.stored_batches import Candidate, ClaimedLine, StoredBatches
 from penstock.pipeline.errors import LimitReached
 from penstock.services.store.store import Store
@@ -351,4 +351,5 @@ async def test_batches_and_lines_of_a_key_are_bounded(
     await begun(batches_of(store), 2, owner="bob")
     admission = Admission(tables=limits)
     with pytest.raises(LimitReached, match=reason) if reason else nullcontext():
-        await check_bounds(admission, batches_of(store), OWNER, new_lines, batches=batches)
+        async with Bounds(admission, batches_of(store)).within(OWNER, new_lines, batches=batches):
+            pass
