@@ -25,7 +25,7 @@ from penstock.api.http.origins import Origins
 from penstock.api.http.prefix import DESCRIPTION, DESCRIPTION_NAME, prefix_of
 from penstock.api.http.proxied import ProxiedRequests
 from penstock.api.http.proxies import PROXIES, Proxies
-from penstock.api.http.request_body import HELD, release_bodies
+from penstock.api.http.request_body import HELD, release
 from penstock.api.http.sse import break_off_begun
 from penstock.api.http.trace import trace_requests
 from penstock.api.metrics.sampler import Sampler
@@ -35,6 +35,7 @@ from penstock.api.peers import Peers
 from penstock.api.routes.tokenization import Tokenization
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.distribution import own_version
+from penstock.pipeline.errors import ContainerElsewhere
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 
@@ -71,8 +72,6 @@ class Api:
             break_off_begun,
             proxied.limit,
             self.admit,
-            release_bodies,
-            self.peers.follow,
         ]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
         app[PROXIES] = self.proxies
@@ -96,15 +95,20 @@ class Api:
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Let requests pass that no foreign page sends, that have a key, and that are not too many.
 
-        One that may have a body is counted before the body is received.  It is one step: an open stream would hold the
-        frame of each.
+        One that may have a body is counted before the body is received, and releases it when it has been answered.  If
+        another server has its container, that answers.  It is one step: an open stream would hold the frame of each.
         """
         if (preflight := self.origins.check(request)) is not None:
             return preflight
         await self.keys.authenticate(request)
         if takes_body(request):
             await self.scheduler.admission.admit(request[OWNER])
-        return await handler(request)
+        try:
+            return await handler(request)
+        except ContainerElsewhere as error:
+            return await self.peers.follow(request, error)
+        finally:
+            release(request)
 
     async def close_if_leaving(self, _: web.Request, answer: web.StreamResponse) -> None:
         """Have the client open a new connection for its next request, if this frontend leaves."""

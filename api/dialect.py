@@ -7,8 +7,8 @@ each: keys, limits, the access log, metrics, traces, recordings and the stages o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Self, TypeAlias
@@ -44,7 +44,7 @@ from penstock.pipeline.recordings.sampling import ALWAYS, Condition
 from penstock.pipeline.tasks import in_thread, let_go
 from penstock.services import tracing
 from penstock.services.engines.affinity import SESSION_HEADER
-from penstock.services.runs.run import Mode, Run
+from penstock.services.runs.run import Mode, Run, RunRegistry
 from penstock.services.usage import Tally
 
 Read: TypeAlias = Callable[[bytes], Reading]
@@ -133,6 +133,58 @@ class AllPrepared(list[Prepared]):
         async with AsyncExitStack() as closing:
             for prepared in self:
                 closing.push_async_callback(prepared.opened.aclose)
+
+
+class _Begun:
+    """The run of a request, for the length of a block that begins with its first event; an error before is raised.
+
+    A class, as the frame of a generator would take more memory.
+    """
+
+    __slots__ = ("_delivery", "_events", "_prepared", "_request", "_run", "_runs")
+
+    def __init__(
+        self,
+        request: web.Request,
+        prepared: Prepared,
+        events: AsyncGenerator[ResponseEvent, None],
+        beginning: Beginning | None,
+        runs: RunRegistry,
+    ) -> None:
+        self._request = request
+        self._prepared = prepared
+        self._events = events
+        self._delivery = Delivery(events, beginning)
+        self._runs = runs
+        self._run: Run | None = None
+
+    async def __aenter__(self) -> Delivery:
+        try:
+            with placing(self._prepared.place):
+                await self._delivery.begin()
+        except BaseException:
+            await self._events.aclose()
+            raise
+        self._run = self._runs.get(self._prepared.resolved.facts.response_id, self._request[OWNER])
+        return self._delivery
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._prepared.opened.note(error)
+        if self._delivery.has_ended:
+            self._request[RESPONSE] = self._delivery.response
+        has_left = isinstance(error, _LEFT)
+        try:
+            await self._events.aclose()
+        except _LEFT:
+            has_left = True
+            raise
+        finally:
+            if has_left and self._run and self._run.ended:  # with its client, so that its end was not sent
+                self._request[RESPONSE] = self._run.response
+
+
+_LEFT = (asyncio.CancelledError, ConnectionResetError)
+"""The errors of an answer whose client has left."""
 
 
 @dataclass(frozen=True)
@@ -286,15 +338,21 @@ class Edge:
                 prepared.opened.is_unsent = PROBLEM in answer
                 return answer
 
-    async def _written(
+    def _written(
         self, request: web.Request, events: AsyncIterator[Any], wire: Wire, *, streams: bool, is_long: bool
-    ) -> web.StreamResponse:
+    ) -> Awaitable[web.StreamResponse]:
         """Send rewritten events, or one body."""
-        if streams and is_long and wire.outgoing is None:
-            async with aclosing(events_in_pieces(events)) as written:
-                return await send(request, written, wire, self.keep_alive)
-        if streams:
-            return await send(request, events, wire, self.keep_alive)
+        if not streams:
+            return self._folded(events, wire, is_long=is_long)
+        if is_long and wire.outgoing is None:
+            return self._sent_in_pieces(request, events, wire)
+        return send(request, events, wire, self.keep_alive)
+
+    async def _sent_in_pieces(self, request: web.Request, events: AsyncIterator[Any], wire: Wire) -> web.StreamResponse:
+        async with aclosing(events_in_pieces(events)) as written:
+            return await send(request, written, wire, self.keep_alive)
+
+    async def _folded(self, events: AsyncIterator[Any], wire: Wire, *, is_long: bool) -> web.StreamResponse:
         with self._cut_off():
             body = await wire.fold(events)
             async for _ in events:  # a fold may stop at the last event, after which stages have code to run
@@ -373,28 +431,12 @@ class Edge:
     def _tally(self, prepared: Prepared) -> Tally:
         return self.scheduler.runs.tallies.of(prepared.resolved.facts.response_id)
 
-    @asynccontextmanager
-    async def _begun(self, request: web.Request, prepared: Prepared) -> AsyncGenerator[Delivery, None]:
-        """Run a request for the length of a block, which begins with its first event; an error before is raised."""
+    def _begun(self, request: web.Request, prepared: Prepared) -> _Begun:
+        """Run a request for the length of a block."""
         mode: Mode = "stream" if prepared.streams else "sync"
         model = prepared.resolved.facts.model
         beginning = Beginning(self.dialect.name, model, request[STARTED]) if prepared.streams else None
-        run: Run | None = None
-        try:
-            async with aclosing(self.running(request, prepared, mode)) as events:
-                delivery = Delivery(events, beginning)
-                with placing(prepared.place):
-                    await delivery.begin()
-                run = self.scheduler.runs.get(prepared.resolved.facts.response_id, request[OWNER])
-                try:
-                    with prepared.opened.sending():
-                        yield delivery
-                finally:
-                    _note(request, delivery)
-        except (asyncio.CancelledError, ConnectionResetError):
-            if run and run.ended:  # with its client, so that its end was not sent
-                request[RESPONSE] = run.response
-            raise
+        return _Begun(request, prepared, self.running(request, prepared, mode), beginning, self.scheduler.runs)
 
     def running(self, request: web.Request, prepared: Prepared, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
         """Return the events of a request that runs."""
@@ -415,9 +457,3 @@ def placing(place: Callable[[str], str]) -> Iterator[None]:
         if error.param is not None:
             error.param = place(error.param)
         raise
-
-
-def _note(request: web.Request, delivery: Delivery) -> None:
-    """Note the response that a request has made, if it has ended, for the log."""
-    if delivery.has_ended:
-        request[RESPONSE] = delivery.response

@@ -34,7 +34,7 @@ from yarl import URL
 from penstock.api.http.access_log import MODEL
 from penstock.api.http.agent_sessions import AGENTS
 from penstock.api.http.conventions import conventions_of
-from penstock.api.http.errors import STREAMING, Handler
+from penstock.api.http.errors import STREAMING
 from penstock.api.http.prefix import mount_of
 from penstock.pipeline.errors import ContainerElsewhere, ServerUnreachable, StoreFailed
 from penstock.pipeline.foreign_errors import named_error
@@ -165,18 +165,13 @@ class Peers:
                 body = await read_whole(answer.content.iter_any(), LARGEST_RELAYED)
                 return web.Response(status=answer.status, body=body, headers=headers)
 
-    @web.middleware
-    async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Pass a request on to the server that has its container, and its answer back."""
-        try:
-            return await handler(request)
-        except ContainerElsewhere as error:
-            if FORWARDED in request.headers or request.get(STREAMING) or error.stays:
-                raise
-            return await self._relay(request, error)
+    async def follow(self, request: web.Request, elsewhere: ContainerElsewhere) -> web.StreamResponse:
+        """Pass a request with its body on to the server that has its container, and its answer back.
 
-    async def _relay(self, request: web.Request, elsewhere: ContainerElsewhere) -> web.StreamResponse:
-        """Pass a request with its body on; raise `ServerUnreachable` if no answer begins."""
+        Raises the error if it may not be passed on, and `ServerUnreachable` if no answer begins.
+        """
+        if FORWARDED in request.headers or request.get(STREAMING) or elsewhere.stays:
+            raise elsewhere
         server, timeout = Server("", elsewhere.url, is_alive=True), ClientTimeout(sock_connect=CONNECT_TIMEOUT)
         body = elsewhere.body or (request.content if request.body_exists else None)
         try:

@@ -9,7 +9,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 from aiohttp import hdrs, web
 
 from penstock.api.http.auth import OWNER
-from penstock.api.http.errors import Handler
 from penstock.api.http.held_bytes import HeldBody, HeldBytes
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest, RequestTimeout, ServerBusy, UnsupportedMediaType
 from penstock.pipeline.protocol.params.json_body import shortened
@@ -85,15 +84,6 @@ def release(request: web.Request) -> None:
     """Stop counting the body of the request, which is needed no longer."""
     if _BODY in request:
         request[_BODY].release()
-
-
-@web.middleware
-async def release_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Release the body of each request that has been answered."""
-    try:
-        return await handler(request)
-    finally:
-        release(request)
 
 
 def _too_large(request: web.Request) -> BodyTooLarge:

@@ -6,7 +6,7 @@ link to the connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 
 from aiohttp import hdrs, web
@@ -19,11 +19,9 @@ from penstock.services import tracing
 
 
 @web.middleware
-async def trace_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+def trace_requests(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
     """Trace a request; the trace is that of the client, if its headers name one."""
-    if not tracing.is_on() or is_probe(request):
-        return await handler(request)
-    return await _traced(request, handler)
+    return _traced(request, handler) if tracing.is_on() and not is_probe(request) else handler(request)
 
 
 async def _traced(request: web.Request, handler: Handler) -> web.StreamResponse:

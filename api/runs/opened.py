@@ -27,14 +27,17 @@ class Opened:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """Note an error of the block, which sends the events, unless it says that the client has left."""
+        """Note an error of the block, which sends the events."""
         try:
             yield
-        except ConnectionResetError:
+        except Exception as error:
+            self.note(error)
             raise
-        except Exception:
+
+    def note(self, error: BaseException | None) -> None:
+        """Note an error with which the sending of the events has ended, unless it says that the client has left."""
+        if isinstance(error, Exception) and not isinstance(error, ConnectionResetError):
             self.is_unsent = True
-            raise
 
     @property
     def request(self) -> ResolvedRequest:
