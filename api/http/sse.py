@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from aiohttp import HttpVersion11, hdrs, web
 
@@ -31,6 +32,9 @@ SSE_HEADERS = {
     "X-Accel-Buffering": "no",  # nginx would hold back 16 KB otherwise
 }
 
+LOOKS = 8
+"""Looks at the open streams in the time for which one may be silent."""
+
 LONG_FRAME = 2**16
 """Bytes of an event after which other tasks get a turn of the event loop; a thread would cost more."""
 
@@ -38,7 +42,7 @@ LONG_FRAME = 2**16
 async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, keep_alive: float) -> web.StreamResponse:
     """Send the rewritten events as they come, and what ends every stream.
 
-    After each ``keep_alive`` seconds of silence, the client gets a sign of life.  If the response moves to another
+    The client gets a sign of life before each silence of ``keep_alive`` seconds.  If the response moves to another
     server, the connection is closed without an end, and the client can resume after the last event that it received.
     A stream that breaks off has ``ENDED``, and the ``PROBLEM`` if its client gets one.  One that has waited, as
     `await_events` says, goes on here.
@@ -99,8 +103,42 @@ class _Answer(web.StreamResponse):
     _send_headers_immediately = False
 
 
+class _Silence:
+    """Looks for streams that are about to be silent for ``period`` seconds: a timer for each would take 700 bytes."""
+
+    def __init__(self, period: float) -> None:
+        self._between = period / LOOKS
+        self._longest = period - self._between
+        self._streams: set[EventStream] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream: EventStream) -> None:
+        """Look at a stream from now on."""
+        self._streams.add(stream)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._between, self._look)
+
+    def discard(self, stream: EventStream) -> None:
+        """Look at a stream no longer."""
+        self._streams.discard(stream)
+
+    def _look(self) -> None:
+        for stream in self._streams:
+            stream.end_silence(self._longest)
+        self._timer = asyncio.get_running_loop().call_later(self._between, self._look) if self._streams else None
+
+
+_silences: MutableMapping[asyncio.AbstractEventLoop, dict[float, _Silence]] = WeakKeyDictionary()
+"""One for all streams of an event loop that have the same period."""
+
+
+def _silence(period: float) -> _Silence:
+    of_loop = _silences.setdefault(asyncio.get_running_loop(), {})
+    return of_loop.get(period) or of_loop.setdefault(period, _Silence(period))
+
+
 class EventStream:
-    """A stream that, within its block, sends a sign of life after ``period`` seconds of silence.
+    """A stream that, within its block, sends a sign of life before it is silent for ``period`` seconds.
 
     Its headers go out with the first sign, if `begin` has not sent them by then.  What is written in one turn of the
     event loop goes out together, as each packet costs more than most events do.
@@ -111,9 +149,8 @@ class EventStream:
         "_held",
         "_is_chunked",
         "_loop",
-        "_period",
         "_request",
-        "_timer",
+        "_silence",
         "_written_at",
         "answer",
         "wire",
@@ -123,12 +160,11 @@ class EventStream:
         self.wire = wire
         self.answer = _Answer(headers=SSE_HEADERS)
         self._request = request
-        self._period = period
+        self._silence = _silence(period)
         self._held: bytearray | None = None  # written in this turn of the loop; None if nothing is
         self._loop = asyncio.get_running_loop()
         self._is_chunked = False
         self._written_at = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
         self._commenting: asyncio.Task[None] | None = None  # one task per comment; one per stream would cost more
 
     def __enter__(self) -> Self:
@@ -137,8 +173,7 @@ class EventStream:
 
     def start(self) -> None:
         """Send signs of life from now on."""
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._period, self._check_silence)
+        self._silence.add(self)
 
     def __exit__(self, *_: object) -> None:
         self._flush()  # an error may close the connection in this turn
@@ -146,9 +181,7 @@ class EventStream:
 
     def stop(self) -> None:
         """Send no more signs of life."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._silence.discard(self)
         if self._commenting is not None:
             self._commenting.cancel()
 
@@ -184,6 +217,12 @@ class EventStream:
         transport = self._request.protocol.transport
         if data and transport is not None:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def end_silence(self, longest: float) -> None:
+        """Send a comment if nothing was written for ``longest`` seconds, unless the last one is still on its way."""
+        is_silent = self._loop.time() - self._written_at >= longest
+        if is_silent and (self._commenting is None or self._commenting.done()):
+            self._commenting = self._loop.create_task(self._comment())
 
     async def break_off(self, error: Exception, last: Any = None) -> web.StreamResponse:
         """End the stream with an error after its ``last`` event."""
@@ -231,19 +270,13 @@ class EventStream:
         if answer.prepared:
             return
         request[STREAMING] = True
+        request.protocol.keep_alive(True)  # its timer for idle connections would take 600 bytes for the whole stream
         if request.version < HttpVersion11:
             answer.force_close()  # without chunked encoding, closing is the only end of a stream
         answer.headers["Content-Type"] = self.wire.content_type
         await answer.prepare(request)
         self._is_chunked = "chunked" in answer.headers.get(hdrs.TRANSFER_ENCODING, "")
         self._hold()
-
-    def _check_silence(self) -> None:
-        """Send a comment if the silence is long enough, unless the last comment is still on its way."""
-        remaining = self._written_at + self._period - self._loop.time()
-        if remaining <= 0 and (self._commenting is None or self._commenting.done()):
-            self._commenting = self._loop.create_task(self._comment())
-        self._timer = self._loop.call_later(remaining if remaining > 0 else self._period, self._check_silence)
 
     async def _comment(self) -> None:
         with suppress(ConnectionResetError):  # the next event meets the same error
