@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from penstock.pipeline.faults import identity_of, name_stage, running
+from penstock.pipeline.faults import name_stage, names_by_code, running
 from penstock.pipeline.junction import Junction, inner_junctions, junctions
 from penstock.pipeline.stage_guard import StageGuard
 
@@ -229,7 +229,12 @@ class Pipeline(Generic[In, Out]):
         if not isinstance(source, AsyncGenerator):
             given = type(source).__name__
             raise TypeError(f"a source is an async generator, such as source_of([frame]), not a {given}")
-        return _Open(self.steps, source)
+        return _Open(self.steps, source, self._names)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        """The names of its stages by their code, as far as it has run (see `names_by_code`)."""
+        return {}
 
     # Inspecting
 
@@ -291,24 +296,28 @@ class Pipeline(Generic[In, Out]):
 class _Open:
     """The block in which a pipeline is open: a class, as the frame of a generator would take more memory."""
 
-    __slots__ = ("_around", "_names", "_steps", "_streams")
+    __slots__ = ("_around", "_by_frame", "_names", "_steps", "_streams")
 
-    def __init__(self, steps: tuple[Step, ...], source: AsyncGenerator[Any, None]) -> None:
+    def __init__(self, steps: tuple[Step, ...], source: AsyncGenerator[Any, None], names: dict[int, str]) -> None:
         self._steps = steps
         self._streams = [source]
-        self._names: dict[int, str] = {}
+        self._names = names
+        self._by_frame: dict[int, str] | None = None
 
     async def __aenter__(self) -> AsyncIterator[Any]:
-        around, streams, names = running.get(), self._streams, self._names
+        around, streams, names, by_frame = running.get(), self._streams, self._names, dict[int, str]()
         self._around = around
         try:
             for step in self._steps:
                 stream, *guarding = step.open(streams[-1])
                 streams += (stream, *guarding)
-                names[identity_of(stream, names, *around)] = step.name
+                if not names_by_code(stream, step.name, names, around):
+                    by_frame[id(getattr(stream, "ag_frame", None))] = step.name
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
+        if by_frame:
+            self._by_frame, around = by_frame, (by_frame, *around)
         running.set((names, *around))
         return streams[-1]
 
@@ -321,7 +330,8 @@ class _Open:
             name_stage(raised)
             raise
         finally:
-            self._names.clear()  # a task begun in the block may keep its context, and later objects have the same ids
+            if self._by_frame:  # a task begun in the block may keep its context, and later frames have the same ids
+                self._by_frame.clear()
             running.set(self._around)
 
 

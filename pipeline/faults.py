@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextvars import ContextVar
 from logging import Logger
 from traceback import walk_tb
@@ -22,24 +22,25 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 Frame = TypeVar("Frame")
 
 running: ContextVar[tuple[dict[int, str], ...]] = ContextVar("running", default=())
-"""The names of the running stages, by `identity_of`: one dict for each open pipeline, the innermost first."""
+"""The names of the running stages, the innermost pipeline first: by the id of the code of their generators, or frame.
+
+Those by code belong to the pipeline: all that run it share them.
+"""
 
 _IN = "in stage "
 
 UNKNOWN = "an unknown stage"
 
 
-def identity_of(stream: Any, *known: dict[int, str]) -> int:
-    """Return the id of the object that identifies a stage's generator in a traceback: the hash of code takes long.
+def names_by_code(stream: Any, name: str, names: dict[int, str], around: Iterable[dict[int, str]]) -> bool:
+    """Note the name of a stage in ``names``, by the id of the code of its generator, as the hash of code takes long.
 
-    That is its code object, or its frame if a ``known`` stage runs the same code.  Code is preferred because reading
-    ``ag_frame`` creates a frame object, which takes as much memory as the generator and lives as long.
+    Return False if another stage runs the same code: in a traceback, only the frame then tells them apart.  Code is
+    preferred because reading ``ag_frame`` creates a frame object, which takes as much memory as the generator and lives
+    as long.
     """
     code = id(getattr(stream, "ag_code", None))
-    for names in known:
-        if code in names:
-            return id(getattr(stream, "ag_frame", None))
-    return code
+    return names.setdefault(code, name) == name and not any(code in others for others in around)
 
 
 def code_of(stage: Any) -> CodeType | None:
