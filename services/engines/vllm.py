@@ -12,9 +12,10 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from math import inf
@@ -166,22 +167,25 @@ class VllmEngine:
     def schedules_by_priority(self) -> bool:
         return bool(self.llm.vllm_config.scheduler_config.policy == "priority")
 
-    @asynccontextmanager
-    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+    def open(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[EngineFrame]]:
+        return _Opened(partial(self._begun, prompt), self._end)
+
+    async def _begun(self, prompt: Prompt) -> _Generation:
         generation = await self._begin(prompt)
-        del prompt  # free it, as it may be large and the generation long
         self._running.add(generation)
         self.watch(generation.collector.request_id, True)
+        if self._stopping.is_set():  # checked after `_begin`, which awaits: `stop` may have been called
+            await self._end(generation)
+            raise errors.ServerStopping
+        return generation
+
+    async def _end(self, generation: _Generation) -> None:
+        self._running.discard(generation)
+        self._unread.pop(generation.collector.request_id, None)
         try:
-            if self._stopping.is_set():  # checked after `_begin`, which awaits: `stop` may have been called
-                raise errors.ServerStopping
-            async with aclosing(generation.frames()) as frames:
-                yield frames
-        finally:
-            self._running.discard(generation)
-            self._unread.pop(generation.collector.request_id, None)
             if not generation.is_finished:
                 await self._abort(generation)
+        finally:
             self.watch(generation.collector.request_id, False)
 
     async def cancel(self, response_id: str) -> bool:
@@ -398,7 +402,7 @@ class _Generation:
         cached_tokens, prompt_tokens, unread, has_begun = 0, None, self.unread, False
         written = 0
         of_prompt: tuple[TokenLogprob, ...] = ()
-        with _faults():
+        with _faults:
             while not self.is_finished:
                 token_ids, scores = unread.take()
                 logprobs = tuple(map(TokenLogprob, scores))
@@ -445,6 +449,29 @@ class _Generation:
             prompt_tokens=prompt_tokens,
             weights=weights,
         )
+
+
+@dataclass(eq=False, slots=True)
+class _Opened:
+    """The block of a generation: a class, as the frame of a generator would take more memory."""
+
+    begin: Callable[[], Awaitable[_Generation]] | None
+    end: Callable[[_Generation], Awaitable[None]]
+    _generation: _Generation = field(init=False)
+    _frames: AsyncGenerator[EngineFrame, None] = field(init=False)
+
+    async def __aenter__(self) -> AsyncIterator[EngineFrame]:
+        begin, self.begin = self.begin, None  # free the prompt, as it may be large and the generation long
+        assert begin is not None
+        self._generation = await begin()
+        self._frames = self._generation.frames()
+        return self._frames
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self._frames.aclose()
+        finally:
+            await self.end(self._generation)
 
 
 def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
@@ -520,7 +547,7 @@ def _refusals(context_length: int) -> Iterator[None]:
     from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 
     try:
-        with _faults():
+        with _faults:
             yield
     except GracefulHTTPError as error:
         raise errors.EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.") from error
@@ -533,26 +560,34 @@ def _refusals(context_length: int) -> Iterator[None]:
         raise errors.InvalidPrompt(str(error)) from error
 
 
-@contextmanager
-def _faults() -> Iterator[None]:
-    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+class _Faults:
+    """Turns vLLM's errors about itself into those of penstock: a class, as it is open during each generation."""
 
-    try:
-        yield
-    except EngineDeadError as error:
-        raise errors.EngineDead("The engine has died.") from error
-    except EngineGenerateError as error:
-        cause = error.__cause__ or error
-        raise errors.EngineFailed(
-            f"The engine gave up on this request ({type(cause).__name__}).", str(cause)
-        ) from error
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None:
+            return
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        if isinstance(error, EngineDeadError):
+            raise errors.EngineDead("The engine has died.") from error
+        if isinstance(error, EngineGenerateError):
+            cause = error.__cause__ or error
+            raise errors.EngineFailed(
+                f"The engine gave up on this request ({type(cause).__name__}).", str(cause)
+            ) from error
+
+
+_faults = _Faults()
 
 
 @contextmanager
 def _changes() -> Iterator[None]:
     """Turn the errors of vLLM's workers, which may be of any type, into `EngineFailed`."""
     try:
-        with _faults():
+        with _faults:
             yield
     except (errors.EngineDead, errors.EngineFailed):
         raise

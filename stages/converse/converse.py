@@ -82,7 +82,7 @@ class Converse:
                 while loop.next_turn():
                     with turn_span(loop.request) as turn:
                         measured = self._measured(loop, turn) if loop.may_compact else _UNMEASURED
-                        async with measured as begun, self._accepted(loop, turn, begun) as answer:
+                        async with measured as begun, _Accepted(self, loop, turn, begun) as answer:
                             first, parsed = answer
                             for passed in loop.feed(first) if first else ():
                                 yield passed
@@ -163,43 +163,62 @@ class Converse:
                 begun = None
             yield begun
 
-    @asynccontextmanager
-    async def _accepted(
-        self, loop: ToolLoop, turn: TracedTurn, begun: Halfway[Prompt] | None
-    ) -> AsyncGenerator[tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]], None]:
-        """Open the next turn, or the rest of one that has ``begun``.
-
-        Yields its first frame, or None if there is none, and the stream of the rest.  A response that has begun can no
-        longer be refused, so it retries until a backend of texts has room for its turn; `Generate` does so for others.
-        Images that the engine refuses are left out, if the client does not send them now.  Raises `EngineOverloaded` if
-        the response has not begun.
-        """
-        while True:
-            async with self._begun(loop, turn, begun) as parsed:
-                begun = None
-                try:
-                    first_frame = await anext(parsed, None)
-                except ImagesRefused as error:
-                    if not loop.hide(error.reasons):
-                        raise
-                    continue
-                except EngineOverloaded:
-                    if not loop.has_begun:
-                        raise
-                else:
-                    yield turn.begin(first_frame), parsed
-                    return
-            await asyncio.sleep(self.limits.retry_seconds)
-
-    def _begun(
+    def begun(
         self, loop: ToolLoop, turn: TracedTurn, begun: Halfway[Prompt] | None
     ) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
+        """Open the next turn, or the rest of one that has ``begun``."""
         if loop.is_unspoken:
             return aclosing(source_of(turn_without_model(loop.request.facts, "")))
         return self._rest_of(begun) if begun else self._opened(turn.asking(loop.asked))
 
     def _rest_of(self, begun: Halfway[Prompt]) -> AbstractAsyncContextManager[AsyncIterator[ParsedFrame]]:
         return self.inner.following("render").open(begun.going_on(begun.frame))
+
+
+class _Accepted:
+    """The block of a turn that the engine has accepted.
+
+    A response that has begun can no longer be refused, so it retries until a backend of texts has room for its turn;
+    `Generate` does so for others.  Images that the engine refuses are left out, if the client does not send them now.
+    """
+
+    __slots__ = ("_begun", "_converse", "_loop", "_opened", "_turn")
+
+    def __init__(self, converse: Converse, loop: ToolLoop, turn: TracedTurn, begun: Halfway[Prompt] | None) -> None:
+        self._converse = converse
+        self._loop = loop
+        self._turn = turn
+        self._begun = begun
+
+    async def __aenter__(self) -> tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]]:
+        """Return the first frame, or None if there is none, and the stream of the rest.
+
+        Raises `EngineOverloaded` if the response has not begun.
+        """
+        while True:
+            try:
+                return await self._first()
+            except ImagesRefused as error:
+                if not self._loop.hide(error.reasons):
+                    raise
+                continue
+            except EngineOverloaded:
+                if not self._loop.has_begun:
+                    raise
+            await asyncio.sleep(self._converse.limits.retry_seconds)
+
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._opened.__aexit__(*raised)
+
+    async def _first(self) -> tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]]:
+        begun, self._begun = self._begun, None
+        self._opened = self._converse.begun(self._loop, self._turn, begun)
+        parsed = await self._opened.__aenter__()
+        try:
+            return self._turn.begin(await anext(parsed, None)), parsed
+        except BaseException as error:
+            await self._opened.__aexit__(type(error), error, error.__traceback__)
+            raise
 
 
 _UNMEASURED = nullcontext()

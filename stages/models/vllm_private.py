@@ -287,14 +287,12 @@ class Ready:
         """Let the reader wait again."""
         self._is_set = False
 
-    async def wait(self) -> None:
-        """Wait until there is something to read."""
-        if not self._is_set:
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
+    def wait(self) -> asyncio.Future[None]:
+        """Return what is done once there is something to read."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        if self._is_set:
+            self._waiting.set_result(None)
+        return self._waiting
 
 
 PASSED_AT_ONCE = 256
