@@ -80,7 +80,7 @@ class Big:
 
 
 async def test_run_is_released_after_its_end() -> None:
-    """A task that was started within a run keeps only its context alive."""
+    """A task that was started within a run keeps only its context alive, and the name of no frame of the run."""
     refs: list[weakref.ref[Big]] = []
 
     async def hold(source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
@@ -89,11 +89,11 @@ async def test_run_is_released_after_its_end() -> None:
         async for number in source:
             yield number
 
-    async with Pipeline.start("hold", hold).open(source_of([0, 1])) as numbers:
+    async with Pipeline.start("hold", hold).then("again", hold).open(source_of([0, 1])) as numbers:
         within = running.get()
         await anext(numbers)
     assert running.get() == ()
-    assert [*map(len, within)] == [0]
+    assert [[*names.values()] for names in within] == [["hold"], []]
     gc.collect()
     assert refs[0]() is None
 
