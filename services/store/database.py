@@ -7,9 +7,10 @@ that SQLite lacks are constants in this module, and the SQLite backend replaces 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import msgspec
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = Sequence[Any]
@@ -59,16 +60,14 @@ BATCH = 500
 """Maximum number of rows that one statement names or changes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(msgspec.Struct, frozen=True):
     """An SQL statement and its arguments."""
 
     sql: str
     arguments: tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """Statements that are executed together or not at all.
 
     If ``counted``, the database returns the number of rows changed by each statement.  Units that are not counted may

@@ -30,8 +30,7 @@ from penstock.services.store.statements import bulks
 
 T = TypeVar("T")
 
-_NAMES = tuple(str(number) for number in range(1, database.BATCH + 100))
-"""The names of a statement's arguments, without the ``$``."""
+_PLACEHOLDER = re.compile(r"\$([0-9]+)")
 
 _WITH_TERM = re.compile(re.escape(database.with_term("PLACE")).replace("PLACE", r"(\$[0-9]+)"))
 
@@ -128,24 +127,34 @@ class SqliteDatabase:
         return counts
 
     def _execute(self, statement: database.Statement) -> int:
-        return self._writing.execute(_translated(statement.sql), _named(statement.arguments)).rowcount
+        return _executed(self._writing, statement.sql, statement.arguments).rowcount
 
     def _in_bulk(self, units: Sequence[database.Unit]) -> list[tuple[int, ...]]:
         for sql, arguments in bulks(units).items():
-            self._writing.executemany(_translated(sql), map(_named, arguments))
+            text, places = _translated(sql)
+            self._writing.executemany(text, [[each[place] for place in places] for each in arguments])
         return [()] * len(units)
 
 
 def _rows(connection: sqlite3.Connection, sql: str, arguments: Sequence[database.Value]) -> Sequence[database.Row]:
-    return connection.execute(_translated(sql), _named(arguments)).fetchall()
+    return _executed(connection, sql, arguments).fetchall()
+
+
+def _executed(connection: sqlite3.Connection, sql: str, arguments: Sequence[database.Value]) -> sqlite3.Cursor:
+    text, places = _translated(sql)
+    return connection.execute(text, [arguments[place] for place in places])
 
 
 @cache
-def _translated(sql: str) -> str:
-    """Return a statement in SQLite's dialect.  It needs no row locks, because there is one writer at a time."""
+def _translated(sql: str) -> tuple[str, tuple[int, ...]]:
+    """Return a statement in SQLite's dialect, and the place of the argument of each of its placeholders.
+
+    It needs no row locks, because there is one writer at a time.
+    """
     sql = sql.replace(database.NOW, "clock()").replace(database.SHARED, "").replace(database.OCTETS, "octets")
     sql = sql.replace("string_agg(", "group_concat(")
-    return _WITH_TERM.sub(_matching, sql) if database.is_search(sql) else sql
+    sql = _WITH_TERM.sub(_matching, sql) if database.is_search(sql) else sql
+    return _PLACEHOLDER.sub("?", sql), tuple(int(number) - 1 for number in _PLACEHOLDER.findall(sql))
 
 
 def _matching(found: re.Match[str]) -> str:
@@ -156,11 +165,6 @@ def _matching(found: re.Match[str]) -> str:
     term = f"replace({found[1]}, ' ', char(65535))"
     quoted = f"""'"' || replace({term}, '"', '""') || '"'"""
     return f"from (select rowid as number from vector_store_terms where vector_store_terms match {quoted})"
-
-
-def _named(arguments: Sequence[database.Value]) -> dict[str, database.Value]:
-    """Return the arguments by name, as `sqlite3` expects them for ``$1``."""
-    return dict(zip(_NAMES, arguments, strict=False))
 
 
 def _make_private(file: Path) -> None:

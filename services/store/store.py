@@ -238,8 +238,9 @@ class Store:
         started = (response.id, response.status, rows.to_json(response), self.server_id)
         return self.writer.queue((Statement(run_sql.START, started),), response.id)
 
-    def append(self, response_id: str, block: Block) -> None:
-        self.writer.queue((self._appended(response_id, block),), response_id)
+    def append(self, response_id: str, block: Block) -> asyncio.Future[None]:
+        """Store a block of a run's events; the future is done when it is durable."""
+        return self.writer.queue((self._appended(response_id, block),), response_id)
 
     def end(
         self, stored: StoredResponse, block: Block | None, use: Callable[[], Use] | None = None

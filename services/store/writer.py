@@ -16,9 +16,10 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
+
+import msgspec
 
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import DiskFull, StoreFailed
@@ -71,8 +72,7 @@ _WRITE_ERRORS, _READ_ERRORS = metrics.STORE_ERRORS.labels("write"), metrics.STOR
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Change:
+class _Change(msgspec.Struct, eq=False):
     """A change on its way to disk.
 
     ``keys`` are the ids of the objects that it changes; logs name it by the first.  Until its statements are built,

@@ -167,8 +167,7 @@ _numbers = count()
 
 
 async def _append(store: Store, writer: int, number: int) -> None:
-    store.append(_run(writer), Block(next(_numbers), 1, BLOCK))
-    await store.writer.flushed(_run(writer))
+    await store.append(_run(writer), Block(next(_numbers), 1, BLOCK))
 
 
 async def _upsert(store: Store, writer: int, number: int) -> None:
