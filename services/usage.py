@@ -96,6 +96,8 @@ class Kept(NamedTuple):
 class Tally:
     """The turns of one response."""
 
+    __slots__ = ("__weakref__", "_ended", "_lists_turns", "_running", "kept", "tool_seconds")
+
     def __init__(self) -> None:
         self._ended: list[TurnTokens] = []
         self._running: CountedTurn | None = None

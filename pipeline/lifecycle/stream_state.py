@@ -29,6 +29,19 @@ from penstock.pipeline.protocol.response import Response, Usage
 class StreamState:
     """State machine, one per stream."""
 
+    __slots__ = (
+        "_annotations",
+        "_delta",
+        "_item",
+        "_logprobs",
+        "_output",
+        "_run",
+        "_text",
+        "ended",
+        "number",
+        "response",
+    )
+
     def __init__(self) -> None:
         self.response: Response | None = None
         """The response at its start; None before its first event."""

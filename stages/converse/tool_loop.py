@@ -300,9 +300,10 @@ class ToolLoop:
         self._is_stopped = False
         self.is_plain = self._turn.is_plain
         self.request = self._transcript.continued(self.request)
-        if self._tokens_left is not None:
-            sampling = replace(self.request.facts.sampling, max_tokens=self._tokens_left)
-            self.request = frames.with_facts(self.request, sampling=sampling)
+        sampling = self.request.facts.sampling
+        if self._tokens_left != sampling.max_tokens:
+            left = replace(sampling, max_tokens=self._tokens_left)
+            self.request = frames.with_facts(self.request, sampling=left)
         if not self.request.facts.purpose.generates:
             self._turn, self.is_plain = PreparingTurn(self.request.facts), False
         elif self._compacts_only:

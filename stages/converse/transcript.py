@@ -23,6 +23,8 @@ from penstock.stages.models.refusals import refusal_of
 class Transcript:
     """State machine, one per response."""
 
+    __slots__ = ("_draft", "_drafts", "_results", "_returned", "_tokens", "items", "take_text")
+
     def __init__(self, facts: frames.RequestFacts) -> None:
         self._drafts = Drafts(facts, is_shown=False)
         self._draft: Draft | None = None

@@ -321,6 +321,8 @@ class TurnTotals:
     State machine, one per response.
     """
 
+    __slots__ = ("_are_listed", "_input", "_output", "_prompts", "finished")
+
     def __init__(self) -> None:
         self.finished: list[TurnFinished] = []
         self._prompts: list[int] = []

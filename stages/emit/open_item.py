@@ -28,6 +28,8 @@ DeltaWriter: TypeAlias = Callable[[ItemDelta], ResponseEvent | None]
 class OpenItem:
     """State machine, one per item; ``numbers`` yields the sequence numbers of the response."""
 
+    __slots__ = ("_held", "_index", "_lifecycle", "_numbers", "_state", "delta", "draft")
+
     def __init__(self, draft: Draft, numbers: Iterator[int], output_index: int) -> None:
         self.draft = draft
         self._numbers = numbers

@@ -53,6 +53,8 @@ class TokenVocabulary(Hashable, Protocol):
 class ItemText:
     """The text of one item, written in pieces and read as deltas; ``keeps`` is True if `written` will be read."""
 
+    __slots__ = ("_keeps", "_kept", "_passed", "_pieces", "_stop", "length", "logprobs")
+
     def __init__(
         self, stop: StopStrings | None = None, logprobs: AlignedLogprobs | None = None, *, keeps: bool = False
     ) -> None:
@@ -124,6 +126,8 @@ class ItemText:
 
 class TokenText(ItemText):
     """The text of an item, written as tokens; ``reports`` adds their log probabilities to the deltas."""
+
+    __slots__ = ("_decoder",)
 
     def __init__(
         self, tokens: TokenVocabulary, stop: StopStrings | None = None, *, reports: bool = False, keeps: bool = False
@@ -217,6 +221,8 @@ def _overlap(text: str, stop: str) -> int:
 
 class TokenDecoder:
     """Decodes a stream of tokens to text.  A character may be spread over several tokens."""
+
+    __slots__ = ("_bytes", "_decoder", "_texts", "holds_back")
 
     def __init__(self, tokens: TokenVocabulary) -> None:
         self._bytes = tokens.token_bytes

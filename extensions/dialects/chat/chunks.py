@@ -273,9 +273,6 @@ class ChunkWriter:
         self._id, self._created, self._model = completion_id(response.id), response.created_at, response.model
         first = self._chunk(Delta(role="assistant", content=""))
         self._gives_more |= self._taken is not None and self._taken.are_scored
-        ids = IDS if self._taken else UNSET
-        self._around_text = around(self._of(ChoiceDelta(0, Delta(content=TEXT), token_ids=ids)))
-        self._around_thought = around(self._of(ChoiceDelta(0, _thought_delta(TEXT), token_ids=ids)))
         prompt = self._tally.prompt if self._tally else UNSET
         return replace(first, prompt_token_ids=prompt)
 
@@ -292,8 +289,10 @@ class ChunkWriter:
         match item:
             case items.Message():
                 self._is_next_message = True
+                self._around_text = self._around(Delta(content=TEXT))
             case items.Reasoning():
                 self._is_next_thought = True
+                self._around_thought = self._around(_thought_delta(TEXT))
             case items.FunctionCall(call_id=call_id, name=name):
                 self._calls += 1
                 function = FunctionDelta(name, "")
@@ -335,6 +334,9 @@ class ChunkWriter:
             token_ids, logprobs = self._taken.next_scored()
         listed = Logprobs(tuple(logprobs)) if logprobs else None
         return self._of(ChoiceDelta(0, delta, listed, token_ids=token_ids))
+
+    def _around(self, delta: Delta) -> Around:
+        return around(self._of(ChoiceDelta(0, delta, token_ids=IDS if self._taken else UNSET)))
 
     def _of(self, choice: ChoiceDelta) -> Chunk:
         return Chunk(self._id, self._created, self._model, (choice,), usage=self._usage)
