@@ -2,7 +2,8 @@
 
 An append is a 4 KB block of a run's events.  An upsert is a 4 KB response that begins and ends: two changes.  Each
 writer waits until its own change is durable before it makes the next one.  SQLite alone, and the bare disk, get the
-blocks of all writers at once.
+blocks of all writers at once.  SQLite alone keeps those of earlier rounds, as the store does: an index that has grown
+takes a page of its own for each writer.
 """
 
 from __future__ import annotations
@@ -134,12 +135,11 @@ def _to_sqlite(folder: Path) -> Writes:
     with closing(sqlite3.connect(folder / "alone.sqlite3", isolation_level=None)) as database:
         database.execute("pragma synchronous = full")
         database.execute("pragma journal_mode = wal")
-        database.execute("drop table if exists blocks")
-        database.execute(
-            "create table blocks (writer integer, number integer, data blob, primary key (writer, number))"
-        )
+        columns = "writer integer, number integer, data blob, primary key (writer, number)"
+        database.execute(f"create table if not exists blocks ({columns})")
 
-        def write(number: int) -> None:
+        def write(_: int) -> None:
+            number = next(_numbers)
             blocks = [(writer, number, BLOCK) for writer in range(WRITERS[-1])]
             database.execute("begin")
             database.executemany("insert into blocks values (?, ?, ?)", blocks)
