@@ -22,6 +22,9 @@ it are fewer.
 """
 
 
+FORGOTTEN_AT_ONCE = 100
+"""Conversations that are let go before a turn at most, as each takes some time."""
+
 LEAST_SHARE = 0.2
 """Probability to come back below which a conversation is let go at once, as are children that have answered."""
 
@@ -47,7 +50,8 @@ class Talk:
     """Tokens of the latest prompt, and of its answer once there is one."""
     what: str | None = None
     """The name of its wait; None while the engine works for it."""
-    children: list[Talk] = field(default_factory=list)
+    children: set[Talk] = field(default_factory=set)
+    """The children that are not done."""
     is_shared: bool = False
     """True if several conversations have this name: then none of them is known to be over."""
 
@@ -68,7 +72,8 @@ class Talks:
 
     waits: Waits = field(default_factory=Waits)
     _talks: OrderedDict[str, Talk] = field(default_factory=OrderedDict)
-    _sessions: dict[str, OrderedDict[str, Talk]] = field(default_factory=dict)
+    _waiting: dict[str, dict[str, Talk]] = field(default_factory=dict)
+    """Of each session, the conversations that wait for calls, those that began to wait last at the end."""
     _named: dict[str, Talk] = field(default_factory=dict)
 
     def named(self, name: str) -> Talk | None:
@@ -92,12 +97,15 @@ class Talks:
             talk.is_shared = True  # the engine works for another one
         self._talks.move_to_end(key)
         if talk.what is not None:
+            self._end_wait(talk)
             self.waits.note(talk.what, now - talk.at)
             is_shorter = prompt < COMPACTED * talk.tokens and not talk.is_shared
             yield CacheHint("let_go" if is_shorter else "fetch", key, talk.response_id, talk.tokens)
         self._name(talk, names)
         talk.model, talk.tokens = model, prompt
-        talk.what, talk.at, talk.children = None, now, [child for child in talk.children if not child.is_done]
+        talk.what, talk.at = None, now
+        if talk.parent:
+            talk.parent.children.add(talk)
 
     def answered(
         self,
@@ -118,14 +126,19 @@ class Talks:
             return
         self._talks.move_to_end(key)
         others = CANCELLED if is_cancelled else CHILD if talk.parent else CLIENT
+        self._end_wait(talk)
         talk.what = self.waits.longest(calls) if calls and not is_cancelled else others
+        if talk.session and talk.has_calls:
+            self._waiting.setdefault(talk.session, {})[key] = talk
         talk.response_id, talk.tokens, talk.at = response_id, tokens, now
         outlook = self.waits.outlook(talk.what)
         keep = CacheHint("keep", key, response_id, tokens, share=outlook.share, seconds=outlook.seconds)
         is_over = outlook.share < LEAST_SHARE and not talk.is_shared
         yield CacheHint("let_go", key, response_id, tokens) if is_over else keep
         parent = talk.parent
-        if talk.what == CHILD and parent and parent.has_calls and all(child.is_done for child in parent.children):
+        if parent and talk.is_done:
+            parent.children.discard(talk)
+        if talk.what == CHILD and parent and parent.has_calls and not parent.children:
             yield CacheHint("fetch", parent.key, parent.response_id, parent.tokens)
 
     def over(self, key: str) -> Iterator[CacheHint]:
@@ -146,18 +159,18 @@ class Talks:
         self._named.update(dict.fromkeys(names, talk))
 
     def _begin(self, key: str, session: str, now: float) -> Talk:
-        siblings = self._sessions.setdefault(session, OrderedDict()) if session else OrderedDict[str, Talk]()
-        parent = next((each for each in reversed(siblings.values()) if each.has_calls), None)
-        talk = self._talks[key] = siblings[key] = Talk(key, session, parent, now)
-        if parent:
-            parent.children.append(talk)
+        parent = next(reversed(self._waiting.get(session, {}).values()), None)
+        talk = self._talks[key] = Talk(key, session, parent, now)
         if len(self._talks) > MOST_TALKS:
             self._drop(next(iter(self._talks.values())))
         return talk
 
     def _forget_old(self, now: float) -> Iterator[CacheHint]:
         """Let those go that have not come back in the longest time that counts."""
-        while self._talks and now - (talk := next(iter(self._talks.values()))).at >= LONGEST:
+        for _ in range(FORGOTTEN_AT_ONCE):
+            talk = next(iter(self._talks.values()), None)
+            if talk is None or now - talk.at < LONGEST:
+                return
             yield self._end(talk)
 
     def _drop(self, talk: Talk) -> None:
@@ -165,8 +178,13 @@ class Talks:
         self._name(talk, ())
         if talk.what is not None:
             self.waits.note(talk.what, math.inf)
-        if talk.session:
-            siblings = self._sessions[talk.session]
-            del siblings[talk.key]
-            if not siblings:
-                del self._sessions[talk.session]
+        self._end_wait(talk)
+        talk.what = None
+        if talk.parent:
+            talk.parent.children.discard(talk)
+            talk.parent = None  # else each conversation keeps all before it that are forgotten
+
+    def _end_wait(self, talk: Talk) -> None:
+        waiting = self._waiting.get(talk.session, {})
+        if waiting.pop(talk.key, None) and not waiting:
+            del self._waiting[talk.session]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -26,6 +26,9 @@ MOST_CALLS: Final = 1_000
 
 LONGEST_ROUND: Final = 8_000_000
 """Characters of the results of a round; those beyond are errors."""
+
+LONGEST_CALLS: Final = 32_000_000
+"""Characters of the arguments and the results of all calls of a program: the server keeps them."""
 
 LONGEST_ERROR: Final = 10_000
 """Characters of an error that a program gets; the middle of a longer one is left out."""
@@ -84,6 +87,7 @@ class RunningProgram:
         """The calls that it waits for, and whose outcomes are known."""
         self._refusal: Refusal = lambda _: None
         self._number = 0
+        self._characters = 0
         self._used = 0.0
 
     @property
@@ -143,6 +147,7 @@ class RunningProgram:
                 if len(known) < len(leaving):
                     return tuple(leaving[len(known) :])
                 self._done += known
+                self._count(each.result or "" for each in known)
                 outcomes = await in_thread(_encoded, self._round, known)
                 await self._go_on({"outcomes": outcomes}, past, seconds)
         if len(self._done) < len(past):
@@ -196,6 +201,13 @@ class RunningProgram:
         self._number += len(self._round or ())
         if self._number > MOST_CALLS:
             raise ProgramFailed(f"The program made more than {MOST_CALLS:,} calls, and was ended.", "calls")
+        self._count(each.call.arguments for each in self._round or ())
+
+    def _count(self, texts: Iterable[str]) -> None:
+        self._characters += sum(map(len, texts))
+        if self._characters > LONGEST_CALLS:
+            problem = f"The arguments and results of its calls have more than {LONGEST_CALLS:,} characters"
+            raise ProgramFailed(f"The program was ended. {problem}.", "calls")
 
     def _read(self, answer: dict[str, Any]) -> Sequence[Asked] | None:
         """Return the calls of an answer of the sandbox, which is not trusted; None if it says that it has ended."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.extensions.hints import talks as module
-from penstock.extensions.hints.talks import Talks
+from penstock.extensions.hints.talks import FORGOTTEN_AT_ONCE, Talk, Talks
 from penstock.extensions.hints.waits import LONGEST
 from penstock.services.engines.engine import CacheHint
 
@@ -89,6 +91,44 @@ def test_cancelled_response_waits_for_its_client_whatever_it_called() -> None:
     list(talks.asked("a", "", 10, 0))
     [kept] = talks.answered("a", "resp_a", ("shell",), 10, 0, is_cancelled=True)
     assert kept.seconds > talks.waits.outlook("shell").seconds
+
+
+def test_forgotten_conversations_of_a_session_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each began while the one before it waited for a call."""
+    monkeypatch.setattr(module, "MOST_TALKS", 4)
+    talks, others = Talks(), number_of_talks()
+    for number in range(100):
+        answer(talks, str(number), "task", session="s")
+    assert number_of_talks() - others <= 5
+
+
+def number_of_talks() -> int:
+    gc.collect()
+    return sum(type(each) is Talk for each in gc.get_objects())
+
+
+def test_turn_looks_at_few_of_the_conversations_of_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    talks, looks = Talks(), list[Talk]()
+    answer(talks, "parent", "task", session="s")
+    for number in range(1_000):
+        answer(talks, f"child {number}", session="s")
+        list(talks.asked(f"running {number}", "s", 10, 0))
+    for name in ("has_calls", "is_done"):
+        monkeypatch.setattr(Talk, name, property(partial(looked, looks, getattr(Talk, name).fget)))
+    answer(talks, "another", session="s")
+    assert 0 < len(looks) < 10
+
+
+def looked(looks: list[Talk], tell: Callable[[Talk], bool], talk: Talk) -> bool:
+    looks.append(talk)
+    return tell(talk)
+
+
+def test_turn_forgets_few_of_those_that_are_due() -> None:
+    talks = Talks()
+    for number in range(1_000):
+        answer(talks, str(number))
+    assert len(list(talks.asked("next", "", 10, LONGEST))) == FORGOTTEN_AT_ONCE
 
 
 EVENTS = st.tuples(

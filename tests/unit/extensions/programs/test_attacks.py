@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from penstock.extensions.programs import running
 from penstock.extensions.programs.host import ProgramHost
 from penstock.extensions.tools.sandbox.folder import Folder
 from penstock.extensions.tools.sandbox.live_containers import new_folder
@@ -91,6 +92,20 @@ async def test_flood_of_calls_ends(host: ProgramHost) -> None:
         asked, outcome = await played(host, code)
         assert outcome.error == "The program made more than 1,000 calls, and was ended."
         assert sum(map(len, asked)) < 1_000
+
+
+@pytest.mark.parametrize(("argument", "result"), [(1_000_000, 1), (1, 1_000_000), (500_000, 500_000)])
+async def test_flood_of_texts_ends(
+    host: ProgramHost, argument: int, result: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server keeps of the calls of a program is bounded, however few of them there are."""
+    monkeypatch.setattr(running, "LONGEST_CALLS", 3_000_000)
+    code = f"while True: await write('a' * {argument})"
+    asked, outcome = await played(host, code, lambda _, call: PastCall(call, "r" * result))
+    assert outcome.error == (
+        "The program was ended. The arguments and results of its calls have more than 3,000,000 characters."
+    )
+    assert 0 < len(asked) <= 3
 
 
 async def test_endless_output_ends(host: ProgramHost) -> None:
