@@ -41,6 +41,7 @@ from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.events import TERMINAL_TYPES
 from penstock.pipeline.protocol.params.json_body import NO_JSON
 from penstock.pipeline.protocol.sse import EventSplitter
+from penstock.pipeline.tasks import cancelled
 from penstock.pipeline.urls import shown_url
 from penstock.services import tracing
 from penstock.services.engines.affinity import SESSION_HEADER
@@ -283,10 +284,7 @@ class Membership:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = (self._heartbeats, self._duty)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled((self._heartbeats, self._duty))
         with suppress(StoreFailed):  # the others miss its heartbeats
             await self.servers.leave()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 Result = TypeVar("Result")
@@ -60,6 +61,33 @@ async def uncut(work: Callable[[], Result], undo: Callable[[Result], object] = l
         if not working.cancelled() and working.exception() is None:
             undo(working.result())
         raise
+
+
+async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait until they have ended, however they do."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+@asynccontextmanager
+async def beside(*works: Coroutine[Any, Any, object]) -> AsyncGenerator[None, None]:
+    """Do endless work beside a block; asyncio logs what else than the end of the block has ended it."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def wait_at_most(seconds: float | None, event: asyncio.Event) -> None:
+    """Wait until an event is set, or some seconds have passed: `asyncio.wait_for` of 3.11 may lose a cancellation."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def let_go(values: Iterable[object]) -> None:

@@ -20,6 +20,7 @@ from yarl import URL
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import duration
+from penstock.pipeline.tasks import cancelled
 from penstock.services.slots import Slots
 from penstock.services.standard_webhooks import Receiver
 from penstock.services.store.webhooks import Notification
@@ -136,10 +137,7 @@ class Webhooks:
             try:
                 yield
             finally:
-                ending = [looking, *self._tasks.values()]
-                for task in ending:
-                    task.cancel()
-                await asyncio.gather(*ending, return_exceptions=True)
+                await cancelled([looking, *self._tasks.values()])
 
     async def _keep_looking(self, sessions: _Sessions) -> None:
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import logging
@@ -10,7 +9,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 
 import uvloop
 
@@ -39,6 +38,7 @@ from penstock.api.start.serving import ENDED_WITH_ENGINE, drained, serving_reque
 from penstock.pipeline.distribution import namesake
 from penstock.pipeline.errors import CannotRun, EngineDead
 from penstock.pipeline.logs import log_to_stderr
+from penstock.pipeline.tasks import wait_at_most
 from penstock.server import running
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.recordings.converse import recorded_example
@@ -72,9 +72,7 @@ async def serve(settings: Settings, start_engine: EngineStarter = start) -> None
             stop, hurry = stop_signals()
             engine, look = server.scheduler.engine, LOOK if settings.exit_with_engine else None
             while not stop.is_set() and (look is None or engine.is_alive):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(look):  # `wait_for` of Python 3.11 may lose a cancellation
-                        await stop.wait()
+                await wait_at_most(look, stop)
             await drained(settings, server.scheduler, hurry)
     if not stop.is_set():
         raise EngineDead(ENDED_WITH_ENGINE)

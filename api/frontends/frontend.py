@@ -39,6 +39,7 @@ from penstock.api.start.parts import UNSTARTABLE
 from penstock.api.start.serving import drained, serving_requests
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.logs import log_to_stderr
+from penstock.pipeline.tasks import beside
 from penstock.server import running
 from penstock.services.engines.vllm import VllmEngine
 from penstock.stages.models.vllm_private import Greeting
@@ -86,11 +87,10 @@ class Frontend:
         loop = asyncio.get_running_loop()
         loop.add_reader(self.link, self._receive, runner, scheduler)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._do(self._leave(runner, scheduler)))
-        signs = asyncio.create_task(self._give_signs(runner, scheduler))
         try:
-            yield
+            async with beside(self._give_signs(runner, scheduler)):
+                yield
         finally:
-            signs.cancel()
             loop.remove_reader(self.link)
 
     async def _give_signs(self, runner: Runner, scheduler: Scheduler) -> None:

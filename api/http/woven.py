@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
+from penstock.pipeline.tasks import cancelled
 from penstock.pipeline.yield_point import YieldPoint
 
 AHEAD = 16
@@ -41,9 +42,8 @@ async def woven(strands: Sequence[Strand]) -> AsyncGenerator[AsyncIterator[tuple
         async with aclosing(_values(first, ready)) as values:
             yield values
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *begun, return_exceptions=True)
+        await cancelled(tasks)
+        await asyncio.gather(*begun, return_exceptions=True)
 
 
 _END = object()

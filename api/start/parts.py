@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +26,7 @@ from penstock.api.start.assembly import keys_of, mcp_servers, open_store, toolbo
 from penstock.pipeline.errors import CannotStart, StageError
 from penstock.pipeline.plugins import HOSTS, TOOL, WrongPlugin, function_named, load
 from penstock.pipeline.recordings.writer import make_folder
+from penstock.pipeline.tasks import beside
 from penstock.services import tracing
 from penstock.services.file_marks import number_by
 from penstock.services.prompts import Prompts
@@ -99,14 +99,13 @@ async def opened_store(settings: Settings, loaded: Preloaded, place: str) -> Asy
         await loaded.keys.read_store(store.keys)
         loaded.keys.remembered = store.words_of
         store.names = loaded.keys
-        following = asyncio.create_task(loaded.keys.follow_store(store.keys, settings.heartbeat))
         if place != NO_STORE:
             loaded.admission.allowances, loaded.admission.reservations = store.allowances, store.reservations
         try:
-            yield store
+            async with beside(loaded.keys.follow_store(store.keys, settings.heartbeat)):
+                yield store
         finally:
             loaded.admission.close()
-            following.cancel()
 
 
 @asynccontextmanager
@@ -140,15 +139,9 @@ async def joined(settings: Settings, scheduler: Scheduler, url: str) -> AsyncGen
         heartbeat=settings.heartbeat,
         stale=settings.stale,
     ):
-        housekeeping = (
-            asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl)),
-            asyncio.create_task(keep_tidying(scheduler.admission, scheduler.in_flight)),
-        )
-        try:
+        sweeping = keep_sweeping(store, settings.store_ttl, settings.stream_ttl)
+        async with beside(sweeping, keep_tidying(scheduler.admission, scheduler.in_flight)):
             yield
-        finally:
-            for task in housekeeping:
-                task.cancel()
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from penstock.extensions.batches.stored_batches import ClaimedLine, StoredBatche
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import ServerStopping, StoreFailed
 from penstock.pipeline.logs import current_response
+from penstock.pipeline.tasks import cancelled
 from penstock.services.store.database import DatabaseRefused
 from penstock.services.use import Use
 
@@ -197,11 +198,3 @@ def _count(result: LineResult, use: Use | None) -> None:
     if use is not None:
         metrics.BATCH_TOKENS.labels("input").inc(use.input_tokens)
         metrics.BATCH_TOKENS.labels("output").inc(use.output_tokens)
-
-
-async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks, and wait until they have ended."""
-    ending = list(tasks)
-    for task in ending:
-        task.cancel()
-    await asyncio.gather(*ending, return_exceptions=True)

@@ -18,17 +18,17 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from penstock.api.http.auth import Keys
 from penstock.api.runs.scheduler import Scheduler
 from penstock.extensions.batches.batch import StoredBatch
-from penstock.extensions.batches.line_runs import Answer, LineRequest, LineRuns, cancelled
+from penstock.extensions.batches.line_runs import Answer, LineRequest, LineRuns
 from penstock.extensions.batches.shelving import OutputLine
 from penstock.extensions.batches.stored_batches import Candidate, OpenBatch, StoredBatches
 from penstock.extensions.batches.works import Validate, Works, early_end
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import StageError, StoreFailed
+from penstock.pipeline.tasks import cancelled
 from penstock.services.slots import Slots
 
 __all__ = ["Answer", "BatchRunner", "LineRequest", "OutputLine", "Validate"]
@@ -51,19 +51,14 @@ COUNT_SECONDS = 15.0
 """Seconds between two counts of the lines that wait."""
 
 
-class Room(Protocol):
-    """Tells how many lines may begin now, of a model if it is given by a name that is served."""
-
-    def __call__(self, model: str | None = None, /) -> int: ...
-
-
 @dataclass(eq=False)
 class BatchRunner:
     """The batches of a store, as one server works on them."""
 
     scheduler: Scheduler
     answer: Answer
-    room: Room
+    room: Callable[[str | None], int]
+    """Tells how many lines may begin now, of a model if it is given by a name that is served."""
     validate: Validate
     output_line: OutputLine
     keys: Keys = field(default_factory=Keys)
@@ -110,7 +105,7 @@ class BatchRunner:
             with suppress(TimeoutError):  # work may also come from another server, and room from clients
                 async with asyncio.timeout(ROOM_SECONDS if waits else LOOK_SECONDS):
                     await self._woken.wait()
-                await asyncio.sleep(GATHER_SECONDS)
+                    await asyncio.sleep(GATHER_SECONDS)
             self._woken.clear()
 
     async def _look(self) -> bool:
@@ -126,7 +121,7 @@ class BatchRunner:
                 self.lines.end_late(each.batch.id, kind)
         waiting = [each.batch for each in batches if each.waits and each.batch.status == "in_progress"]
         may_begin = waiting and self.scheduler.engine.is_alive and not self._store.is_degraded
-        if may_begin and (free := self.room()) > 0:
+        if may_begin and (free := self.room(None)) > 0:
             await self._find(await self._by_owner(waiting), free)
             await self._claim()
         await self._measure(batches)

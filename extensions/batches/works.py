@@ -15,12 +15,12 @@ from typing import TypeAlias
 
 from penstock.extensions.batches.batch import BatchError, Kind, Status, StoredBatch
 from penstock.extensions.batches.errors import GivenUp
-from penstock.extensions.batches.line_runs import cancelled
 from penstock.extensions.batches.shelving import OutputLine, Shelving
 from penstock.extensions.batches.stored_batches import OpenBatch, StoredBatches, Totals
 from penstock.extensions.batches.tables import COUNTS
 from penstock.pipeline.errors import StageError, StoreFailed
 from penstock.pipeline.logs import current_response
+from penstock.pipeline.tasks import cancelled
 from penstock.services.slots import Slots
 from penstock.services.store.store import Store
 

@@ -29,6 +29,7 @@ from penstock.extensions.rollouts.writing import line, written
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.tasks import beside
 from penstock.services.standard_webhooks import Receiver, Signer
 from penstock.services.store.webhooks import Notification
 from penstock.services.web.ssrf import AllowedNetworks
@@ -263,12 +264,8 @@ class Files:
     @asynccontextmanager
     async def writing(self) -> AsyncGenerator[None, None]:
         """Write what is due for the length of a block."""
-        task = asyncio.create_task(self._keep_writing())
-        try:
+        async with beside(self._keep_writing()):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _keep_writing(self) -> None:
         while True:

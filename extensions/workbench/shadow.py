@@ -13,7 +13,7 @@ import math
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Annotated, Any
@@ -28,6 +28,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.errors import StageError
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import GenerationFinished, GenerationStarted, Prompt, TokenChunk, TokenFrame
+from penstock.pipeline.tasks import beside
 from penstock.services.engines.engine import Engine
 from penstock.services.engines.replicas import UnusableServer
 from penstock.services.engines.vllm_http import start_vllm_http
@@ -169,13 +170,8 @@ class Shadow:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Read turns for the length of a block; those that wait at its end are dropped."""
-        reading = asyncio.create_task(self._keep_reading())
-        try:
+        async with beside(self._keep_reading()):
             yield
-        finally:
-            reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await reading
 
     def take(self, turn: Turn) -> None:
         """Have a turn read, unless too many wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Literal
@@ -21,6 +21,7 @@ from penstock.pipeline.frames import (
     TokenLogprob,
 )
 from penstock.pipeline.protocol.generations import WeightSpan
+from penstock.pipeline.tasks import wait_at_most
 from penstock.services.engines.engine import sampling_parameters
 from penstock.services.engines.weights import spans
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
@@ -164,6 +165,4 @@ class _Run:
         if not seconds:
             await asyncio.sleep(0)
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 may lose a cancellation
-                await self.woken.wait()
+        await wait_at_most(seconds, self.woken)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import aiohttp
 from penstock.pipeline.errors import ServerStopping
 from penstock.pipeline.foreign_errors import named_error
 from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.pipeline.tasks import cancelled
 from penstock.services.engines.engine import CacheHint
 from penstock.services.engines.http_endpoints import ENDPOINTS, Endpoint, RequestRefused
 from penstock.services.engines.http_generation import HttpGeneration
@@ -120,10 +121,7 @@ class VllmHttpEngine:
         self.replicas.caches = caches
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancelled(self._tasks)
         await self._session.close()
 
 

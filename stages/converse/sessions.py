@@ -19,6 +19,7 @@ from penstock.pipeline import frames, metrics
 from penstock.pipeline.audit import decided
 from penstock.pipeline.hosted_kinds import kinds
 from penstock.pipeline.protocol.tools import Toolset
+from penstock.pipeline.tasks import cancelled
 from penstock.services.own_hosts import OwnSession
 from penstock.services.tool_search import SEARCH_NAMESPACE, ToolSearch
 from penstock.services.tools import (
@@ -247,10 +248,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Cancel all tasks that still run, then close all open sessions; log errors instead of raising them."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # a call that ends uses its session until then
+        await cancelled(self._tasks)  # a call that ends uses its session until then
         sessions, self._open = self._open, {}
         for error in await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True):
             if isinstance(error, Exception):

@@ -165,7 +165,7 @@ def leaves_room_for_calls() -> None:
 
 def leaves_places_to_lines() -> None:
     scheduler = cast("Scheduler", SimpleNamespace(store=Store(NullDatabase()), admission=Admission()))
-    runner = BatchRunner(scheduler, _never, room=lambda _=None: 2, validate=_never, output_line=_no_line)
+    runner = BatchRunner(scheduler, _never, room=lambda _: 2, validate=_never, output_line=_no_line)
     runner.places.limit = 2
     gives_the_next_place(runner.places)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from penstock.extensions.tools.mcp.failures import CONNECTION_CLOSED, protocol_failure
 from penstock.pipeline.protocol.items import ListedTool
+from penstock.pipeline.tasks import cancelled
 from penstock.services.mcp_config import ServerConfig
 from penstock.services.web.ssrf import AllowedNetworks
 
@@ -88,9 +89,7 @@ class Listings:
         self._asking.pop(key, None)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
 
     async def _ask(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Listing]]) -> Listing:
         try:

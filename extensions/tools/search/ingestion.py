@@ -23,7 +23,7 @@ from penstock.extensions.tools.search.terms import terms
 from penstock.extensions.tools.search.vector_stores import Chunk, Claimed, FileError, StoredVectorStores
 from penstock.pipeline.errors import DiskFull, StoreFailed
 from penstock.pipeline.logs import current_response
-from penstock.pipeline.tasks import in_thread
+from penstock.pipeline.tasks import beside, in_thread, wait_at_most
 from penstock.services.store.store import Store
 from penstock.stages.models.harmony.vocabulary import load_encoding
 
@@ -69,13 +69,8 @@ class Ingestion:
     async def running(self) -> AsyncGenerator[None, None]:
         """Work for the length of the block; at its end, release what is not done."""
         await in_thread(load_encoding)  # while this is built, nothing else computes
-        workers = [asyncio.create_task(self._work()) for _ in range(AT_ONCE)]
-        try:
+        async with beside(*(self._work() for _ in range(AT_ONCE))):
             yield
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
 
     async def _work(self) -> None:
         while True:
@@ -87,9 +82,7 @@ class Ingestion:
                 logger.warning("Files of vector stores have to wait for the store: %s", error)
             except Exception:
                 logger.exception("A bug in the work on files of vector stores")
-            with suppress(TimeoutError):  # work may also come from another server
-                async with asyncio.timeout(LOOK_SECONDS):  # `wait_for` of Python 3.11 may lose a cancellation
-                    await self._woken.wait()
+            await wait_at_most(LOOK_SECONDS, self._woken)  # work may also come from another server
 
     async def _next(self) -> Claimed | None:
         """Claim a file of an owner of whose files the fewest are worked on; None if there is none."""

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from penstock.pipeline.tasks import cancelled
+
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 
@@ -28,6 +30,4 @@ async def in_order(
         while running:
             yield await running.popleft()
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancelled(running)
