@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -41,6 +41,13 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """Images that came with the request."""
     is_line: bool = False
     """True for the line of a batch."""
+
+
+SUMMED: Final = (
+    *("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"),
+    *("tool_seconds", "searches", "images"),
+)
+"""The fields of a use that are added up."""
 
 
 class Names(Protocol):

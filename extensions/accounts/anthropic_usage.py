@@ -6,12 +6,12 @@ A workspace is a team here, an account is the owner of a key, and an API key has
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal
 
 import msgspec
 from aiohttp import web
@@ -19,20 +19,15 @@ from aiohttp import web
 from penstock.api.http.auth import for_operators
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
-from penstock.api.http.query import AnyText, AnyTexts, Choice, Number, Several
+from penstock.api.http.query import AnyText, AnyTexts, Number, Several
+from penstock.extensions.accounts import reports
 from penstock.extensions.accounts.ledger import Ledger, Sum
-from penstock.extensions.accounts.reports import Span, is_generated, report, width_of
-from penstock.pipeline.errors import InvalidRequest, StoreFailed, UnsupportedParameter
+from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.protocol.params.json_body import shortened
-
-Result = TypeVar("Result")
 
 START = AnyText("starting_at", meaning="The time in whose bucket the report begins, by RFC 3339.")
 END = AnyText("ending_at", meaning="The time before which it ends; now by default.")
-WIDTH = Choice("bucket_width", ("1d", "1h", "1m"), meaning="The width of a bucket; 1m is refused.")
-WIDTH_OF_COSTS = Choice("bucket_width", ("1d",), meaning="The width of a bucket.")
 LIMIT = Number("limit", default=0, least=1, most=168, meaning="The most buckets of a page.")
-PAGE = AnyText("page", meaning="`next_page` of the page before.")
 
 LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 """The latest time of a report, in seconds since 1970: no later day has an end that can be written."""
@@ -60,7 +55,7 @@ _GROUPS = Several(
     meaning="What tells the results of a bucket apart.",
 )
 _GROUPS_OF_COSTS = Several("group_by", ("workspace_id", "description"), meaning=_GROUPS.meaning)
-_LISTS = {name: AnyTexts(name, meaning=f"The {name.replace('_', ' ')} that count.") for name in LISTS}
+_LISTS = reports.lists_of(LISTS)
 _TIERS = Several(
     "service_tiers",
     (*TIERS, "priority", "priority_on_demand", "flex", "flex_discount"),
@@ -74,18 +69,18 @@ _REFUSED = tuple(
 _REFUSALS = (InvalidRequest, StoreFailed)
 
 
-class ReportBucket(msgspec.Struct, Generic[Result], frozen=True):
+class ReportBucket(msgspec.Struct, Generic[reports.Result], frozen=True):
     """The uses of one time; without a group, there is one result or none."""
 
     starting_at: str
     ending_at: str
-    results: tuple[Result, ...]
+    results: tuple[reports.Result, ...]
 
 
-class ReportPage(msgspec.Struct, Generic[Result], frozen=True):
+class ReportPage(msgspec.Struct, Generic[reports.Result], frozen=True):
     """A page of buckets."""
 
-    data: tuple[ReportBucket[Result], ...]
+    data: tuple[ReportBucket[reports.Result], ...]
     has_more: bool
     next_page: str | None
 
@@ -167,7 +162,7 @@ class AnthropicUsage:
     @operation(
         Operation(
             UsageReport,
-            query=(START, END, WIDTH, LIMIT, PAGE, _GROUPS, *_LISTS.values(), _TIERS, *_REFUSED),
+            query=(START, END, reports.WIDTH, LIMIT, reports.PAGE, _GROUPS, *_LISTS.values(), _TIERS, *_REFUSED),
             refusals=_REFUSALS,
         )
     )
@@ -175,53 +170,47 @@ class AnthropicUsage:
         """Report what answers have used that a model has written, by any API but that of decisions."""
         for parameter in _REFUSED:
             if parameter.read(request):
-                raise _unknown(parameter.name, parameter.name)
-        where: dict[str, Sequence[str | int]] = {
-            LISTS[name]: of for name, each in _LISTS.items() if (of := each.read(request))
-        }
+                raise reports.unknown(parameter.name, parameter.name)
+        where = reports.chosen(request, _LISTS, LISTS)
         if tiers := _TIERS.read(request):
             where["is_line"] = [TIERS[tier] for tier in tiers if tier in TIERS]
-        return as_json(UsageReport(*await self._page(request, _GROUPS, where, is_generated, _of_messages)))
+        return as_json(UsageReport(*await self._page(request, _GROUPS, where, reports.is_generated, _of_messages)))
 
     @for_operators
     @operation(
-        Operation(CostReport, query=(START, END, WIDTH_OF_COSTS, LIMIT, PAGE, _GROUPS_OF_COSTS), refusals=_REFUSALS)
+        Operation(
+            CostReport,
+            query=(START, END, reports.WIDTH_OF_COSTS, LIMIT, reports.PAGE, _GROUPS_OF_COSTS),
+            refusals=_REFUSALS,
+        )
     )
     async def costs(self, request: web.Request) -> web.Response:
         """Report what all requests cost that have a price."""
-        currency = self.ledger.prices.currency if self.ledger.prices else "USD"
-        result = partial(_of_costs, currency)
-        WIDTH_OF_COSTS.read(request)
+        result = partial(_of_costs, self.ledger.currency)
+        reports.WIDTH_OF_COSTS.read(request)
         return as_json(CostReport(*await self._page(request, _GROUPS_OF_COSTS, {}, lambda _: True, result)))
 
     async def _page(
         self,
         request: web.Request,
         groups: Several,
-        where: Mapping[str, Sequence[str | int]],
+        where: reports.Where,
         counts: Callable[[str], bool],
-        result: Callable[[Sum, Collection[str]], Result | None],
-    ) -> tuple[tuple[ReportBucket[Result], ...], bool, str | None]:
+        result: Callable[[Sum, reports.By], reports.Result | None],
+    ) -> tuple[tuple[ReportBucket[reports.Result], ...], bool, str | None]:
         """Return the fields of a page of results, which have only what they are grouped by."""
-        width = width_of(WIDTH.read(request))
+        width = reports.width_of(reports.WIDTH.read(request))
         if (since := _moment(START, request)) is None:
             raise InvalidRequest("Give the starting_at of the report.", param="starting_at")
         until = _moment(END, request)
-        span = Span.of(since, self.clock() if until is None else until, width, LIMIT.read(request), PAGE.read(request))
-        words = list(dict.fromkeys(groups.read(request)))
-        for word in words:
-            if word not in COLUMNS:
-                raise _unknown("group_by", word)
-        found = await report(self.ledger, span, [COLUMNS[word] for word in words], where, counts)
-        buckets = []
-        for at, sums in found:
-            results = tuple(each for one in sums if (each := result(one, words)) is not None)
-            buckets.append(ReportBucket(_iso(at), _iso(at + width.seconds), results))
-        return tuple(buckets), span.next_page is not None, span.next_page
-
-
-def _unknown(param: str, word: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"Uses here have no {word}.", param=param)
+        span = reports.Span.of(
+            since, self.clock() if until is None else until, width, LIMIT.read(request), reports.PAGE.read(request)
+        )
+        found = await reports.report(
+            self.ledger, span, reports.known(groups.read(request), COLUMNS), where, counts, result
+        )
+        buckets = tuple(ReportBucket(_iso(at), _iso(at + width.seconds), results) for at, results in found)
+        return buckets, span.next_page is not None, span.next_page
 
 
 def _moment(parameter: AnyText, request: web.Request) -> float | None:
@@ -240,25 +229,21 @@ def _iso(at: int) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _grouped(one: Sum, words: Collection[str]) -> dict[str, Any]:
-    return {word: getattr(one, COLUMNS[word]) for word in words if word != "service_tier"}
-
-
-def _of_messages(one: Sum, words: Collection[str]) -> MessagesUsage:
+def _of_messages(one: Sum, by: reports.By) -> MessagesUsage:
     tier: Literal["standard", "batch"] = "batch" if one.is_line else "standard"
+    group = reports.group_of(one, by)
     return MessagesUsage(
         uncached_input_tokens=one.input_tokens - one.cached_tokens,
         cache_read_input_tokens=one.cached_tokens,
         output_tokens=one.output_tokens,
         server_tool_use=Searches(one.searches),
-        service_tier=tier if "service_tier" in words else None,
-        **_grouped(one, words),
+        **(group | {"service_tier": tier} if "service_tier" in group else group),
     )
 
 
-def _of_costs(currency: str, one: Sum, words: Collection[str]) -> CostItem | None:
+def _of_costs(currency: str, one: Sum, by: reports.By) -> CostItem | None:
     if one.cost is None:
         return None
-    named = _grouped(one, words)
+    named = reports.group_of(one, by)
     model = named.get("description")
     return CostItem(amount=f"{Decimal(repr(one.cost)) * 100:f}", currency=currency, model=model, **named)

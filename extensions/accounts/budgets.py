@@ -21,9 +21,6 @@ from penstock.extensions.accounts.spending import (
     day_of,
     first_day,
     next_of,
-    of_key,
-    of_owner,
-    of_team,
     payers_of,
 )
 from penstock.pipeline.errors import BudgetSpent
@@ -130,9 +127,9 @@ class Gate:
     def all_bounds(self) -> Sequence[tuple[str, Bound]]:
         """Return each bound with who has it; of those that each key has, the ones of which the most is used."""
         budgets = self.accounts.budgets
-        named = [("all keys", ALL), *((f"team {name}", of_team(name)) for name in budgets.team)]
-        named += [(f"key {name}", of_key(name)) for name in budgets.key]
-        each = [(f"key {key.title}", of_owner(key.digest)) for key in self.keys.all if budgets.each_key]
+        named = [("all keys", ALL), *((f"team {name}", Payer("team", name)) for name in budgets.team)]
+        named += [(f"key {name}", Payer("key", name)) for name in budgets.key]
+        each = [(f"key {key.title}", Payer("each-key", key.digest)) for key in self.keys.all if budgets.each_key]
         fullest = nlargest(MOST_KEYS, self._named(each), key=lambda one: one[1].share(self.spending))
         return [*self._named(named), *fullest]
 

@@ -25,24 +25,19 @@ from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.store.database import LONG, SHARED, Row, Statement, Value, placeholders
 from penstock.services.store.parts import StorePart
 from penstock.services.store.rows import model_column
-from penstock.services.use import Use
+from penstock.services.use import SUMMED, Use
 
 HOUR = 3_600
 """Seconds of an hour, the shortest time whose sums are kept."""
 
+DAY = 24 * HOUR
+"""Seconds of a day."""
+
 AT_ONCE = 2_000
 """Rows that one transaction adds to the sums."""
 
-_COUNTS = {
-    "input_tokens": "bigint",
-    "cached_tokens": "bigint",
-    "output_tokens": "bigint",
-    "reasoning_tokens": "bigint",
-    "tool_seconds": "double precision",
-    "searches": "bigint",
-    "images": "bigint",
-}
-_TEXTS, _NUMBERS = ("team", "owner", "key_name", "model", "api"), tuple(_COUNTS)
+_COUNTS = dict.fromkeys(SUMMED, "bigint") | {"tool_seconds": "double precision"}
+_TEXTS = ("team", "owner", "key_name", "model", "api")
 _OF_ALL = (*_TEXTS, "is_line")
 """The columns that tell one sum of an hour from the others, beside the hour."""
 
@@ -69,7 +64,7 @@ _TABLES = (
 An hour counts from 1970.  A cost is null if no price was known.
 """
 
-_COLUMNS = ("id", "server_id", "hour", *_OF_ALL, *_NUMBERS, "cost")
+_COLUMNS = ("id", "server_id", "hour", *_OF_ALL, *SUMMED, "cost")
 
 _KINDS = {"hour": "bigint", "is_line": "bigint", **_COUNTS, "requests": "bigint", "cost": "double precision"}
 
@@ -98,12 +93,12 @@ _HOLD = "update ledger set sweep = sweep where sweep = $1"
 """Keeps other servers from marking these rows until the transaction is over, which deletes them."""
 
 _ADD = f"""
-    insert into ledger_hours (hour, {", ".join(_OF_ALL)}, {", ".join(_NUMBERS)}, cost, requests)
-    select hour, {", ".join(_OF_ALL)}, {", ".join(f"sum({name})" for name in _NUMBERS)}, sum(cost), count(*)
+    insert into ledger_hours (hour, {", ".join(_OF_ALL)}, {", ".join(SUMMED)}, cost, requests)
+    select hour, {", ".join(_OF_ALL)}, {", ".join(f"sum({name})" for name in SUMMED)}, sum(cost), count(*)
     from ledger where sweep = $1
     group by hour, {", ".join(_OF_ALL)} order by hour, {", ".join(_OF_ALL)}
     on conflict (hour, {", ".join(_OF_ALL)}) do update set
-        {", ".join(f"{name} = ledger_hours.{name} + excluded.{name}" for name in (*_NUMBERS, "requests"))},
+        {", ".join(f"{name} = ledger_hours.{name} + excluded.{name}" for name in (*SUMMED, "requests"))},
         cost = case
             when ledger_hours.cost is null then excluded.cost
             else ledger_hours.cost + coalesce(excluded.cost, 0) end
@@ -113,7 +108,7 @@ _CLEAR = "delete from ledger where sweep = $1"
 
 _FORGET = ("delete from ledger where hour < $1", "delete from ledger_hours where hour < $1")
 
-_TIMES = {"hour": ("hour", HOUR), "day": ("hour / 24", 24 * HOUR), "month": ("hour / 24", 24 * HOUR)}
+_TIMES = {"hour": ("hour", HOUR), "day": ("hour / 24", DAY), "month": ("hour / 24", DAY)}
 """The times of groups: an expression of whole numbers, and the seconds of one.
 
 Databases know no months in common: their days are added up here.
@@ -173,7 +168,7 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **added, cost=sum(costs) if costs else None)
 
 
-COUNTED: Final = ("requests", *_NUMBERS)
+COUNTED: Final = ("requests", *SUMMED)
 """The numbers of a `Sum`, beside its cost."""
 
 
@@ -191,6 +186,11 @@ class Ledger(StorePart):
     A server sweeps and writes before it has opened the resource of the accounts, which sets this.
     """
 
+    @property
+    def currency(self) -> str:
+        """The currency of all costs."""
+        return self.prices.currency if self.prices else "USD"
+
     def used(self, use: Use, response_id: str | None) -> Iterable[Statement]:
         """Yield the statement that writes the row of a use, with its cost by the prices of now."""
         if not self.keep:
@@ -201,7 +201,7 @@ class Ledger(StorePart):
             int(use.at // HOUR),
             *(model_column(getattr(use, name)) for name in _TEXTS),
             int(use.is_line),
-            *(getattr(use, name) for name in _NUMBERS),
+            *(getattr(use, name) for name in SUMMED),
             self.prices.cost(use) if self.prices else None,
         )
         yield Statement(_NOTE, row) if response_id is None else Statement(_NOTE_STORED, (*row, response_id))
@@ -237,7 +237,7 @@ class Ledger(StorePart):
         query = _SUMS.format(
             groups=", ".join(groups or ["1"]),
             sums=", ".join(f"cast(sum({name}) as {_KINDS[name]})" for name in COUNTED),
-            columns=", ".join((*_OF_ALL, *_NUMBERS)),
+            columns=", ".join((*_OF_ALL, *SUMMED)),
             found=" and ".join(found),
             group_by=f"group by {', '.join(groups)}" if groups else "having count(*) > 0",
         )

@@ -6,10 +6,10 @@ A project is a team here, a user is the owner of a key, and an API key has its n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal
 
 import msgspec
 from aiohttp import web
@@ -17,12 +17,10 @@ from aiohttp import web
 from penstock.api.http.auth import for_operators
 from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
-from penstock.api.http.query import AnyText, AnyTexts, Choice, Number, Parameter, Several
-from penstock.extensions.accounts.ledger import Ledger, Sum
-from penstock.extensions.accounts.reports import DAY, DECISIONS, Span, Width, is_generated, report, width_of
-from penstock.pipeline.errors import InvalidRequest, StoreFailed, UnsupportedParameter
-
-Result = TypeVar("Result")
+from penstock.api.http.query import Choice, Number, Parameter, Several
+from penstock.extensions.accounts import reports
+from penstock.extensions.accounts.ledger import DAY, Ledger, Sum
+from penstock.pipeline.errors import InvalidRequest, StoreFailed
 
 _MISSING = -1
 
@@ -30,11 +28,8 @@ START = Number("start_time", default=_MISSING, least=0, most=10**11, meaning="Th
 END = Number(
     "end_time", default=_MISSING, least=0, most=10**11, meaning="The time before which it ends; now by default."
 )
-WIDTH = Choice("bucket_width", ("1d", "1h", "1m"), meaning="The width of a bucket; 1m is refused.")
-WIDTH_OF_COSTS = Choice("bucket_width", ("1d",), meaning="The width of a bucket.")
 LIMIT = Number("limit", default=0, least=1, most=180, meaning="The most buckets of a page.")
 LIMIT_OF_COSTS = Number("limit", default=7, least=1, most=180, meaning=LIMIT.meaning)
-PAGE = AnyText("page", meaning="`next_page` of the page before.")
 
 COLUMNS = {
     "project_id": "team",
@@ -55,7 +50,7 @@ LISTS = {
 }
 """The columns of the ledger, by the parameters that choose values of them."""
 
-_LISTS = {name: AnyTexts(name, meaning=f"The {name.replace('_', ' ')} that count.") for name in LISTS}
+_LISTS = reports.lists_of(LISTS)
 _BATCH = Choice("batch", ("", "true", "false"), meaning="`true` for the lines of batches, `false` for all but these.")
 _NAMES = ("project_id", "user_id", "api_key_id")
 _UNKNOWN = ("service_tier", "api_source")
@@ -66,27 +61,27 @@ _GROUPS_OF_EMBEDDINGS = Several("group_by", (*_NAMES, "model"), meaning=_GROUPS.
 _GROUPS_OF_COSTS = Several("group_by", (*_NAMES, "line_item", "api_source"), meaning=_GROUPS.meaning)
 
 _CHOSEN: tuple[Parameter, ...] = tuple(_LISTS[name] for name in ("project_ids", "user_ids", "api_key_ids", "models"))
-_QUERY = (START, END, WIDTH, LIMIT, PAGE, *_CHOSEN)
+_QUERY = (START, END, reports.WIDTH, LIMIT, reports.PAGE, *_CHOSEN)
 _QUERY_OF_COSTS = (
-    *(START, END, WIDTH_OF_COSTS, LIMIT_OF_COSTS, PAGE, _GROUPS_OF_COSTS),
+    *(START, END, reports.WIDTH_OF_COSTS, LIMIT_OF_COSTS, reports.PAGE, _GROUPS_OF_COSTS),
     *(_LISTS[name] for name in ("project_ids", "api_key_ids", "line_items")),
 )
 _REFUSALS = (InvalidRequest, StoreFailed)
 
 
-class UsageBucket(msgspec.Struct, Generic[Result], frozen=True):
+class UsageBucket(msgspec.Struct, Generic[reports.Result], frozen=True):
     """The uses of one time, from ``start_time`` until ``end_time``; without a group, there is one result or none."""
 
     start_time: int
     end_time: int
-    results: tuple[Result, ...]
+    results: tuple[reports.Result, ...]
     object: Literal["bucket"] = "bucket"
 
 
-class UsagePage(msgspec.Struct, Generic[Result], frozen=True):
+class UsagePage(msgspec.Struct, Generic[reports.Result], frozen=True):
     """A page of buckets."""
 
-    data: tuple[UsageBucket[Result], ...]
+    data: tuple[UsageBucket[reports.Result], ...]
     has_more: bool
     next_page: str | None
     object: Literal["page"] = "page"
@@ -180,14 +175,14 @@ class OpenAIUsage:
     @operation(Operation(CompletionsPage, query=(*_QUERY, _GROUPS, _BATCH), refusals=_REFUSALS))
     async def completions(self, request: web.Request) -> web.Response:
         """Report what answers have used that a model has written, by any API but that of decisions."""
-        page = await self._page(request, _GROUPS, is_generated, _of_completions)
+        page = await self._page(request, _GROUPS, reports.is_generated, _of_completions)
         return as_json(CompletionsPage(*page))
 
     @for_operators
     @operation(Operation(CompletionsPage, query=(*_QUERY, _GROUPS, _BATCH), refusals=_REFUSALS))
     async def decisions(self, request: web.Request) -> web.Response:
         """Report what decisions have used."""
-        page = await self._page(request, _GROUPS, DECISIONS.__eq__, _of_completions)
+        page = await self._page(request, _GROUPS, reports.DECISIONS.__eq__, _of_completions)
         return as_json(CompletionsPage(*page))
 
     @for_operators
@@ -201,9 +196,9 @@ class OpenAIUsage:
     @operation(Operation(CostsPage, query=_QUERY_OF_COSTS, refusals=_REFUSALS))
     async def costs(self, request: web.Request) -> web.Response:
         """Report what all requests cost that have a price."""
-        currency = (self.ledger.prices.currency if self.ledger.prices else "USD").lower()
-        WIDTH_OF_COSTS.read(request)
-        width = Width("day", DAY, default=LIMIT_OF_COSTS.default, most=LIMIT_OF_COSTS.most)
+        currency = self.ledger.currency.lower()
+        reports.WIDTH_OF_COSTS.read(request)
+        width = reports.Width("day", DAY, default=LIMIT_OF_COSTS.default, most=LIMIT_OF_COSTS.most)
         page = await self._page(request, _GROUPS_OF_COSTS, lambda _: True, partial(_of_costs, currency), width)
         return as_json(CostsPage(*page))
 
@@ -212,64 +207,41 @@ class OpenAIUsage:
         request: web.Request,
         groups: Several,
         counts: Callable[[str], bool],
-        result: Callable[[Sum, Collection[str]], Result | None],
-        width: Width | None = None,
-    ) -> tuple[tuple[UsageBucket[Result], ...], bool, str | None]:
+        result: Callable[[Sum, reports.By], reports.Result | None],
+        width: reports.Width | None = None,
+    ) -> tuple[tuple[UsageBucket[reports.Result], ...], bool, str | None]:
         """Return the fields of a page of results, which have only what they are grouped by."""
         if width is None:
-            width = width_of(WIDTH.read(request))
+            width = reports.width_of(reports.WIDTH.read(request))
         if (start := START.read(request)) == START.default:
             raise InvalidRequest(
                 "Give the start_time of the report.", param="start_time", code="missing_required_parameter"
             )
         end = END.read(request)
         until = self.clock() if end == END.default else end
-        span = Span.of(start, until, width, LIMIT.read(request), PAGE.read(request))
-        words = _known(groups.read(request))
-        found = await report(self.ledger, span, [COLUMNS[word] for word in words], _chosen(request), counts)
-        buckets = []
-        for at, sums in found:
-            results = tuple(each for one in sums if (each := result(one, words)) is not None)
-            buckets.append(UsageBucket(at, at + width.seconds, results))
-        return tuple(buckets), span.next_page is not None, span.next_page
+        span = reports.Span.of(start, until, width, LIMIT.read(request), reports.PAGE.read(request))
+        by, where = reports.known(groups.read(request), COLUMNS), reports.chosen(request, _LISTS, LISTS)
+        if batch := _BATCH.read(request):
+            where["is_line"] = [int(batch == "true")]
+        found = await reports.report(self.ledger, span, by, where, counts, result)
+        buckets = tuple(UsageBucket(at, at + width.seconds, results) for at, results in found)
+        return buckets, span.next_page is not None, span.next_page
 
 
-def _known(words: Sequence[str]) -> Sequence[str]:
-    """Return the words of a ``group_by``; raise `UnsupportedParameter` for those that nothing here has."""
-    for word in words:
-        if word not in COLUMNS:
-            raise UnsupportedParameter(f"Uses here have no {word}.", param="group_by")
-    return list(dict.fromkeys(words))
-
-
-def _chosen(request: web.Request) -> dict[str, Sequence[str | int]]:
-    """Return the values that count, by the columns of the ledger."""
-    chosen: dict[str, Sequence[str | int]] = {
-        LISTS[name]: of for name, each in _LISTS.items() if (of := each.read(request))
-    }
-    if batch := _BATCH.read(request):
-        chosen["is_line"] = [int(batch == "true")]
-    return chosen
-
-
-def _grouped(one: Sum, words: Collection[str]) -> dict[str, Any]:
-    return {word: getattr(one, COLUMNS[word]) for word in words}
-
-
-def _of_completions(one: Sum, words: Collection[str]) -> CompletionsUsage:
+def _of_completions(one: Sum, by: reports.By) -> CompletionsUsage:
     return CompletionsUsage(
         input_tokens=one.input_tokens,
         input_cached_tokens=one.cached_tokens,
         input_uncached_tokens=one.input_tokens - one.cached_tokens,
         output_tokens=one.output_tokens,
         num_model_requests=one.requests,
-        **_grouped(one, words),
+        **reports.group_of(one, by),
     )
 
 
-def _of_embeddings(one: Sum, words: Collection[str]) -> EmbeddingsUsage:
-    return EmbeddingsUsage(input_tokens=one.input_tokens, num_model_requests=one.requests, **_grouped(one, words))
+def _of_embeddings(one: Sum, by: reports.By) -> EmbeddingsUsage:
+    return EmbeddingsUsage(input_tokens=one.input_tokens, num_model_requests=one.requests, **reports.group_of(one, by))
 
 
-def _of_costs(currency: str, one: Sum, words: Collection[str]) -> Costs | None:
-    return None if one.cost is None else Costs(amount=Amount(one.cost, currency), **_grouped(one, words))
+def _of_costs(currency: str, one: Sum, by: reports.By) -> Costs | None:
+    return None if one.cost is None else Costs(amount=Amount(one.cost, currency), **reports.group_of(one, by))

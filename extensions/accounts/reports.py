@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from penstock.extensions.accounts.ledger import HOUR, Ledger, Sum
+from aiohttp import web
+
+from penstock.api.http.query import AnyText, AnyTexts, Choice
+from penstock.extensions.accounts.ledger import DAY, HOUR, Ledger, Sum
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.json_body import shortened
-
-DAY = 24 * HOUR
-"""Seconds of a day."""
 
 PASSED_ON = frozenset({"embeddings", "embed", "score", "rerank", "classify", "pooling"})
 """The APIs of requests that other servers answer, beside those of audio and images."""
 
 DECISIONS = "decisions"
+
+WIDTH = Choice("bucket_width", ("1d", "1h", "1m"), meaning="The width of a bucket; 1m is refused.")
+WIDTH_OF_COSTS = Choice("bucket_width", ("1d",), meaning="The width of a bucket.")
+PAGE = AnyText("page", meaning="`next_page` of the page before.")
+
+Result = TypeVar("Result")
+
+Where: TypeAlias = dict[str, Sequence[str | int]]
+"""The values that count, by the columns of the ledger."""
+
+By: TypeAlias = Mapping[str, str]
+"""The columns of the ledger that tell results apart, by the words of ``group_by``."""
 
 _PAGE = re.compile(r"page_([0-9]{1,12})")
 
@@ -35,6 +47,34 @@ class Width(NamedTuple):
 
 WIDTHS = {"1d": Width("day", DAY, 7, 31), "1h": Width("hour", HOUR, 24, 168)}
 """The widths of buckets; the ledger keeps no minutes."""
+
+
+def lists_of(names: Iterable[str]) -> Mapping[str, AnyTexts]:
+    """Return the parameters that choose values of a column, by their names."""
+    return {name: AnyTexts(name, meaning=f"The {name.replace('_', ' ')} that count.") for name in names}
+
+
+def chosen(request: web.Request, lists: Mapping[str, AnyTexts], columns: Mapping[str, str]) -> Where:
+    """Return the values that a request chooses."""
+    return {columns[name]: of for name, each in lists.items() if (of := each.read(request))}
+
+
+def unknown(param: str, word: str) -> UnsupportedParameter:
+    """Return the refusal of a word that nothing here has."""
+    return UnsupportedParameter(f"Uses here have no {word}.", param=param)
+
+
+def known(words: Iterable[str], columns: Mapping[str, str]) -> By:
+    """Return the columns of the words of a ``group_by``; raises `UnsupportedParameter`."""
+    for word in words:
+        if word not in columns:
+            raise unknown("group_by", word)
+    return {word: columns[word] for word in words}
+
+
+def group_of(one: Sum, by: By) -> dict[str, Any]:
+    """Return what tells a sum apart, by the words of ``group_by``."""
+    return {word: getattr(one, column) for word, column in by.items()}
 
 
 def width_of(word: str) -> Width:
@@ -96,15 +136,20 @@ class Span:
 async def report(
     ledger: Ledger,
     span: Span,
-    by: Sequence[str],
-    where: Mapping[str, Sequence[str | int]],
+    by: By,
+    where: Where,
     counts: Callable[[str], bool],
-) -> Iterator[tuple[int, Sequence[Sum]]]:
-    """Return the start of each bucket, with the sums of its groups, of the APIs that count; raises `StoreFailed`."""
-    found = await ledger.sums(span.start, span.until, (span.width.word, "api", *by), where) if span.starts else ()
+    result: Callable[[Sum, By], Result | None],
+) -> Sequence[tuple[int, tuple[Result, ...]]]:
+    """Return the start of each bucket, with the results of its groups, of the APIs that count; raises `StoreFailed`."""
+    words = (span.width.word, "api", *by.values())
+    found = await ledger.sums(span.start, span.until, words, where) if span.starts else ()
     buckets: dict[int, dict[tuple[object, ...], Sum]] = {start: {} for start in span.starts}
     for one in found:
         if counts(one.api):
-            groups, key = buckets[one.at], tuple(getattr(one, word) for word in by)
+            groups, key = buckets[one.at], tuple(group_of(one, by).values())
             groups[key] = groups[key] + one if key in groups else one
-    return ((start, tuple(groups.values())) for start, groups in buckets.items())
+    return [
+        (start, tuple(each for one in groups.values() if (each := result(one, by)) is not None))
+        for start, groups in buckets.items()
+    ]

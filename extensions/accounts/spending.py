@@ -17,7 +17,7 @@ from functools import lru_cache, reduce
 from threading import Lock
 from typing import Literal, NamedTuple, TypeAlias
 
-from penstock.extensions.accounts.ledger import Ledger, Sum
+from penstock.extensions.accounts.ledger import DAY, Ledger, Sum
 from penstock.pipeline.errors import StoreFailed
 from penstock.pipeline.tasks import MANY_VALUES, apart
 from penstock.services.use import Use
@@ -33,10 +33,14 @@ EARLIER_EVERY = 600.0
 
 Kind: TypeAlias = Literal["key", "team", "each-key", "all"]
 
-Payer: TypeAlias = tuple[Kind, str]
-"""The keys of a name, those of a team, the key of an owner, or all keys, which have no name."""
-
 Period: TypeAlias = Literal["day", "month"]
+
+
+class Payer(NamedTuple):
+    """The keys of a name, those of a team, the key of an owner, or all keys, which have no name."""
+
+    kind: Kind
+    name: str = ""
 
 
 class Spent(NamedTuple):
@@ -68,10 +72,6 @@ class _Read:
     today: Mapping[Payer, Spent] = field(default_factory=dict)
 
 
-DAY = 86_400
-"""Seconds of a day."""
-
-
 def day_of(at: float) -> int:
     """Return the day of UTC that has a time in seconds since 1970, as the number of days since then."""
     return int(at // DAY)
@@ -90,28 +90,13 @@ def next_of(period: Period, at: float) -> datetime:
     return datetime.fromtimestamp(later * DAY, UTC)
 
 
-ALL: Payer = ("all", "")
-
-
-def of_key(name: str) -> Payer:
-    """Return the keys of a name, as who pays."""
-    return "key", name
-
-
-def of_team(name: str) -> Payer:
-    """Return the keys of a team, as who pays."""
-    return "team", name
-
-
-def of_owner(owner: str) -> Payer:
-    """Return one key, as who pays."""
-    return "each-key", owner
+ALL = Payer("all")
 
 
 def payers_of(owner: str, key_name: str, team: str) -> Sequence[Payer]:
     """Return all whose budgets pay for an owner with a key of that name and team."""
-    named = (of_key(key_name), of_team(team), of_owner(owner))
-    return (*(payer for payer in named if payer[1]), ALL)
+    named = Payer("key", key_name), Payer("team", team), Payer("each-key", owner)
+    return (*(payer for payer in named if payer.name), ALL)
 
 
 class Spending:

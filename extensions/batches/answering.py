@@ -40,7 +40,7 @@ from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import Edit
 from penstock.pipeline.protocol.events import ResponseEvent
 from penstock.services.runs.run import Mode, Run
-from penstock.services.use import Use, use_of
+from penstock.services.use import SUMMED, Use, use_of
 
 ENDPOINTS = frozenset(
     {
@@ -228,15 +228,4 @@ def whole_use(uses: Sequence[Use]) -> Use | None:
     """Return what the responses of one answer have used together; None if there is none."""
     if not uses:
         return None
-    return replace(uses[0], **{name: sum(getattr(use, name) for use in uses) for name in _SUMMED})
-
-
-_SUMMED = (
-    "input_tokens",
-    "cached_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-    "tool_seconds",
-    "searches",
-    "images",
-)
+    return replace(uses[0], **{name: sum(getattr(use, name) for use in uses) for name in SUMMED})

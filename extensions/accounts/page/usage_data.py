@@ -15,8 +15,8 @@ from penstock.api.http.errors import as_json
 from penstock.api.http.openapi import Operation, operation
 from penstock.api.http.query import Choice, Number
 from penstock.extensions.accounts.books import Books
-from penstock.extensions.accounts.ledger import Ledger, Sum
-from penstock.extensions.accounts.spending import DAY, day_of, next_of
+from penstock.extensions.accounts.ledger import DAY, Ledger, Sum
+from penstock.extensions.accounts.spending import day_of, next_of
 from penstock.pipeline.distribution import own_version
 from penstock.pipeline.errors import InvalidRequest, StoreFailed
 from penstock.pipeline.tasks import MANY_VALUES, apart

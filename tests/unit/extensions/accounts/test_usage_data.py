@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from penstock.api.http.auth import Keys
 from penstock.extensions.accounts.books import Books
 from penstock.extensions.accounts.budgets import MOST_KEYS
-from penstock.extensions.accounts.ledger import Ledger, Sum
+from penstock.extensions.accounts.ledger import DAY, Ledger, Sum
 from penstock.extensions.accounts.page.usage_data import MOST_GROUPS, budgets_now, grouped
-from penstock.extensions.accounts.spending import DAY
 from penstock.services.use import Use
 
 NOW = 20_787.5 * DAY
