@@ -478,7 +478,7 @@ class Scheduler:
         with _traced(request, mode) as traced, tracing.current(traced.span):
             path = hot_path.begin(stages, is_read=False)
             async with stages.open(source(traced.request)) as events:
-                with self._releasing(request.facts.response_id), self._ending(path):
+                with self._releasing(request.facts.response_id, path):
                     try:
                         await first(events)
                     except Exception as error:
@@ -497,21 +497,15 @@ class Scheduler:
                         _fail(run, error)
 
     @contextmanager
-    def _ending(self, path: hot_path.HotPath | None) -> Iterator[None]:
-        """Take the hot path from a response at the end of the block, which runs it."""
-        try:
-            yield
-        finally:
-            hot_path.end(path)
-
-    @contextmanager
-    def _releasing(self, response_id: str) -> Iterator[None]:
-        """Note that a response is released if the block, which runs it, is cancelled."""
+    def _releasing(self, response_id: str, path: hot_path.HotPath | None) -> Iterator[None]:
+        """End the path of a response after the block, which runs it, and note its release if that is cancelled."""
         try:
             yield
         except asyncio.CancelledError:
             self.closing(response_id, "released")
             raise
+        finally:
+            hot_path.end(path)
 
     def _run_of(self, request: ResolvedRequest) -> Run:
         run = self.runs.get(request.facts.response_id, request.facts.origin.owner)

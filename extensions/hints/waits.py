@@ -73,11 +73,6 @@ class Outlook:
     share: float
     seconds: float
 
-    @property
-    def rate(self) -> float:
-        """The uses per second of keeping: what has a higher one is worth more of a cache's room."""
-        return self.share / self.seconds
-
 
 @dataclass(slots=True)
 class _Histogram:
@@ -119,16 +114,12 @@ class Waits:
         if len(self._named) > MOST_NAMES:
             self._named.popitem(last=False)
 
-    def outlook(self, what: str, waited: float = 0.0) -> Outlook:
-        """Return the prospect of a conversation that has waited these seconds already."""
-        if waited >= LONGEST:
-            return Outlook(0.0, LONGEST)
-        shares, began = self._shares(what), bisect_left(EDGES, waited)
-        low = EDGES[began - 1] if began else 0.0
-        left = shares[began] * (EDGES[began] - waited) / (EDGES[began] - low)
-        back = list(accumulate((left, *shares[began + 1 : -1])))
+    def outlook(self, what: str) -> Outlook:
+        """Return the prospect of a conversation that begins to wait."""
+        *shares, never = self._shares(what)
+        back = list(accumulate(shares))
         at = bisect_left(back, RETURNED * back[-1])
-        return Outlook(back[at] / (back[-1] + shares[-1]), EDGES[began + at] - waited)
+        return Outlook(back[at] / (back[-1] + never), EDGES[at])
 
     def longest(self, tools: tuple[str, ...]) -> str:
         """Return the one of several tools that is the last to come back."""

@@ -204,11 +204,6 @@ class Toolset(msgspec.Struct, frozen=True):
         """Return the settings of a built-in tool: those of the MCP server as which the request enables it, if any."""
         return next((server for server in self.hosted or () if server.label == namespace), McpServer(namespace))
 
-    @property
-    def runs_here(self) -> bool:
-        """True if this server may have to run a call itself."""
-        return bool(self.servers) or any(map(_runs_here, self.tools))
-
     def loading(self, declared: Iterable[Mapping[str, Any]]) -> Toolset:
         """Return the tools after a search has loaded deferred ones, which it shows in their wire form."""
         keys = frozenset(keys_of(declared))
@@ -235,7 +230,3 @@ class Toolset(msgspec.Struct, frozen=True):
             return tools
         allowed = frozenset(self.allowed)
         return tuple(tool for tool in tools if not allowed.isdisjoint((tool_key(tool), (tool.namespace, ANY_NAME))))
-
-
-def _runs_here(tool: Tool) -> bool:
-    return isinstance(tool, McpTool | HostedTool) or (isinstance(tool, FunctionTool) and tool.runs_here is True)

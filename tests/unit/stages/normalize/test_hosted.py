@@ -68,7 +68,6 @@ async def test_built_in_tools_are_offered_if_available(
         resolved = await normalize(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
     assert resolved.facts.tools.tools[1:] == kinds()[kind].tools
     assert resolved.facts.tools.servers == ()
-    assert resolved.facts.tools.runs_here
     assert resolved.facts.response.tools == (WEATHER, tool)
     assert not caplog.records
 
@@ -198,7 +197,6 @@ async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind
     assert (tool.name, tool.form, tool.namespace, tool.strict) == (unversioned(kind), kind, None, True)
     assert tool.description
     assert resolved.facts.response.tools == (sent,)
-    assert not resolved.facts.tools.runs_here
     good, bad = FORM_ARGUMENTS[kind]
     validator = jsonschema.Draft202012Validator(tool.parameters or {})
     assert [validator.is_valid(arguments) for arguments in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
