@@ -27,7 +27,6 @@ from penstock.pipeline.errors import (
     ItemNotFound,
     StorageFull,
     StoreFailed,
-    UnsupportedParameter,
     no_conversation,
 )
 from penstock.pipeline.hosted_kinds import kinds
@@ -84,8 +83,7 @@ class Conversations:
     @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, StoreFailed, *_FULL)))
     async def create(self, request: web.Request) -> web.Response:
         """Create a conversation."""
-        if not self.store.keeps:
-            raise UnsupportedParameter("This server stores nothing (--store none), so it has no conversations.")
+        self.store.check_keeps("conversations")
         body, owner = await off_loop(read_body, await receive(request), CreateConversation), request[OWNER]
         await self.admission.storing(owner, self.store)
         await self.store.check_room(request.content_length or 0)

@@ -33,14 +33,12 @@ from penstock.extensions.batches.batch import NewLine, StoredBatch
 from penstock.extensions.batches.errors import GivenUp
 from penstock.extensions.batches.room import Room
 from penstock.pipeline.errors import (
-    STORES_NOTHING,
     BatchNotFound,
     DiskFull,
     InvalidRequest,
     LimitReached,
     StorageFull,
     StoreFailed,
-    UnsupportedParameter,
 )
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.tasks import in_thread, let_go, shielded
@@ -102,7 +100,7 @@ class MessageBatches:
     )
     async def create(self, request: web.Request) -> web.Response:
         """Create a batch of messages, which begins at once."""
-        self._check_store()
+        self.room.check_store()
         body = await receive(request)
         size, owner = len(body), request[OWNER]
         requests = await off_loop(read_requests, body)
@@ -131,7 +129,7 @@ class MessageBatches:
         release(request)
         let_go(requests)
         self.room.runner.wake()
-        return _shown(await self._get(batch.id, owner))
+        return await self._now(batch)
 
     @asynccontextmanager
     async def _creating(self, batch: StoredBatch) -> AsyncGenerator[None, None]:
@@ -161,7 +159,7 @@ class MessageBatches:
     @operation(Operation(MessageBatchList, query=(LIMIT, AFTER, BEFORE), refusals=_LOOKING))
     async def list_batches(self, request: web.Request) -> web.Response:
         """List the batches of messages, the newest first, page by page."""
-        self._check_store()
+        self.room.check_store()
         owner, limit, after, before = request[OWNER], LIMIT.read(request), AFTER.read(request), BEFORE.read(request)
         if after is not None and before is not None:
             raise InvalidRequest("Send one of after_id, before_id.", param="before_id")
@@ -189,7 +187,7 @@ class MessageBatches:
             raise InvalidRequest(f"The batch {batch.id} has ended: it cannot be canceled.", code="batch_ended")
         await self.room.stored.cancel(batch.id, batch.owner)
         self.room.runner.wake()
-        return _shown(await self._get(batch.id, batch.owner))
+        return await self._now(batch)
 
     @_of_messages
     @operation(Operation(DeletedMessageBatch, refusals=_LOOKING))
@@ -230,19 +228,14 @@ class MessageBatches:
         return answer
 
     async def _found(self, request: web.Request) -> StoredBatch:
-        self._check_store()
-        return await self._get(request.match_info["message_batch_id"], request[OWNER])
+        return await self.room.found(request, "message_batch_id", "anthropic")
 
-    async def _get(self, batch_id: str, owner: str) -> StoredBatch:
-        """Return a batch of this API; raise `BatchNotFound` if the owner has none."""
-        batch = await self.room.stored.get(batch_id, owner)
-        if batch is None or batch.api != "anthropic":
-            raise BatchNotFound(shortened(batch_id), param="message_batch_id")
-        return batch
-
-    def _check_store(self) -> None:
-        if not self.room.parts.scheduler.store.keeps:
-            raise UnsupportedParameter(f"This server has no batches.{STORES_NOTHING}")
+    async def _now(self, batch: StoredBatch) -> web.Response:
+        """Show a batch as it is now."""
+        now = await self.room.stored.get(batch.id, batch.owner)
+        if now is None:
+            raise BatchNotFound(batch.id, param="message_batch_id")
+        return _shown(now)
 
 
 def _form(batch: StoredBatch) -> MessageBatch:

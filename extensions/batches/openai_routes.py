@@ -27,7 +27,6 @@ from penstock.pipeline.errors import (
     LimitReached,
     StorageFull,
     StoreFailed,
-    UnsupportedParameter,
 )
 from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.pipeline.protocol.params.validation import read_body
@@ -61,7 +60,7 @@ class _Routes:
     )
     async def create(self, request: web.Request) -> web.Response:
         """Create a batch of the requests in a file."""
-        self._check_store()
+        self.room.check_store()
         owner, asked = request[OWNER], await off_loop(read_body, await receive(request), CreateBatch)
         if asked.endpoint not in self.room.paths:
             supported = ", ".join(map(repr, sorted(self.room.paths)))
@@ -91,7 +90,7 @@ class _Routes:
     @operation(Operation(BatchList, query=(LIMIT, AFTER), refusals=_REFUSALS))
     async def list_batches(self, request: web.Request) -> web.Response:
         """List the batches, the newest first, page by page."""
-        self._check_store()
+        self.room.check_store()
         limit, after = LIMIT.read(request), AFTER.read(request)
         found = await self.room.stored.page(request[OWNER], _API, limit=limit + 1, after=after)
         if found is None:
@@ -116,12 +115,7 @@ class _Routes:
         return as_json(BatchObject.of(batch))
 
     async def _found(self, request: web.Request) -> StoredBatch:
-        self._check_store()
-        batch_id = request.match_info["batch_id"]
-        batch = await self.room.stored.get(batch_id, request[OWNER])
-        if batch is None or batch.api != _API:
-            raise BatchNotFound(shortened(batch_id))
-        return batch
+        return await self.room.found(request, "batch_id", _API)
 
     async def _check_room(self, owner: str, file_id: str) -> None:
         """Raise `StorageFull` or `DiskFull` if there is no room for the lines; the validation finds a file missing."""
@@ -130,7 +124,3 @@ class _Routes:
         if shelf is not None and (file := await shelf.get(file_id, owner)) is not None:
             await scheduler.admission.storing(owner, scheduler.store, file.bytes)
             await scheduler.store.check_room(file.bytes)
-
-    def _check_store(self) -> None:
-        if not self.room.parts.scheduler.store.keeps:
-            raise UnsupportedParameter("This server stores nothing (--store none), so it has no batches.")

@@ -7,12 +7,17 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from aiohttp import web
+
+from penstock.api.http.auth import OWNER
 from penstock.api.limits.admission import PAUSE, Admission
 from penstock.api.resources.resources import ServerParts
 from penstock.extensions.batches.answering import Answering
+from penstock.extensions.batches.batch import StoredBatch
 from penstock.extensions.batches.runner import BatchRunner
 from penstock.extensions.batches.stored_batches import StoredBatches
-from penstock.pipeline.errors import LimitReached
+from penstock.pipeline.errors import BatchNotFound, LimitReached
+from penstock.pipeline.protocol.params.json_body import shortened
 
 
 @dataclass
@@ -64,3 +69,16 @@ class Room:
     def paths(self) -> frozenset[str]:
         """The paths to which lines may be requests."""
         return self.answering.paths
+
+    def check_store(self) -> None:
+        """Raise `UnsupportedParameter` if nothing is stored."""
+        self.parts.scheduler.store.check_keeps("batches")
+
+    async def found(self, request: web.Request, param: str, api: str) -> StoredBatch:
+        """Return the batch of an API whose id a parameter of the path has; raise `BatchNotFound` if there is none."""
+        self.check_store()
+        batch_id = request.match_info[param]
+        batch = await self.stored.get(batch_id, request[OWNER])
+        if batch is None or batch.api != api:
+            raise BatchNotFound(shortened(batch_id), param=param)
+        return batch

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
+from penstock.pipeline.errors import STORES_NOTHING, RunInterrupted, StoreFailed, StreamExpired, UnsupportedParameter
 from penstock.pipeline.frames import ResolvedRequest
 from penstock.pipeline.logs import Seldom
 from penstock.pipeline.protocol.history import History, opening
@@ -179,6 +179,11 @@ class Store:
     def check(self) -> None:
         """Raise `StoreFailed` if too many bytes wait to be written."""
         self.writer.check()
+
+    def check_keeps(self, what: str) -> None:
+        """Raise `UnsupportedParameter` if nothing is stored, such as ``files``."""
+        if not self.keeps:
+            raise UnsupportedParameter(f"This server has no {what}.{STORES_NOTHING}")
 
     async def check_room(self, size: int) -> None:
         """Raise `DiskFull` if a body of this size is large, and would fill the disk; small ones use the reserve."""

@@ -207,7 +207,7 @@ class Files:
     )
     async def upload(self, request: web.Request) -> web.Response:
         """Upload a file."""
-        self.check_store()
+        self.store.check_keeps("files")
         owner, form = request[OWNER], UploadForm(request, self.most)
         await self.admission.storing(owner, self.store, request.content_length or 1)
         api = _form_of(request)
@@ -223,7 +223,7 @@ class Files:
     @operation(Operation(FileList, query=(PURPOSE, LIMIT, ORDER, AFTER, *_OF_ANTHROPIC), refusals=_REFUSALS))
     async def list_files(self, request: web.Request) -> web.Response:
         """List the files, page by page."""
-        self.check_store()
+        self.store.check_keeps("files")
         if _is_anthropic(request):
             return as_json(await self._page_of_anthropic(request))
         limit = LIMIT.read(request)
@@ -274,7 +274,7 @@ class Files:
     @operation(Operation(DeletedFile, refusals=_REFUSALS))
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a file."""
-        self.check_store()
+        self.store.check_keeps("files")
         file_id = request.match_info["file_id"]
         if not await self.files.delete(file_id, request[OWNER]):
             raise StoredFileNotFound(shortened(file_id))
@@ -312,16 +312,11 @@ class Files:
         return answer
 
     async def _found(self, request: web.Request) -> StoredFile:
-        self.check_store()
+        self.store.check_keeps("files")
         file_id = request.match_info["file_id"]
         if (file := await self.files.get(file_id, request[OWNER])) is None:
             raise StoredFileNotFound(shortened(file_id))
         return file
-
-    def check_store(self) -> None:
-        """Raise `UnsupportedParameter` if nothing is stored."""
-        if not self.store.keeps:
-            raise UnsupportedParameter("This server stores nothing (--store none), so it has no files.")
 
     @asynccontextmanager
     async def counting(self, owner: str, upload: Upload) -> AsyncGenerator[Callable[[bytes], Awaitable[None]], None]:

@@ -95,7 +95,7 @@ class Uploads:
     @operation(Operation(UploadObject, body=CreateUpload, refusals=(InvalidRequest, StorageFull, StoreFailed)))
     async def create(self, request: web.Request) -> web.Response:
         """Begin an upload."""
-        self.files.check_store()
+        self.files.store.check_keeps("files")
         owner, most = request[OWNER], self.files.most
         asked = await off_loop(read_body, await receive(request), CreateUpload)
         if asked.bytes > most:
@@ -177,7 +177,7 @@ class Uploads:
         return upload
 
     async def _found(self, request: web.Request) -> StoredUpload:
-        self.files.check_store()
+        self.files.store.check_keeps("files")
         upload_id = request.match_info["upload_id"]
         if (upload := await self.uploads.get(upload_id, request[OWNER])) is None:
             raise UploadNotFound(shortened(upload_id))

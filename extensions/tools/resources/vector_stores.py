@@ -35,7 +35,6 @@ from penstock.pipeline.errors import (
     StorageFull,
     StoredFileNotFound,
     StoreFailed,
-    UnsupportedParameter,
     VectorStoreExpired,
     VectorStoreNotFound,
 )
@@ -255,8 +254,7 @@ class VectorStoreRoutes:
     @operation(Operation(VectorStore, body=CreateVectorStore, refusals=_ADDING))
     async def create(self, request: web.Request) -> web.Response:
         """Create a vector store; its files are read in the background."""
-        if not self.store.keeps:
-            raise UnsupportedParameter("This server stores nothing (--store none), so it has no vector stores.")
+        self.store.check_keeps("vector stores")
         body, owner = await off_loop(read_body, await receive(request), CreateVectorStore), request[OWNER]
         await self.admission.storing(owner, self.store)
         files = [AddFile(file_id=name, chunking_strategy=body.chunking_strategy) for name in body.file_ids or ()]
