@@ -7,9 +7,9 @@ imported inside functions, because importing it is slow and it need not be insta
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.pipeline.distribution import vllm_requirement
 from penstock.pipeline.errors import CannotStart
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from vllm.renderers.base import BaseRenderer
 
 logger = logging.getLogger(__name__)
+
+ParserKind: TypeAlias = Literal["reasoning", "tool-call"]
 
 NO_PARSER = "none"
 """The option value that turns a parser off."""
@@ -88,12 +90,16 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
         raise WrongChatOptions(f"--chat-template: {error}") from error
     templates = [template for template in (source, _own_template(model, tokenizer)) if template] or [""]
     model_type = model.hf_config.model_type
-    tool_calls = _parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), tokenizer)
+
+    def check(kind: ParserKind, name: str) -> None:
+        composed((name, None) if kind == "reasoning" else (None, name), tokenizer)
+
+    tool_calls = chosen_parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), check)
     signs: tuple[Sign, ...] = REASONING
     if isinstance(tool_calls, str) and tool_calls not in OWN_CALLS:
         known, _ = registered()
         signs = tuple(sign for sign in REASONING if sign.parser in known)  # vLLM reads the thoughts, too
-    reasoning = _parser("reasoning", options.reasoning_parser, guess(signs, templates, model_type), tokenizer)
+    reasoning = chosen_parser("reasoning", options.reasoning_parser, guess(signs, templates, model_type), check)
     parsers = NamedParsers(tokenizer, reasoning, tool_calls, model)
     log_undescribed(parsers, tool_calls)
     return ChatModel(
@@ -128,36 +134,33 @@ def _own_template(model: ModelConfig, tokenizer: Any) -> str:
     return resolve_chat_template(tokenizer, None, [], model_config=model) or ""
 
 
-def _parser(kind: Literal["reasoning", "tool-call"], option: str | None, guessed: Guess, tokenizer: Any) -> NamedParser:
+def chosen_parser(
+    kind: ParserKind, option: str | None, guessed: Guess, check: Callable[[ParserKind, str], object]
+) -> NamedParser:
     """Return the parser to use: that of the operator's ``option``, or else the guess; None for no parser.
 
-    Raises `WrongPlugin` or `WrongChatOptions` if the option does not fit.  A guess that does not fit is only logged.
+    ``check`` raises `UnknownParser` if one that penstock has not itself does not fit: as an option, that is raised as
+    `WrongChatOptions`, and as a guess, it is only logged.  Raises `WrongPlugin`, too.
     """
     if option and (own := operator_parser(option, f"--{kind}-parser")):
         return own
     name = guessed.parser if option is None else option
     if name == NO_PARSER:
         return None
-    if name is None:
-        log_choice(kind, guessed)
-        return None
-    if name in (OWN_THOUGHTS if kind == "reasoning" else OWN_CALLS):
-        if option is None:
-            log_choice(kind, guessed)
-        return name
-    try:
-        composed((name, None) if kind == "reasoning" else (None, name), tokenizer)
-    except UnknownParser as error:
-        if option is not None:
-            raise WrongChatOptions(f"--{kind}-parser {name}: {error}") from error
-        logger.warning("No %s parser: %s would fit, as %s, but %s", kind, name, guessed.why, error)
-        return None
+    if name is not None and name not in (OWN_THOUGHTS if kind == "reasoning" else OWN_CALLS):
+        try:
+            check(kind, name)
+        except UnknownParser as error:
+            if option is not None:
+                raise WrongChatOptions(f"--{kind}-parser {name}: {error}") from error
+            logger.warning("No %s parser: %s would fit, as %s, but %s", kind, name, guessed.why, error)
+            return None
     if option is None:
-        log_choice(kind, guessed)
+        _log_choice(kind, guessed)
     return name
 
 
-def log_choice(kind: Literal["reasoning", "tool-call"], guessed: Guess) -> None:
+def _log_choice(kind: ParserKind, guessed: Guess) -> None:
     """Log a guess that is followed, its reason, and what speaks against it."""
     if guessed.parser is None:
         level = logging.WARNING if guessed.doubt else logging.INFO

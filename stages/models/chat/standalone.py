@@ -19,13 +19,13 @@ from typing import Any, Literal
 from penstock.pipeline.errors import CannotStart, InvalidRequest
 from penstock.pipeline.frames import ChatTurn, GenerationStarted
 from penstock.stages.models.chat.content import as_template_takes, text_part
-from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Guess, guess
+from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, guess
 from penstock.stages.models.chat.load import (
-    NO_PARSER,
     ChatModelsNeedVllm,
     ChatOptions,
+    ParserKind,
     WrongChatOptions,
-    log_choice,
+    chosen_parser,
     log_undescribed,
 )
 from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
@@ -33,11 +33,9 @@ from penstock.stages.models.chat.output import ReadOutput
 from penstock.stages.models.chat.registry import (
     OWN_CALLS,
     OWN_THOUGHTS,
-    NamedParser,
     call_id,
     calls_format,
     made,
-    operator_parser,
     reader,
     thinking,
     tokens_of_marks,
@@ -123,8 +121,14 @@ def load_from_files(files: ModelFiles, options: ChatOptions) -> ChatModel:
     templates = [each for each in (source, _own_template(tokenizer)) if each]
     if not templates:
         raise ChatModelsNeedVllm(files.model, "its template is code, which only vLLM has")
-    reasoning = _chosen("reasoning", options.reasoning_parser, guess(REASONING, templates, model_type), files.model)
-    tool_calls = _chosen("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), files.model)
+
+    def check(kind: ParserKind, name: str) -> None:
+        raise ChatModelsNeedVllm(
+            files.model, f"only vLLM has its {kind} parser {name} (--{kind}-parser none: no parser)"
+        )
+
+    reasoning = chosen_parser("reasoning", options.reasoning_parser, guess(REASONING, templates, model_type), check)
+    tool_calls = chosen_parser("tool-call", options.tool_call_parser, guess(TOOL_CALLS, templates, model_type), check)
     vocabulary = Vocabulary(tokenizer)
     marks = vocabulary.marks
     parsers = OwnParsers(vocabulary, made(reasoning, OWN_THOUGHTS, marks), made(tool_calls, OWN_CALLS, marks))
@@ -156,23 +160,6 @@ def _own_template(tokenizer: Any) -> str:
         return str(tokenizer.get_chat_template())
     except ValueError:  # it has none
         return ""
-
-
-def _chosen(kind: Literal["reasoning", "tool-call"], option: str | None, guessed: Guess, model: str) -> NamedParser:
-    """Return the parser to use: that of the operator's ``option``, or else the guess; None for no parser."""
-    if option and (own := operator_parser(option, f"--{kind}-parser")):
-        return own
-    name = guessed.parser if option is None else option
-    if name == NO_PARSER:
-        return None
-    if name is None:
-        log_choice(kind, guessed)
-        return None
-    if name not in (OWN_THOUGHTS if kind == "reasoning" else OWN_CALLS):
-        raise ChatModelsNeedVllm(model, f"only vLLM has its {kind} parser {name} (--{kind}-parser none: no parser)")
-    if option is None:
-        log_choice(kind, guessed)
-    return name
 
 
 _PROBE = "Hello"
