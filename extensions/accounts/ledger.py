@@ -253,7 +253,8 @@ def _summed(rows: Sequence[Row], by: Sequence[str]) -> Sequence[Sum]:
         counted, cost = row[len(named) : -1], row[-1]
         group = _group(named)
         sums[group] = sums.get(group, group) + Sum(**dict(zip(COUNTED, counted, strict=True)), cost=cost)
-    return sorted(sums.values(), key=lambda one: [_key(one, word) for word in by])
+    words = ["at" if word in _TIMES else word for word in by]
+    return sorted(sums.values(), key=lambda one: [getattr(one, word) for word in words])
 
 
 def _group(named: Mapping[str, Any]) -> Sum:
@@ -270,7 +271,3 @@ def _field(word: str, value: Any) -> tuple[str, Any]:
     if word == "month":
         at = int(datetime.fromtimestamp(at, UTC).replace(day=1).timestamp())
     return "at", at
-
-
-def _key(one: Sum, word: str) -> Any:
-    return one.at if word in _TIMES else getattr(one, word)

@@ -80,10 +80,8 @@ class ManyEngines:
 
     def of(self, model: str) -> Backend:
         """Return the engine of a model, or what is known of it if it is not open."""
-        return self._of(self.catalogue.of(model))
-
-    def _of(self, model: Model) -> Backend:
-        return model.engine or Closed(model)
+        named = self.catalogue.of(model)
+        return named.engine or Closed(named)
 
     def title(self, model: str) -> str:
         """Return the own name of a model."""

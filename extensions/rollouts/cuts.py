@@ -133,7 +133,7 @@ def _reason(was: Place, now: RecordedTurn, at: int) -> CutReason:
     if at < was.turns[0].begin and before.head != after.head:
         return "instructions"
     is_new = was.turn.response != now.response and after.is_sent_whole
-    is_edited = is_new and not _begins(_contents(theirs), _contents(ours))
+    is_edited = is_new and _contents(theirs)[: len(said := _contents(ours))] != said
     writer = next((each for each in was.written if each[0].begin - _OPENERS <= at < each[0].end), None)
     is_written = writer is not None and writer[0].begin <= at
     if is_written or not is_edited:
@@ -194,10 +194,6 @@ def _value(said: Any) -> Any:
         return msgspec.json.decode(said) if isinstance(said, str) else said
     except msgspec.DecodeError:
         return said
-
-
-def _begins(whole: Sequence[_Content], beginning: Sequence[_Content]) -> bool:
-    return list(whole[: len(beginning)]) == list(beginning)
 
 
 def _is_left_out(was: Place, writer: tuple[PathTurn, Path] | None, at: int, now: RecordedTurn) -> bool | None:

@@ -207,7 +207,7 @@ def _check_json(data: Any, path: str) -> None:
     count = 0
     while values:
         count, level = count + len(values), level + 1
-        inner = [value.values() if isinstance(value, dict) else value for value in values if _has_values(value)]
+        inner = [each.values() if isinstance(each, dict) else each for each in values if isinstance(each, dict | list)]
         if inner and level > MOST_JSON_LEVELS:
             raise _wrong(f"This should have at most {MOST_JSON_LEVELS} levels", path, "invalid_value")
         if count > MOST_JSON_VALUES:
@@ -215,10 +215,6 @@ def _check_json(data: Any, path: str) -> None:
         values = [value for each in inner for value in each]
     if len(msgspec.json.encode(data)) > MOST_JSON_BYTES:
         raise _wrong(f"This should have at most {MOST_JSON_BYTES} bytes", path, "string_above_max_length")
-
-
-def _has_values(value: Any) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _wrong(words: str, param: str, code: str) -> InvalidRequest:
