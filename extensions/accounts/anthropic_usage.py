@@ -230,14 +230,15 @@ def _iso(at: int) -> str:
 
 
 def _of_messages(one: Sum, by: reports.By) -> MessagesUsage:
-    tier: Literal["standard", "batch"] = "batch" if one.is_line else "standard"
     group = reports.group_of(one, by)
+    if "service_tier" in group:
+        group["service_tier"] = "batch" if one.is_line else "standard"
     return MessagesUsage(
         uncached_input_tokens=one.input_tokens - one.cached_tokens,
         cache_read_input_tokens=one.cached_tokens,
         output_tokens=one.output_tokens,
         server_tool_use=Searches(one.searches),
-        **(group | {"service_tier": tier} if "service_tier" in group else group),
+        **group,
     )
 
 
