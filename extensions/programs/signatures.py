@@ -19,16 +19,15 @@ from penstock.stages.models.chat.functions import rule_of
 from penstock.stages.models.harmony.hosted import description_of, function_of
 
 RULES: Final = """\
-Runs a Python program that can call the functions below. Use it for a task of several calls, or if you need only a \
-part of what the calls return.
+Runs a Python program that calls the functions below: for tasks with several calls, or if you need a part of their \
+results.
 
-- The functions are there already, and are async: `await` each call, at the top level too; start no event loop.
-- Make calls that need no result of each other at once: `first, second = await asyncio.gather(...)`.
-- A call returns its result as parsed JSON, or as text if it is none. A call that fails raises `ToolError`, whose text \
-says why.
-- You see only what the program prints: print what you need to know, and nothing else.
-- Each program starts anew, without the variables and files of an earlier one. It reaches no network, and nothing \
-outside but these functions."""
+- The functions are there, and async: `await` each at the top level, or several at once by `asyncio.gather`; start no \
+event loop.
+- A call returns parsed JSON, or text, or raises `ToolError` with a reason.
+- You see only what the program prints: print what you need, and nothing else.
+- Each program starts anew, without earlier variables and files, and reaches nothing but these functions."""
+"""The rules of programs: short, as the model reads them twice for each one."""
 
 
 def described(tools: Toolset) -> str:

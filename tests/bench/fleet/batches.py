@@ -68,11 +68,13 @@ class Way:
     name: str
     reserve: float | None = None
     can_pause: bool = True
+    has_hints: bool = False
 
 
 WAYS = {
     "alone": None,
     "penstock": Way("**penstock**"),
+    "hints": Way("with `--hints`", has_hints=True),
     "quarter": Way("a quarter of the places", 3 / 4),
     "greedy": Way("all places, no pause", 0.0, can_pause=False),
 }
@@ -156,6 +158,10 @@ class SteppedEngine:
         self._waiting.append(job)
         self._wakes.set()
         return job
+
+    def let_go(self, talk: Talk) -> None:
+        """Take the hint that a line has ended: nobody reads its own blocks again."""
+        self._prefixes.let_go(talk.chain)
 
     def cancel(self, job: Job) -> None:
         """End a turn with this step."""
@@ -310,13 +316,13 @@ class Shift:
             is_stopping=lambda: False,
         )
         for _ in range(self._slots.limit):
-            yield self._answer(places, can_pause=self._way.can_pause)
+            yield self._answer(places, self._way)
 
-    async def _answer(self, places: LinePlaces, *, can_pause: bool) -> None:
+    async def _answer(self, places: LinePlaces, way: Way) -> None:
         """Answer one line after the other."""
         while True:
             talk = self._batch.talk(LINE)
-            turn, line = talk.turn(1), LineTurn(talk.chain, can_pause)
+            turn, line = talk.turn(1), LineTurn(talk.chain, way.can_pause)
             has_begun = False
             while turn.answer:
                 await places.enter(line, is_first=has_begun)
@@ -331,6 +337,8 @@ class Shift:
                 self._policy.ended(turn, number)
                 self.counts.tokens += job.written if self._now >= self.plan.warm_up else 0
                 turn = Turn(talk, turn.fresh + job.written, turn.answer - job.written, 0)
+            for engine in self._engines if way.has_hints else ():
+                engine.let_go(talk)
 
     def _pause(self, _: LinePlaces, line: LineTurn) -> None:
         if line in self._at_work:

@@ -90,6 +90,11 @@ class Prefixes:
         else:
             self._free[name] = grown
 
+    def let_go(self, name: str) -> None:
+        """Let a chain lose its blocks before all others, unless a prompt runs that has it."""
+        if name in self._free:
+            self._free.move_to_end(name, last=False)
+
     def _least(self) -> str:
         """Return the chain that loses blocks next."""
         return next(iter(self._free))

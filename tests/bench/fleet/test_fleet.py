@@ -38,6 +38,10 @@ class Blocks:
         while len(self._used) > self._size:
             self._used.popitem(last=False)
 
+    def let_go(self, name: str) -> None:
+        for number in range(self.tokens(name) // BLOCK):
+            self._used.move_to_end((name, number), last=False)
+
     def tokens(self, name: str) -> int:
         number = 0
         while (name, number) in self._used:
@@ -48,13 +52,16 @@ class Blocks:
 uses = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 12 * BLOCK)), max_size=40)
 
 
-@given(st.integers(12, 40), uses)
-def test_chains_are_freed_as_their_blocks_are(size: int, used: list[tuple[str, int]]) -> None:
+@given(st.integers(12, 40), uses, st.sets(st.integers(0, 39)))
+def test_chains_are_freed_as_their_blocks_are(size: int, used: list[tuple[str, int]], let_go: set[int]) -> None:
     chains, one_by_one = Prefixes(size * BLOCK), Blocks(size * BLOCK)
-    for name, tokens in used:
+    for at, (name, tokens) in enumerate(used):
         chains.hold(name, tokens)
         chains.release(name)
         one_by_one.use(name, tokens)
+        if at in let_go:
+            chains.let_go(name)
+            one_by_one.let_go(name)
         assert all(chains.cached("", 0, each) == one_by_one.tokens(each) for each in "abcdef")
         assert len(chains) <= size * BLOCK
 

@@ -80,3 +80,12 @@ async def test_cache_holds_what_goes_on_and_not_what_is_over(
             assert await cached(hearing, f"{others} {number} {action}") == 0
         found.append(await cached(hearing, name) > 0)
     assert found == {None: [True, False], "fetch": [True, True], "let_go": [False, False]}[action]
+
+
+async def test_lines_of_batches_that_have_ended_leave_others_the_cache(hearing: VllmEngine | VllmHttpEngine) -> None:
+    assert await cached(hearing, "before the lines") == 0
+    for number in range(MANY):
+        line = f"line {number}"
+        assert await cached(hearing, line) == 0
+        hearing.hint(CacheHint("let_go", hinted_session(turn(line).facts), f"resp_{line}", 400))
+    assert await cached(hearing, "before the lines") > 0
