@@ -293,8 +293,11 @@ class Membership:
         while True:
             await asyncio.sleep(self.heartbeat)
             with suppress(StoreFailed):  # the store logs its outages itself
-                if not await self.servers.beat():
+                if not await self.servers.go_on():
                     steady_since = monotonic()
+                    # what looks for dead servers finds none as long as this one looks dead as well
+                    await asyncio.wait((self._duty,), timeout=self.stale / 2)
+                    await self.servers.beat()
                 self._take_care_of_peers(monotonic() - steady_since)
 
     def _take_care_of_peers(self, steady: float) -> None:

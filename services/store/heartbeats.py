@@ -70,16 +70,19 @@ class Servers:
         self._url = url
         await self.context.writer.carry_out((Statement(_BEAT, self._here), Statement(_REPLACE, self._here)))
 
-    async def beat(self) -> bool:
-        """Record a heartbeat; raises `StoreFailed` if it cannot be stored.
+    async def go_on(self) -> bool:
+        """Record a heartbeat if the previous one was at most half of ``stale`` seconds ago, by the database's clock.
 
-        Return True if the previous heartbeat was at most half of ``stale`` seconds ago, by the database's clock.
+        Return False if it was not; raise `StoreFailed` if the store cannot be reached.
         """
         lately = (self.context.server_id, self.context.stale / 2)
-        beat = (Statement(_GO_ON, lately), Statement(_BEAT, self._here))
         # first: if a heartbeat had to wait for a long queue, this server would look dead
-        counts = await self.context.writer.carry_out(beat, is_first=True)
-        return counts[0] > 0
+        (count,) = await self.context.writer.carry_out((Statement(_GO_ON, lately),), is_first=True)
+        return count > 0
+
+    async def beat(self) -> None:
+        """Record a heartbeat, however long this server was silent; raise `StoreFailed` if it cannot be stored."""
+        await self.context.writer.carry_out((Statement(_BEAT, self._here),), is_first=True)
 
     async def leave(self) -> None:
         """Remove this server's entry.  Its unfinished responses become orphans."""

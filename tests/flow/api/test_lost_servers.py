@@ -179,20 +179,23 @@ async def test_silent_server_cannot_overwrite_settled_responses(store_at: str) -
 
 
 async def test_server_that_was_silent_releases_its_responses(store_at: str) -> None:
+    silenced = FaultyDatabase(database_at(store_at))
     async with (
-        running_server(endless(), store_at, limit=1, heartbeat=0.5) as one,
+        running_server(endless(), silenced, limit=1, heartbeat=0.05) as one,
         running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
         running, waiting = await one.start_background(), await one.start_background()
         async with one.client.get(one.url + stream_of(running)) as answer:
             await api_clients.StreamReader(answer).upto(b"output_text.delta")
-            while (await other.get_response(running))["status"] == "in_progress":
-                await expire_heartbeat(other.store, one.url)  # unless it has sent a heartbeat meanwhile
+            silenced.is_down = True
+            await expire_heartbeat(other.store, one.url)
+            assert (await other.wait_for_end(waiting))["output"][-1]["content"][0]["text"] == "Hello!"
+            assert (await other.wait_for_end(running))["status"] == "failed"
+            silenced.is_down = False
             with pytest.raises(aiohttp.ClientError):
                 await api_clients.StreamReader(answer).rest()
-        assert one.engine.running == 0
+        await api_clients.wait_until(lambda: one.engine.running == 0)
         assert final(read_sse(await one.replay(running))).status == "failed"
-        assert (await other.wait_for_end(waiting))["output"][-1]["content"][0]["text"] == "Hello!"
 
 
 async def wait_for_heartbeats(store: Store, count: int) -> None:
@@ -233,4 +236,29 @@ async def test_clock_jump_settles_no_server(store_at: str) -> None:
         await expire_heartbeats(other.store)
         await wait_for_heartbeats(other.store, 2)
         assert one.engine.running == 1
+        assert (await other.get_response(response_id))["status"] == "in_progress"
+
+
+async def test_clock_jump_settles_no_server_though_one_was_looking(
+    store_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What began to look for dead servers before a jump of the clock goes on after it."""
+    async with (
+        running_server(endless(), store_at, heartbeat=NEVER) as one,
+        running_server(quick(), store_at, heartbeat=0.02) as other,
+    ):
+        response_id = await one.start_background()
+        looking, may_look = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            looking.set()
+            await may_look.wait()
+
+        monkeypatch.setattr(other.store, "recover_parts", wait)
+        await looking.wait()
+        await expire_heartbeats(other.store)
+        await asyncio.sleep(0.3)  # in which a server that does not wait for it has a heartbeat
+        may_look.set()
+        await wait_for_heartbeats(other.store, 1)
+        await asyncio.sleep(0.1)
         assert (await other.get_response(response_id))["status"] == "in_progress"

@@ -163,12 +163,13 @@ async def test_runner_of_a_response_is_known(store: Store, other: Store) -> None
 
 async def test_server_knows_if_it_was_silent(store: Store) -> None:
     await store.servers.join("http://one")
-    assert await store.servers.beat()
+    assert await store.servers.go_on()
     await expire_heartbeats(store)
-    assert not await store.servers.beat()
-    assert await store.servers.beat()
+    assert not await store.servers.go_on()
+    await store.servers.beat()
+    assert await store.servers.go_on()
     await store.servers.leave()
-    assert not await store.servers.beat()
+    assert not await store.servers.go_on()
 
 
 async def test_live_server_has_no_orphans(store: Store, other: Store) -> None:
