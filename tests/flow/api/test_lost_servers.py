@@ -165,7 +165,7 @@ async def test_silent_server_cannot_overwrite_settled_responses(store_at: str) -
         running_server(quick(), store_at, heartbeat=0.05) as other,
     ):
         response_id = await one.start_background()
-        await api_clients.wait_until(lambda: one.engine.running == 1)
+        await stored_as_running(other.store, response_id)
         await expire_heartbeat(other.store, one.url)
         answer = await other.wait_for_end(response_id)
         assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
@@ -186,7 +186,7 @@ async def test_server_that_was_silent_releases_its_responses(store_at: str) -> N
     ):
         running, waiting = await one.start_background(), await one.start_background()
         async with one.client.get(one.url + stream_of(running)) as answer:
-            await api_clients.StreamReader(answer).upto(b"output_text.delta")
+            await stored_as_running(other.store, running)
             silenced.is_down = True
             await expire_heartbeat(other.store, one.url)
             assert (await other.wait_for_end(waiting))["output"][-1]["content"][0]["text"] == "Hello!"
@@ -196,6 +196,13 @@ async def test_server_that_was_silent_releases_its_responses(store_at: str) -> N
                 await api_clients.StreamReader(answer).rest()
         await api_clients.wait_until(lambda: one.engine.running == 0)
         assert final(read_sse(await one.replay(running))).status == "failed"
+
+
+async def stored_as_running(store: Store, response_id: str) -> None:
+    """Wait until the store says that a response runs: of a dead server it ends then, and begins again before."""
+    async with asyncio.timeout(120):
+        while (found := await store.get(response_id, "")) is None or found.response.status != "in_progress":
+            await asyncio.sleep(0.02)
 
 
 async def wait_for_heartbeats(store: Store, count: int) -> None:
