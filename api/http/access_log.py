@@ -63,43 +63,45 @@ LONGEST_REASON = 300
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Log and measure each request when it is over, even if the client has left, and what it has that is ignored."""
-    started = request[STARTED] = time.monotonic()
+    request[STARTED] = time.monotonic()
     sent = request.headers.get(REQUEST_ID_HEADER, "")
     request[REQUEST_ID] = sent if re.fullmatch(REQUEST_ID_PATTERN, sent) else f"req_{secrets.token_hex(16)}"
-    status, reason, problem = 0, "", None
-    ended: str | None = None
     log_ignored(unknown_parameters(request))
     try:
         answer = await handler(request)
-        status, problem, ended = answer.status, answer.get(PROBLEM), answer.get(ENDED)
     except BaseException as error:
         ended = cause_of(error)
-        status = request.get(SENT) or (CLIENT_CLOSED if ended == "client_left" else 500)
+        _log(request, request.get(SENT) or (CLIENT_CLOSED if ended == "client_left" else 500), ended)
         raise
-    else:
-        if problem and answer.get(REFUSED, status) != 500:  # each failure has a line of its own
-            reason = _reason(problem)
-        return answer
-    finally:
-        level = logging.DEBUG if is_probe(request) else logging.INFO
-        response = request.get(RESPONSE)
-        is_cut = ended == "raised"
-        outcome = ", failed" if is_cut else f", {outcome_of(response)}" if response else ""
-        way = f", {in_words(ended)} after" if ended and not is_cut else " in"
-        model = response.model if response else request.get(MODEL)
-        seconds = time.monotonic() - started
-        fields = _fields(request, status, seconds, model) | {"ended": ended}
-        if response:
-            fields |= fields_of(response)
-            if response.error and not reason:
-                reason = f": {response.error.code}: {shortened(response.error.message)}"
-        if problem:
-            fields |= _error(problem)
-        if is_cut:
-            fields["response_status"] = "failed"
-        text = f"{request.method} {_path(request)}: {status}{outcome}{way} {seconds:.3f} s"
-        logger.log(level, "%s", f"{text} ({_client(request, model)}){reason}", extra=fields)
-        _measure(request, status, seconds, has_left=ended == "client_left")
+    problem = answer.get(PROBLEM)
+    is_failure = answer.get(REFUSED, answer.status) == 500  # each failure has a line of its own
+    _log(request, answer.status, answer.get(ENDED), problem, "" if is_failure or not problem else _reason(problem))
+    return answer
+
+
+def _log(
+    request: web.Request, status: int, ended: str | None, problem: Problem | None = None, reason: str = ""
+) -> None:
+    """Log and measure a request that is over; ``ended`` is the cause if it was broken off."""
+    level = logging.DEBUG if is_probe(request) else logging.INFO
+    response = request.get(RESPONSE)
+    is_cut = ended == "raised"
+    outcome = ", failed" if is_cut else f", {outcome_of(response)}" if response else ""
+    way = f", {in_words(ended)} after" if ended and not is_cut else " in"
+    model = response.model if response else request.get(MODEL)
+    seconds = time.monotonic() - request[STARTED]
+    fields = _fields(request, status, seconds, model) | {"ended": ended}
+    if response:
+        fields |= fields_of(response)
+        if response.error and not reason:
+            reason = f": {response.error.code}: {shortened(response.error.message)}"
+    if problem:
+        fields |= _error(problem)
+    if is_cut:
+        fields["response_status"] = "failed"
+    text = f"{request.method} {_path(request)}: {status}{outcome}{way} {seconds:.3f} s"
+    logger.log(level, "%s", f"{text} ({_client(request, model)}){reason}", extra=fields)
+    _measure(request, status, seconds, has_left=ended == "client_left")
 
 
 def _measure(request: web.Request, status: int, seconds: float, *, has_left: bool) -> None:
