@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -53,20 +52,20 @@ async def send(request: web.Request, events: AsyncIterator[Any], wire: Wire, kee
     await stream.begin()
     mode = "stream" if request.method == hdrs.METH_POST else "resume"
     is_open = metrics.STREAMS_OPEN.labels(mode).track_inprogress()
-    encode, written = wire.encode, _Written(stream, wire.encode)
-    join(outlet=written)
+    encode = wire.encode
+    join(outlet=stream)
     with is_open, stream:
         try:
             async for event in events:
                 await stream.write(encode(event))
-                written.last = event
+                stream.last = event
         except RunReleased:
             stream.answer[ENDED] = "released"
             return await stream.end(None)
         except ConnectionResetError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets it
-            return await stream.break_off(error, written.last)
+            return await stream.break_off(error)
         return await stream.end(wire.end)
 
 
@@ -140,6 +139,8 @@ def _silence(period: float) -> _Silence:
 class EventStream:
     """A stream that, within its block, sends a sign of life before it is silent for ``period`` seconds.
 
+    It is the outlet of the response's hot path, if that has one.
+
     Its headers go out with the first sign, if `begin` has not sent them by then.  What is written in one turn of the
     event loop goes out together, as each packet costs more than most events do.
     """
@@ -153,11 +154,13 @@ class EventStream:
         "_silence",
         "_written_at",
         "answer",
+        "last",
         "wire",
     )
 
     def __init__(self, request: web.Request, wire: Wire, period: float) -> None:
         self.wire = wire
+        self.last: Any = None  # the last event
         self.answer = _Answer(headers=SSE_HEADERS)
         self._request = request
         self._silence = _silence(period)
@@ -207,6 +210,11 @@ class EventStream:
         transport = protocol.transport
         return transport is not None and not protocol.writing_paused and not transport.is_closing()
 
+    def put(self, event: Any) -> None:
+        """Write an event as `write_at_once` does."""
+        self.write_at_once(self.wire.encode(event))
+        self.last = event
+
     def write_at_once(self, data: bytes) -> None:
         """Write to a stream that has begun and `is_ready`.
 
@@ -224,14 +232,14 @@ class EventStream:
         if is_silent and (self._commenting is None or self._commenting.done()):
             self._commenting = self._loop.create_task(self._comment())
 
-    async def break_off(self, error: Exception, last: Any = None) -> web.StreamResponse:
-        """End the stream with an error after its ``last`` event."""
+    async def break_off(self, error: Exception) -> web.StreamResponse:
+        """End the stream with an error after its last event."""
         name_stage(error)
         request, answer = self._request, self.answer
         await self.begin()
         refused = answer_to(request, error)
         answer[PROBLEM], answer[REFUSED], answer[ENDED] = refused[PROBLEM], refused.status, cause_of(error)
-        told = RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), last)
+        told = RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), self.last)
         return await self.end(_fault(self.wire, told))
 
     async def end(self, last: bytes | None) -> web.StreamResponse:
@@ -282,24 +290,6 @@ class EventStream:
         with suppress(ConnectionResetError):  # the next event meets the same error
             await self._begin()
             await self.write(self.wire.keep_alive)
-
-
-@dataclass(slots=True)
-class _Written:
-    """The events written to a stream: the outlet of the response's hot path, if it has one."""
-
-    _stream: EventStream
-    _encode: Callable[[Any], bytes]
-    last: Any = None
-    """The last event."""
-
-    @property
-    def is_ready(self) -> bool:
-        return self._stream.is_ready
-
-    def put(self, event: Any) -> None:
-        self._stream.write_at_once(self._encode(event))
-        self.last = event
 
 
 _WAITING: web.RequestKey[EventStream] = web.RequestKey("waiting", EventStream)
