@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -455,9 +456,12 @@ class Toolbox:
 
     async def check(self, request: ResolvedRequest) -> None:
         """Raise `InvalidRequest` for a request that a host of its built-in tools cannot serve."""
-        for host in self.hosts.values():
-            if isinstance(host, Checking):
-                await host.check(request)
+        for host in self._checking:
+            await host.check(request)
+
+    @cached_property
+    def _checking(self) -> Sequence[Checking]:
+        return [host for host in self.hosts.values() if isinstance(host, Checking)]
 
     async def close(self) -> None:
         """Close all hosts and connections; log errors instead of raising them."""

@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -31,6 +32,8 @@ from penstock.pipeline.protocol.response import Response
 from penstock.pipeline.recordings.format import in_words
 
 logger = logging.getLogger(__name__)
+
+_requests, _seconds = cache(metrics.HTTP_REQUESTS.labels), cache(metrics.HTTP_SECONDS.labels)
 
 RESPONSE: web.RequestKey[Response] = web.RequestKey("response", Response)
 """The response that a request created: in its final state, or queued if it runs in the background."""
@@ -84,32 +87,40 @@ def _log(
 ) -> None:
     """Log and measure a request that is over; ``ended`` is the cause if it was broken off."""
     level = logging.DEBUG if is_probe(request) else logging.INFO
+    seconds = time.monotonic() - request[STARTED]
+    if logger.isEnabledFor(level):
+        text, fields = _line(request, status, seconds, ended, problem, reason)
+        logger.log(level, "%s", text, extra=fields)
+    _measure(request, status, seconds, has_left=ended == "client_left")
+
+
+def _line(
+    request: web.Request, status: int, seconds: float, ended: str | None, problem: Problem | None, reason: str
+) -> tuple[str, dict[str, Any]]:
+    """Return the line about a request, and its fields for a log in JSON."""
     response = request.get(RESPONSE)
     is_cut = ended == "raised"
     outcome = ", failed" if is_cut else f", {outcome_of(response)}" if response else ""
     way = f", {in_words(ended)} after" if ended and not is_cut else " in"
     model = response.model if response else request.get(MODEL)
-    seconds = time.monotonic() - request[STARTED]
     fields = _fields(request, status, seconds, model) | {"ended": ended}
     if response:
         fields |= fields_of(response)
         if response.error and not reason:
             reason = f": {response.error.code}: {shortened(response.error.message)}"
-    if problem:
-        fields |= _error(problem)
+    fields |= _error(problem)
     if is_cut:
         fields["response_status"] = "failed"
     text = f"{request.method} {_path(request)}: {status}{outcome}{way} {seconds:.3f} s"
-    logger.log(level, "%s", f"{text} ({_client(request, model)}){reason}", extra=fields)
-    _measure(request, status, seconds, has_left=ended == "client_left")
+    return f"{text} ({_client(request, model)}){reason}", fields
 
 
 def _measure(request: web.Request, status: int, seconds: float, *, has_left: bool) -> None:
     """Count a request, and note how long it took; its labels hold no text of the client."""
     method = request.method if request.method in hdrs.METH_ALL else "other"
     api, route = api_of(request) or NO_API, _route(request)
-    metrics.HTTP_REQUESTS.labels(api, method, route, str(CLIENT_CLOSED if has_left else status)).inc()
-    metrics.HTTP_SECONDS.labels(api, method, route).observe(seconds)
+    _requests(api, method, route, CLIENT_CLOSED if has_left else status).inc()
+    _seconds(api, method, route).observe(seconds)
     if has_left:
         streams = "stream" if request.method == hdrs.METH_POST else "resume"
         metrics.DISCONNECTS.labels(streams if request.get(STREAMING) else "sync").inc()

@@ -167,6 +167,8 @@ class Keys:
 
     def of(self, owner: str) -> ApiKey | None:
         """Return the key of an owner; None if the owner has none, or no longer."""
+        if not owner:
+            return None
         if key := self._known.get(owner) or (self.sign_in.known(owner) if self.sign_in else None):
             return key
         words = self.remembered(owner)

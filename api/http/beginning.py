@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import cache
 
 from penstock.pipeline import metrics
 from penstock.pipeline.hot_path import join
 from penstock.pipeline.protocol.events import Event, ResponseCreated, ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.response import Response
+
+_first_event, _first_token = cache(metrics.FIRST_EVENT_SECONDS.labels), cache(metrics.FIRST_TOKEN_SECONDS.labels)
 
 
 class Beginning:
@@ -25,10 +28,10 @@ class Beginning:
         """Take an event that was sent; return True for the first delta, after which nothing is measured."""
         if isinstance(event, ResponseCreated):
             self._has_begun = True
-            metrics.FIRST_EVENT_SECONDS.labels(*self._labels).observe(time.monotonic() - self._started)
+            _first_event(*self._labels).observe(time.monotonic() - self._started)
         if not self._has_begun or not isinstance(getattr(event, "delta", None), str):
             return False
-        metrics.FIRST_TOKEN_SECONDS.labels(*self._labels).observe(time.monotonic() - self._started)
+        _first_token(*self._labels).observe(time.monotonic() - self._started)
         return True
 
 

@@ -16,7 +16,7 @@ DESCRIPTION_NAME = "openapi"
 
 def mount_of(request: web.Request) -> str:
     """Return the path under which the application is mounted, percent-encoded; empty if it is not mounted."""
-    return request.app.router[DESCRIPTION_NAME].url_for().raw_path.removesuffix(DESCRIPTION)
+    return request.app.router[DESCRIPTION_NAME].canonical.removesuffix(DESCRIPTION)
 
 
 def prefix_of(request: web.Request) -> str:

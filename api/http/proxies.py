@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple, TypeAlias
 
@@ -104,6 +105,7 @@ def _last(headers: CIMultiDictProxy[str], name: str) -> str:
     return ",".join(headers.getall(name, ())).rpartition(",")[2].strip()
 
 
+@lru_cache
 def parsed_address(text: str) -> Address | None:
     """Parse an address, in brackets or not, with a port and an IPv6 zone or without; None for anything else."""
     text = text.strip()

@@ -311,10 +311,11 @@ def admitting(
     if "generate" not in pipeline.names():
         return pipeline
     settings_of = running.settings_of or (lambda _: settings)
+    several = engine if isinstance(engine, SeveralEngines) else None
     made: dict[str, tuple[Settings, Places | None]] = {}
 
     def of_model(model: str) -> Places | None:
-        own_settings, name = settings_of(model), engine.title(model) if isinstance(engine, SeveralEngines) else ""
+        own_settings, name = settings_of(model), several.title(model) if several else ""
         if name not in made or made[name][0] is not own_settings:
             made[name] = own_settings, places_of(own_settings, engine_of(engine, model))
         return made[name][1]

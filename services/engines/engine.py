@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, cast, get_args, runtime_checkable
 
 from msgspec import UNSET, Struct
 from msgspec.structs import asdict
@@ -291,8 +291,18 @@ class SeveralEngines(Protocol):
 
 def engine_of(engine: AnyBackend, model: str) -> AnyBackend:
     """Return the engine that serves a model, given by one of the names that ``engine`` serves."""
-    several: object = engine
-    return cast("AnyBackend", several.of(model)) if isinstance(several, SeveralEngines) else engine
+    return cast("AnyBackend", engine.of(model)) if has_several(engine) else engine
+
+
+_several: dict[type[Backend], bool] = {}
+
+
+def has_several(engine: Backend) -> TypeGuard[SeveralEngines]:
+    """Return True for `SeveralEngines`; a class is looked at once, as that takes long and requests ask often."""
+    kind = type(engine)
+    if kind not in _several:
+        _several[kind] = isinstance(engine, SeveralEngines)
+    return _several[kind]
 
 
 def reads_tokens(engine: Backend, writer: str, model: str) -> bool:

@@ -136,11 +136,14 @@ class Converse:
 
     def _check(self, request: ResolvedRequest) -> None:
         """Raise `UnsupportedParameter` for a compaction if the inner pipeline has not the stages for it."""
-        compacting, names = request.facts.purpose.compacting, self.inner.names()
-        if compacting and "summarize" not in names:
+        compacting = request.facts.purpose.compacting
+        if compacting is None:
+            return
+        names = self.inner.names()
+        if "summarize" not in names:
             param = "input" if compacting.at_once else "context_management"
             raise UnsupportedParameter("This server does not compact conversations.", param=param)
-        if compacting and not compacting.at_once and "render" not in names:
+        if not compacting.at_once and "render" not in names:
             message = "This server cannot count tokens: the prompt is made elsewhere."
             raise UnsupportedParameter(message, param="context_management")
 

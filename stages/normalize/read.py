@@ -84,7 +84,7 @@ class Read:
         denied = toolbox.denied(recalled.owner, of_model)
         # the operator's server in place of a built-in tool is this tool under any other name, too
         builder = ToolsetBuilder(
-            usable=toolbox.usable(recalled.owner, of_model),
+            usable=toolbox.namespaces - denied,
             labels=toolbox.labels - denied,
             left_out=toolbox.left_out,
             denied=toolbox.namespaces & denied,

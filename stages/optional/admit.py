@@ -67,6 +67,9 @@ class Admit:
             if places.is_full(owner):
                 raise EngineOverloaded("The engine is overloaded: its queue is full. Try again in a moment.")
             patience = self.patience(owner) or places.seconds
+        if places.slots.acquire_now(owner):
+            metrics.TURN_WAIT_SECONDS.observe(0.0)
+            return
         try:
             with metrics.TURNS_WAITING.labels(prompt.facts.model).track_inprogress():
                 async with asyncio.timeout(patience):

@@ -14,7 +14,7 @@ from penstock.api.http.conventions import RequestError
 from penstock.api.http.padding import padded
 from penstock.api.http.wire import Reading, Wire, server_sent
 from penstock.pipeline.protocol.events import DONE, Event, TerminalEvent, to_json, to_sse
-from penstock.pipeline.protocol.params.request import CompactConversation, CreateResponse
+from penstock.pipeline.protocol.params.request import NOTHING_ASKED, CompactConversation, CreateResponse
 from penstock.pipeline.protocol.params.validation import read_body
 from penstock.pipeline.protocol.response import Response
 
@@ -30,10 +30,9 @@ class ResponseBody(CreateResponse):
     @property
     def create_request(self) -> CreateResponse:
         """The request of the pipeline, whose stages may choose any length."""
-        return _EMPTY.model_copy(update={name: getattr(self, name) for name in self.model_fields_set & _FIELDS})
+        return NOTHING_ASKED.model_copy(update={name: getattr(self, name) for name in self.model_fields_set & _FIELDS})
 
 
-_EMPTY = CreateResponse()
 _FIELDS = CreateResponse.model_fields.keys()
 
 

@@ -20,6 +20,7 @@ from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, For
 from penstock.pipeline.protocol.params.refusal import UNSUPPORTED
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
+    NOTHING_ASKED,
     CreateResponse,
     JsonObjectFormat,
     ReasoningOptionsParam,
@@ -208,7 +209,7 @@ class ChatBody(OlderBody):
             values["reasoning"] = ReasoningOptionsParam(effort=self.reasoning_effort)
         if self.logprobs:
             values["top_logprobs"], values["include"] = self.top_logprobs or 0, [LOGPROBS]
-        return CreateResponse().model_copy(update=values)
+        return NOTHING_ASKED.model_copy(update=values)
 
     @property
     def places(self) -> Places:

@@ -11,7 +11,7 @@ from penstock.extensions.dialects.older_body import OlderBody
 from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
 from penstock.pipeline.protocol.params.common import Refused, Unused, only
 from penstock.pipeline.protocol.params.foreign_names import GUIDED, UNBUILT, ForeignNames
-from penstock.pipeline.protocol.params.request import LOGPROBS, CreateResponse
+from penstock.pipeline.protocol.params.request import LOGPROBS, NOTHING_ASKED, CreateResponse
 from penstock.pipeline.protocol.raw_prompt import RawPrompt
 
 MOST_ANSWERS = 1024
@@ -127,7 +127,7 @@ class CompletionBody(OlderBody):
         values: dict[str, Any] = self.given | {"store": False, "max_output_tokens": limit or 1}
         if self.logprobs is not None:
             values["top_logprobs"], values["include"] = self.logprobs, [LOGPROBS]
-        return CreateResponse().model_copy(update=values)
+        return NOTHING_ASKED.model_copy(update=values)
 
     @property
     def _prompts(self) -> list[RawPrompt]:

@@ -18,6 +18,7 @@ from penstock.pipeline.protocol.params import items as params
 from penstock.pipeline.protocol.params.common import Body, Refused, at_most
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
+    NOTHING_ASKED,
     CacheSalt,
     CreateResponse,
     PromptCacheOptions,
@@ -101,7 +102,7 @@ class DecisionBody(Body):
         """The parameters of all requests."""
         names = ("model", "prompt_cache_key", "safety_identifier", "cache_salt")
         given = {name: getattr(self, name) for name in names}
-        return CreateResponse().model_copy(
+        return NOTHING_ASKED.model_copy(
             update=ONE_TOKEN | {name: value for name, value in given.items() if value is not None}
         )
 

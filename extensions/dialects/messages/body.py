@@ -26,6 +26,7 @@ from penstock.pipeline.protocol.params.common import FAIL_FAST, REFUSED, Body, T
 from penstock.pipeline.protocol.params.foreign_names import OF_CHATS, ForeignNames
 from penstock.pipeline.protocol.params.request import (
     LOGPROBS,
+    NOTHING_ASKED,
     OUTPUTS,
     SOURCES,
     CacheSalt,
@@ -193,7 +194,7 @@ class CountTokens(Body):
             check_not_empty(self.messages)
         for extra, tag in self._extras():
             raise not_permitted(extra, tag)
-        return CreateResponse().model_copy(update=dict(self._values()))
+        return NOTHING_ASKED.model_copy(update=dict(self._values()))
 
     def _extras(self) -> Iterator[tuple[str, str | None]]:
         """Yield the places of the parameters that only Anthropic has, and the tag that its words have in them."""

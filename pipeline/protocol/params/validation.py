@@ -56,8 +56,8 @@ def _check_names(parsed: Any, shape: type[Body]) -> None:
         return
     if foreign := shape.foreign.mistaken(parsed):
         raise _unknown(*foreign)
-    known, required = shape.model_fields.keys() | shape.framing, shape.required
-    unknown = [name for name in parsed if name not in known]
+    known, framing, required = shape.model_fields, shape.framing, shape.required
+    unknown = [name for name in parsed if name not in known and name not in framing]
     if required and required not in parsed and len(parsed) <= MOST_NAMES:
         for name in get_close_matches(required, unknown, n=1, cutoff=0.7):
             raise _unknown(name, required)
