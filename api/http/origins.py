@@ -72,7 +72,8 @@ class Origins:
 
     def _check_host(self, request: web.Request) -> None:
         # A page can send the header of a proxy, too, if the proxy passes it on: neither name may be a foreign one.
-        for host in dict.fromkeys((_host_name(_host(request)), _host_name(_called(request)))):
+        for sent in dict.fromkeys((_host(request), _called(request))):
+            host = _host_name(sent)
             if is_open(request) or host in self._hosts or _is_address_or_loopback(host):
                 continue
             if not host:
