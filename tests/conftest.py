@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; it would be inherited
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until collection is over: its objects live to the end, and are frozen below
     if (profile := config.getoption("--hypothesis-profile") or "ci") != "thorough":
         fix_examples(profile)

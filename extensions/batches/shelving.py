@@ -6,7 +6,6 @@ which are swept, and the next server makes new ones; or finished ones, which it 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TypeAlias
@@ -54,7 +53,7 @@ class Shelving:
                 await self._write(batch.id, made)
                 for name, file in made.items():
                     kept = batch.output_expires_after
-                    expires_at = None if kept is None else time.time() + kept
+                    expires_at = None if kept is None else file.created_at + kept
                     await file.finish(f"{batch.id}_{name}.jsonl", PURPOSE, "application/jsonl", expires_at)
         return ids
 

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.extensions.rollouts import resource
 from penstock.extensions.sign_in import discovery
+from penstock.services.engines import replicas
 from tests.support.api_clients import PATIENCE
 
 
@@ -13,6 +14,6 @@ from tests.support.api_clients import PATIENCE
 def _patient_servers() -> Iterator[None]:
     """Have servers wait longer for what answers in the same process: a busy machine holds both up."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((discovery, "PATIENCE"), (resource, "KNOWN_WAIT")):
+        for module, name in ((discovery, "PATIENCE"), (resource, "KNOWN_WAIT"), (replicas, "CONNECT_TIMEOUT")):
             patch.setattr(module, name, PATIENCE)
         yield

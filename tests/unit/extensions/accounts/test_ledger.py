@@ -26,6 +26,7 @@ from penstock.services.store.database import Database, DatabaseUnavailable, Null
 from penstock.services.store.store import Store
 from penstock.services.store.writer import LIMIT
 from penstock.services.use import Use
+from tests.support.api_clients import PATIENCE
 from tests.support.stored_responses import begun_response, expire_heartbeats, stored_response
 from tests.support.stores import database_at, open_store
 
@@ -409,6 +410,7 @@ async def test_sums_are_those_of_all_answers_after_any_schedule(
     store_at: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.services.store.writer.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("penstock.services.store.writer.READ_WAIT", PATIENCE)
     async with opened_world(store_at, seed) as world:
         for _ in range(150):
             await world.step()
