@@ -42,6 +42,13 @@ def _clearing(work: Callable[Arguments, Result], /, *arguments: Arguments.args, 
         raise
 
 
+def until_it_waits(work: Coroutine[Any, Any, object]) -> None:
+    """Run ``work`` until it is done or first has to wait, and leave it there; raise what it raises."""
+    with suppress(StopIteration):
+        work.send(None)
+    work.close()
+
+
 async def apart(is_long: bool, work: Callable[..., Result], *arguments: Any) -> Result:
     """Return what ``work`` returns; it computes in a thread if that takes long."""
     return await in_thread(work, *arguments) if is_long else work(*arguments)

@@ -21,6 +21,7 @@ from penstock.api.http.wire import Wire
 from penstock.pipeline import metrics
 from penstock.pipeline.faults import name_stage
 from penstock.pipeline.hot_path import join
+from penstock.pipeline.tasks import until_it_waits
 from penstock.services.runs.run import RunReleased
 
 logger = logging.getLogger(__name__)
@@ -268,10 +269,8 @@ class EventStream:
     def _flush(self) -> None:
         """Write what was held, and the headers before it, without waiting."""
         if self._held is not None:
-            writing = self.answer.write(self._taken())
-            with suppress(StopIteration, ConnectionResetError):  # the next event meets the same error
-                writing.send(None)
-            writing.close()  # if the client reads slowly, the next writer waits
+            with suppress(ConnectionResetError):  # the next event meets the same error
+                until_it_waits(self.answer.write(self._taken()))  # if the client reads slowly, the next writer waits
 
     async def _begin(self) -> None:
         request, answer = self._request, self.answer

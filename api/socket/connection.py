@@ -47,8 +47,10 @@ from penstock.api.socket.steers import (
 )
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.hot_path import join
 from penstock.pipeline.protocol.history import History
 from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.tasks import until_it_waits
 from penstock.services.runs.run import Run, RunReleased
 from penstock.stages.normalize.recall import CONTINUABLE
 
@@ -314,6 +316,7 @@ class Connection:
                 if (run := self.scheduler.runs.get(response.id, owner)) is None:
                     raise RuntimeError("a response that has begun is among the live ones")
                 self._steers.begin(lane, run, resolved.facts)
+                join(outlet=_Lane(self, lane, wire))
                 async with wire.translated(delivery.events()) as events:
                     if wire.outgoing is None and may_be_long(resolved, sent):
                         async with aclosing(events_in_pieces(events)) as written:
@@ -329,6 +332,17 @@ class Connection:
     async def _send(self, lane: str | None, wire: Wire, events: AsyncIterator[Any]) -> None:
         async for event in events:
             await self._write(with_lane(wire.json(event), lane))
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the client is there and reads."""
+        transport = self.request.transport
+        return not (transport is None or transport.is_closing() or self._is_stalled or self.socket.closed)
+
+    def write_at_once(self, frame: bytes) -> None:
+        """Write a frame to a connection that `is_ready`."""
+        self._sent_at = monotonic()
+        until_it_waits(self.socket.send_frame(frame, WSMsgType.TEXT))
 
     async def _write(self, frame: bytes) -> None:
         """Write a frame, waiting if the client reads slowly."""
@@ -376,10 +390,10 @@ class Connection:
                     break
                 self.incoming.was_heard = False
                 self._sent_at, silence = monotonic(), 0.0
-                self._write_at_once(PING)
+                self._write_control(PING)
             await asyncio.sleep(period - silence)
         logger.info("A connection is closed, as its client answers no ping")
-        self._write_at_once(UNANSWERED)
+        self._write_control(UNANSWERED)
         self._abort()
 
     @property
@@ -392,9 +406,9 @@ class Connection:
         """True if the client has not read what was sent."""
         return self.incoming.protocol.writing_paused
 
-    def _write_at_once(self, frame: bytes) -> None:
+    def _write_control(self, frame: bytes) -> None:
         """Write a control frame, unless it would have to wait for the client."""
-        if self.request.transport and not (self._is_stalled or self.socket.closed):
+        if self.is_ready and self.request.transport:
             self.request.transport.write(frame)
 
     # Ending
@@ -443,3 +457,19 @@ def _continuing(request: CreateResponse, history: History | None) -> CreateRespo
     if history is None:
         return request
     return request.inside(replace(request.envelope, continued=history))
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A lane as the outlet of its response's hot path."""
+
+    _connection: Connection
+    _name: str | None
+    _wire: Wire
+
+    @property
+    def is_ready(self) -> bool:
+        return self._connection.is_ready
+
+    def put(self, event: Any) -> None:
+        self._connection.write_at_once(with_lane(self._wire.json(event), self._name))

@@ -425,7 +425,7 @@ async def test_client_is_not_closed_while_the_server_does_not_read(
             await client.send(input="Hi", instructions="x" * 50_000)
         await wait_until(lambda: connection.incoming.is_paused)
         with monkeypatch.context() as patched:
-            patched.setattr(connection, "_write_at_once", pings.append)
+            patched.setattr(connection, "_write_control", pings.append)
             await wait_until(lambda: len(pings) >= 5)
         engine.say_all()
         for _ in range(requests):
