@@ -263,7 +263,7 @@ async def test_key_names_its_limits(tmp_path: Path) -> None:
     file.write_text("a-key-of-gold-clients limits=gold\nanother-key-of-clients\n")
     limits.write_text("[default]\nrequests_per_minute = 1\n[gold]\nrequests_per_minute = 3\n")
     keys = Keys(file)
-    admission = Admission(limits, name_of=keys.limits)
+    admission = Admission(limits, OwnAllowances(lambda: 0.0), name_of=keys.limits, clock=lambda: 0.0)
     engine = ScriptedEngine(script())
     async with running_server(engine, tmp_path, keys=keys, admission=admission) as served:
 

@@ -25,6 +25,7 @@ from pydantic import SecretStr, ValidationError
 from penstock.api.http.auth import Keys
 from penstock.api.http.request_body import LONG
 from penstock.api.limits.admission import Admission
+from penstock.api.limits.allowance import OwnAllowances
 from penstock.api.limits.table import KeyLimits
 from penstock.api.settings import Settings
 from penstock.api.start.parts import Running
@@ -609,7 +610,7 @@ LONG_ANSWER = {"data": [0.5] * 5_000}
     ],
 )
 async def test_limits_of_tokens_count_what_an_answer_says(tmp_path: Path, answer: Any, counts: bool) -> None:
-    admission = Admission()
+    admission = Admission(None, OwnAllowances(lambda: 0.0), clock=lambda: 0.0)
     admission.tables = {"default": KeyLimits(tokens_per_minute=100)}
     async with passing(tmp_path, "embed", admission=admission) as (served, [other]):
         other.answer = always(lambda: web.json_response(answer))
