@@ -31,7 +31,7 @@ from tests.support.server_process import ServerProcess, exit_status, penstock, r
 HARMONY = FIXTURES / "harmony"
 CASES = sorted(folder.name for folder in HARMONY.glob("*/"))
 
-NAMES = ("id", "call_id", "container_id", "approval_request_id")
+NAMES = ("id", "call_id", "caller_id", "container_id", "approval_request_id")
 """The fields whose values are derived from the response's own id."""
 
 

@@ -52,6 +52,6 @@ def heard(stream: bytes) -> dict[str, Any]:
 
 def as_sent(message: Message) -> dict[str, Any]:
     """Return the JSON of a message of the SDK, without the fields that it adds."""
-    sent: dict[str, Any] = message.to_dict(exclude_unset=True)
+    sent: dict[str, Any] = message.to_dict(mode="json", exclude_unset=True)
     content = [block if isinstance(block, dict) else block.to_dict() for block in sent["content"]]
     return {**sent, "content": content}

@@ -175,18 +175,23 @@ class ScriptedProgram:
     ) -> tuple[NestedCall, ...] | ToolResult:
         assert code == "run()"
         self.past.append(tuple(past))
-        done = len(past)
-        for calls in self.rounds:
-            if done < len(calls):
-                return calls[done:]
-            done -= len(calls)
-        return ToolResult(", ".join(each.error or each.result or "" for each in past))
+        printed = ToolResult(", ".join(each.error or each.result or "" for each in past))
+        return _awaited(self.rounds, len(past)) or printed
 
     def keep(self, call_id: str, past: Sequence[PastCall]) -> None:
         self.kept.append(call_id)
 
     async def close(self) -> None:
         self.closed += 1
+
+
+def _awaited(rounds: Sequence[tuple[NestedCall, ...]], done: int) -> tuple[NestedCall, ...]:
+    """Return the calls that a program with these rounds waits for when some are done; none at its end."""
+    for calls in rounds:
+        if done < len(calls):
+            return calls[done:]
+        done -= len(calls)
+    return ()
 
 
 @dataclass
@@ -276,11 +281,19 @@ class RecordedPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A script file: the ``calls``, the tools of MCP ``servers`` (or an error text), and the ``pages`` by cursor."""
+    """A script file: the ``calls``, the tools of MCP ``servers`` (or an error text), and the ``pages`` by cursor.
+
+    ``rounds`` are the calls of a program, whose own end is a call of ``program``.
+    """
 
     calls: tuple[RecordedCall, ...] = ()
+    rounds: tuple[tuple[NestedCall, ...], ...] = ()
     servers: dict[str, tuple[ListedTool, ...] | str] = {}
     pages: dict[int, RecordedPage] = {}
+
+
+def read_script(path: Path) -> ToolScript:
+    return msgspec.json.decode(path.read_bytes(), type=ToolScript)
 
 
 @dataclass
@@ -325,6 +338,16 @@ class RecordedHost:
         pass
 
 
+class RecordedProgram(RecordedHost):
+    async def advance(
+        self, call_id: str, code: str, past: Sequence[PastCall], seconds: float, refusal: Refusal
+    ) -> tuple[NestedCall, ...] | ToolResult:
+        return _awaited(self.play.script.rounds, len(past)) or self.play.next(self.namespace)
+
+    def keep(self, call_id: str, past: Sequence[PastCall]) -> None:
+        """Keep nothing."""
+
+
 @dataclass(frozen=True)
 class RecordedServers:
     play: ScriptPlayer
@@ -347,8 +370,9 @@ class RecordedTools:
     """A toolbox with all built-in tools that follows the script in a file."""
 
     def __init__(self, path: Path) -> None:
-        self._play = ScriptPlayer(msgspec.json.decode(path.read_bytes(), type=ToolScript))
+        self._play = ScriptPlayer(read_script(path))
         hosts: dict[str, Host] = {kind: RecordedHost(kind, self._play) for kind in kinds()}
+        hosts["program"] = RecordedProgram("program", self._play)
         self.toolbox = Toolbox(hosts, RecordedServers(self._play))
 
     def check(self) -> None:

@@ -42,13 +42,13 @@ SPELLED = frozenset(
         "phase",
     }
     | {"repairs", "mode", "include", "effort", "channel", "summary", "verbosity", "date", "calls", "code", "detail"}
-    | {"syntax", "require_approval", "search_context_size", "reasoning_effort"}
+    | {"syntax", "require_approval", "search_context_size", "reasoning_effort", "callers"}
 )
 """The keys whose values are words of the protocol."""
 
 NAMES = frozenset(
-    {"id", "item_id", "call_id", "container_id", "approval_request_id", "model", "name", "namespace", "allowed"}
-    | {"server_label", "label"}
+    {"id", "item_id", "call_id", "caller_id", "container_id", "approval_request_id", "model", "name", "namespace"}
+    | {"allowed", "server_label", "label", "caller", "fingerprint"}
 )
 
 WITHOUT_NAME = {"call_unknown_function"}
