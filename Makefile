@@ -285,9 +285,7 @@ simulation: $(DONE)/test ## HOURS of virtual time of whole servers, with faults 
 
 newer: ## The tests with vLLM, of Python files of a release that has no CPU build: a quarter of an hour; ARGS go to pytest
 	@$(MAKE) --no-print-directory VENV=.venv-newer .venv-newer/.installed/newer
-	@# Two cores of vLLM 0.33 need two NUMA nodes.
-	@$(MAKE) --no-print-directory --keep-going VENV=.venv-newer chat engine \
-	    ARGS="--ignore tests/live/engine/test_data_parallel.py $(ARGS)"
+	@$(MAKE) --no-print-directory --keep-going VENV=.venv-newer chat engine ARGS="$(ARGS)"
 
 oracles: $(DONE)/test ## Outputs of chat models in the tests of other servers, read by penstock, and prompts: four minutes; ARGS: --oracle NAME, --family NAME, --write
 	@$(BIN)/python -m tests.oracles $(ARGS)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -33,8 +35,8 @@ logger = logging.getLogger(__name__)
 POLL_MILLISECONDS = 200
 """Milliseconds after which the thread that listens looks if it should end."""
 
-MOST_WAITING = 10_000
-"""Messages of a server that wait for the thread; if more come, some are lost, and its cache is learned anew."""
+MOST_WAITING = 1_000
+"""Messages of a server that wait for the thread; if more come, some are lost, and the server is to repeat them."""
 
 LARGEST_MESSAGE = 2**22
 """Bytes of a message, which is far more than the blocks of one step of an engine; a larger one is lost."""
@@ -45,8 +47,11 @@ RECONNECT_SECONDS = 0.2
 REPLAY_SECONDS = 5.0
 """Seconds without a repeated message after which no more are expected."""
 
-AT_ONCE = 100
-"""Repeated messages of a server that are taken before those of others."""
+LONGEST_REPLAY = 120.0
+"""Seconds after which a server has repeated enough: its new messages wait meanwhile."""
+
+AT_ONCE = 0.02
+"""Seconds in which repeated messages of a server are taken before those of others."""
 
 KNOWN_SHARE = 0.5
 """Share of a prompt that some cache must be known to hold, if there are blocks that were stored before we listened."""
@@ -61,6 +66,11 @@ _PORT = re.compile(r"tcp://.*:(\d{1,5})")
 
 _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 
+_OPTIONS = {"rcvhwm": MOST_WAITING, "maxmsgsize": LARGEST_MESSAGE, "ipv6": True, "linger": 0}
+
+_NUMBER = struct.Struct(">q")
+"""The number of a message, which is negative at the end of a replay alone."""
+
 
 @dataclass
 class _Replay:
@@ -69,9 +79,9 @@ class _Replay:
     socket: zmq.Socket[bytes]
     quiet_at: float
     """When the server is taken to repeat no more."""
+    ends_at: float
+    """When it is to repeat no more."""
     has_any: bool = False
-    lacks_some: bool = False
-    """True if some were lost on the way, so that the server has to repeat them once more."""
 
 
 @dataclass
@@ -122,6 +132,8 @@ class KvEvents:
         self._blocks = CachedBlocks()
         self._context = zmq.Context()
         self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)
+        for name, value in _OPTIONS.items():
+            setattr(self._context, name, value)  # of each socket of it
         self._poller = zmq.Poller()
         self._told = SimpleQueue[tuple[str, Sequence[EventSource]]]()
         self._closing = threading.Event()
@@ -130,7 +142,7 @@ class KvEvents:
             for url, address in self._addresses.items():
                 self._add(url, 0, address)
         except BaseException:
-            self._context.destroy(linger=0)
+            self._context.destroy()
             raise
         self._thread = threading.Thread(target=self._listen, name="kv-events", daemon=True)
         self._thread.start()
@@ -176,7 +188,7 @@ class KvEvents:
         """Stop listening; blocks for up to `POLL_MILLISECONDS`."""
         self._closing.set()
         self._thread.join()
-        self._context.destroy(linger=0)
+        self._context.destroy()
 
     def _add(self, url: str, number: int, address: str) -> _Source:
         cache = next(cache for cache in count() if cache not in self._all)
@@ -188,14 +200,18 @@ class KvEvents:
 
     def _connected(self, address: str) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """Return the socket of a connection, and that of its changes."""
-        socket = self._context.socket(zmq.SUB)
-        socket.rcvhwm, socket.maxmsgsize, socket.ipv6 = MOST_WAITING, LARGEST_MESSAGE, True
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
-        changes: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            raise ValueError(f"{address} is no address of KV events: {named_error(error)}") from error
+        with ExitStack() as failing:
+            socket = failing.enter_context(self._context.socket(zmq.SUB))
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+            changes: zmq.Socket[bytes] = socket.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
+            failing.callback(changes.close)
+            try:
+                socket.connect(address)
+            except zmq.ZMQError as error:
+                raise ValueError(f"{address} is no address of KV events: {named_error(error)}") from error
+            failing.pop_all()
         return socket, changes
 
     def _listen(self) -> None:
@@ -204,19 +220,27 @@ class KvEvents:
             while not self._told.empty():
                 self._adapt(*self._told.get())
             for source in self._all.values():
-                if source.replay:
-                    self._hear_again(source, source.replay)
-                elif source.messages in ready:
-                    self._take(source, source.messages.recv_multipart())
-                if source.changes in ready:
-                    self._change(source)
-                if source.again_at is not None and time.monotonic() >= source.again_at:
-                    source.messages, source.changes = self._connected(source.address)
-                    source.again_at = None
-                    self._register(source)
-                if source.is_stale:
-                    source.is_stale = False
-                    self._start_anew(source)
+                try:
+                    self._attend(source, ready)
+                except Exception as error:  # noqa: BLE001 - such as too many open files
+                    self._complain(source, error)
+                    self._lose(source)
+
+    def _attend(self, source: _Source, ready: Mapping[zmq.Socket[bytes], int]) -> None:
+        """Do what is due for a source."""
+        if source.is_stale:
+            source.is_stale = False
+            self._start_anew(source)
+        if source.replay:
+            self._hear_again(source, source.replay)
+        elif source.messages in ready:
+            self._take(source, source.messages.recv_multipart())
+        if source.changes in ready:
+            self._change(source)
+        if source.again_at is not None and time.monotonic() >= source.again_at:
+            source.messages, source.changes = self._connected(source.address)
+            source.again_at = None
+            self._register(source)
 
     def _register(self, source: _Source) -> None:
         for socket in (source.messages, source.changes):
@@ -232,6 +256,10 @@ class KvEvents:
             if source.due is None or source.replay_address:
                 self._start_anew(source)
             return
+        self._lose(source)
+
+    def _lose(self, source: _Source) -> None:
+        """Leave a connection, and make another one later."""
         self._leave(source)
         source.again_at, source.is_to_repeat = time.monotonic() + RECONNECT_SECONDS, False
         self._start_anew(source)
@@ -244,8 +272,8 @@ class KvEvents:
             self._poller.unregister(source.messages)
             self._poller.unregister(source.changes)
             source.messages.disable_monitor()
-            source.changes.close(linger=0)
-            source.messages.close(linger=0)
+            source.changes.close()
+            source.messages.close()
 
     def _adapt(self, url: str, told: Sequence[EventSource]) -> None:
         """Follow as many engine cores of a server as it names, and have them repeat what they have published."""
@@ -267,8 +295,7 @@ class KvEvents:
                 return
             before, source.replay_address = source.replay_address, _beside(given, one.replay_endpoint, told[0].endpoint)
             if source.replay_address != before and not source.is_whole:
-                source.is_to_repeat = True
-                self._start_anew(source)
+                source.is_to_repeat = source.is_stale = True
 
     def _start_anew(self, source: _Source) -> None:
         """Forget a cache, and have the server repeat what it has published, if it is to."""
@@ -282,46 +309,56 @@ class KvEvents:
         """Have the server repeat its messages from the one that is due, or as many as it still has."""
         if source.replay_address is None or not source.is_connected:
             return
-        socket = self._context.socket(zmq.DEALER)
-        socket.rcvhwm, socket.maxmsgsize, socket.ipv6 = MOST_WAITING, LARGEST_MESSAGE, True
-        socket.connect(source.replay_address)
-        socket.send_multipart([b"", (source.due or 0).to_bytes(8)])
+        with ExitStack() as failing:
+            socket = failing.enter_context(self._context.socket(zmq.DEALER))
+            socket.connect(source.replay_address)
+            socket.send_multipart([b"", _NUMBER.pack(source.due or 0)])
+            failing.pop_all()
         self._poller.unregister(source.messages)
         self._poller.register(socket, zmq.POLLIN)
-        source.replay, source.is_to_repeat = _Replay(socket, time.monotonic() + REPLAY_SECONDS), False
+        now = time.monotonic()
+        source.replay, source.is_to_repeat = _Replay(socket, now + REPLAY_SECONDS, now + LONGEST_REPLAY), False
 
     def _end_replay(self, source: _Source) -> None:
         if source.replay:
             self._poller.unregister(source.replay.socket)
-            source.replay.socket.close(linger=0)
+            source.replay.socket.close()
             self._poller.register(source.messages, zmq.POLLIN)
             source.replay, source.may_repeat = None, True
 
     def _hear_again(self, source: _Source, replay: _Replay) -> None:
-        """Take some repeated messages, the last of which has no content."""
-        for _ in range(AT_ONCE):
+        """Take some repeated messages, the last of which has no content and a negative number.
+
+        If one is lost, as vLLM drops those that we are slow to read, the server is asked for the rest.
+        """
+        is_quiet, until = False, time.monotonic() + AT_ONCE
+        while (now := time.monotonic()) < until:
             try:
                 message = replay.socket.recv_multipart(zmq.NOBLOCK)[1:]
+                number = _number(message)
             except zmq.Again:
-                if time.monotonic() >= replay.quiet_at:
-                    self._heard(source, replay, is_end=False)
-                return
-            replay.quiet_at = time.monotonic() + REPLAY_SECONDS
-            if not any(message[2:]):
+                is_quiet = now >= replay.quiet_at
+                break
+            except (ValueError, struct.error):
+                continue
+            if number < 0:
                 self._heard(source, replay, is_end=True)
                 return
-            number = int.from_bytes(message[1])
-            replay.lacks_some |= replay.has_any and number != source.due
-            if not replay.lacks_some:
-                replay.has_any = True
-                self._take(source, message)
+            if number < (source.due or 0):
+                continue  # it has not been asked for
+            if replay.has_any and number != source.due:
+                self._end_replay(source)
+                self._ask(source)
+                return
+            replay.has_any, replay.quiet_at = True, now + REPLAY_SECONDS
+            self._take(source, message)
+        if is_quiet or now >= replay.ends_at:
+            self._heard(source, replay, is_end=False)
 
     def _heard(self, source: _Source, replay: _Replay, *, is_end: bool) -> None:
-        """Go on with the new messages; ask again if some were lost, as vLLM drops those that we are slow to read."""
+        """Go on with the new messages."""
         self._end_replay(source)
-        if replay.lacks_some:
-            self._ask(source)
-        elif not replay.has_any and not (is_end and source.due is None):
+        if not replay.has_any and not (is_end and source.due is None):
             self._start_anew(source)
         elif source.due is None:  # it has published nothing
             source.due, source.is_whole = 0, True
@@ -329,18 +366,20 @@ class KvEvents:
     def _take(self, source: _Source, message: list[bytes]) -> None:
         """Follow a message.  A server may send anything: what cannot be followed makes its cache unknown."""
         try:
-            _, number, payload = message
-            if not self._counts(source, int.from_bytes(number)):
+            if not self._counts(source, _number(message)):
                 return
-            for event in _decode_batch(payload).events:
+            for event in _decode_batch(message[2]).events:
                 self._blocks.take(source.cache, event)
                 if isinstance(event, AllBlocksCleared):
                     source.is_whole, source.cleared_at = True, time.monotonic()
         except Exception as error:  # noqa: BLE001
             self._forget(source)
-            if not source.has_complaint:
-                source.has_complaint = True
-                logger.warning("KV events of the engine at %s cannot be read: %s", source.url, named_error(error))
+            self._complain(source, error)
+
+    def _complain(self, source: _Source, error: Exception) -> None:
+        if not source.has_complaint:
+            source.has_complaint = True
+            logger.warning("KV events of the engine at %s cannot be read: %s", source.url, named_error(error))
 
     def _counts(self, source: _Source, number: int) -> bool:
         """Return True if the message with this number is to be followed now."""
@@ -363,6 +402,12 @@ class KvEvents:
     def _forget(self, source: _Source) -> None:
         source.is_whole = False
         self._blocks.forget(source.cache)
+
+
+def _number(message: list[bytes]) -> int:
+    """Return the number of a message, which has two other parts: a topic and a content."""
+    _, number, _ = message
+    return int(*_NUMBER.unpack(number))
 
 
 def _beside(given: str, address: str | None, first: str) -> str | None:

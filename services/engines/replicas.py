@@ -332,10 +332,11 @@ class Replica:
         with suppress(aiohttp.ClientError, TimeoutError):
             for rank, load in _LOAD.findall(await self._read_start("/metrics", LARGEST_METRICS)):
                 loads[int(rank)] += int(load)
-        is_other = 0 < len(loads) != len(self.cores)
+        cores = min(len(loads), MOST_CORES)
+        is_other = 0 < cores != len(self.cores)
         if is_other:
-            new = (Core(self, number) for number in range(len(self.cores), min(len(loads), MOST_CORES)))
-            self.cores = (*self.cores, *new)[: len(loads)]
+            new = (Core(self, number) for number in range(len(self.cores), cores))
+            self.cores = (*self.cores, *new)[:cores]
             self._knows_sources = False
         found = chain((loads[rank] for rank in sorted(loads)), repeat(0))
         for core, load, began in zip(self.cores, found, chain(own, repeat(0)), strict=False):

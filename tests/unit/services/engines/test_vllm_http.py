@@ -27,7 +27,14 @@ from penstock.services.engines import replicas, vllm_http
 from penstock.services.engines.affinity import RANK_HEADER, RETURNING, WORTH
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.services.engines.http_generation import HttpGeneration
-from penstock.services.engines.replicas import MISSED_CHECKS, EventSource, Replica, Replicas, UnusableServer
+from penstock.services.engines.replicas import (
+    MISSED_CHECKS,
+    MOST_CORES,
+    EventSource,
+    Replica,
+    Replicas,
+    UnusableServer,
+)
 from penstock.services.engines.vllm import sampling_params
 from penstock.services.engines.vllm_http import VllmHttpEngine, start_vllm_http
 from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
@@ -764,6 +771,14 @@ async def test_load_of_other_clients_counts() -> None:
 
 def ranks_of(server: FakeVllm) -> list[str | None]:
     return [headers.get(RANK_HEADER) for headers in server.headers]
+
+
+async def test_number_of_ranks_is_bounded() -> None:
+    async with engine_over(FakeVllm(TOKENS, ranks=MOST_CORES + 9)) as engine:
+        (replica,) = engine.replicas.all
+        await replica.poll_load()
+        assert len(replica.cores) == MOST_CORES
+        assert not await replica.poll_load()
 
 
 async def test_turns_of_a_conversation_go_to_the_same_rank() -> None:
