@@ -24,6 +24,7 @@ from tests.bench.loopback import QUIET
 from tests.bench.measuring import DETAILS, PARTS, Found, measured
 from tests.bench.report import goals_table, keep, last, machine, seconds_table, section
 from tests.bench.stated import restate
+from tests.support.orphans import ending_with_us
 
 FOLDER, KEPT = Path(".cache/bench"), Path(__file__).parent
 
@@ -57,7 +58,7 @@ def main() -> int:
     parser.add_argument("--engine", default="", help="options for both, in one word: '--dtype bfloat16 ...'")
     parser.add_argument("--streams", type=int, default=32, help="at a time, with --model")
     options = parser.parse_args()
-    os.environ.update(QUIET)
+    os.environ.update({**QUIET, **ending_with_us()})
     FOLDER.mkdir(parents=True, exist_ok=True)
     where, folder = machine(is_quick=options.quick), KEPT if options.write else FOLDER
     results: dict[str, Found] = {}

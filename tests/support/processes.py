@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
+from tests.support.orphans import ending_with_us
+
 PATIENCE, TO_STOP = 600, 120
 """Seconds after which an engine, or a process with one, has hung; both together are less than a test may take."""
 
@@ -80,8 +82,11 @@ def running_process(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server from its first answer at ``health`` until SIGTERM; its output is appended to ``log``."""
-    variables = {**os.environ, **(environment or {})}
+    """Run a server from its first answer at ``health`` until SIGTERM; its output is appended to ``log``.
+
+    It ends with this process, also if this one is killed.
+    """
+    variables = {**os.environ, **ending_with_us(), **(environment or {})}
     with log.open("ab") as output:
         process = subprocess.Popen(list(map(str, command)), stdout=output, stderr=output, env=variables, cwd=folder)
     try:

@@ -28,7 +28,7 @@ from tests.bench.fleet.policies import Affinity, Bounded, Events, Informed, Leas
 from tests.bench.fleet.traffic import OTHERS
 
 WAYS: dict[str, Callable[[Fleet], Policy]] = {
-    "penstock": lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks),
+    "penstock": lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks, fleet.engines),
     "informed": lambda fleet: Informed(fleet.engines, fleet.plan.penstocks, 1.0),
     "bounded": lambda fleet: Bounded(fleet.plan.engines, fleet.plan.penstocks, 1.5),
     "home": lambda fleet: Bounded(fleet.plan.engines, fleet.plan.penstocks, inf),

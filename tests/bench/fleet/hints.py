@@ -156,7 +156,7 @@ def _informed(fleet: HintedFleet) -> Policy:
 
 WAYS = {
     "least": Way("least load", lambda fleet: LeastLoad(fleet.plan.engines, fleet.plan.penstocks)),
-    "affinity": Way("penstock", lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks)),
+    "affinity": Way("penstock", lambda fleet: Affinity(fleet.plan.engines, fleet.plan.penstocks, fleet.engines)),
     "events": Way("penstock with `--kv-events`", _informed),
     "hints": Way("the same, and `--hints`", _informed, lambda known: known.by_hints),
     "waits": Way("the same, if caches act on `keep`", _informed, lambda known: known.by_waits),

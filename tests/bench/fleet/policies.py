@@ -52,10 +52,14 @@ class Generation:
 
 
 class Affinity(Policy):
-    """The choice of penstock: its own code, with the servers as each penstock knows them."""
+    """The choice of penstock: its own code, with the servers as each penstock knows them.
 
-    def __init__(self, engines: int, penstocks: int) -> None:
+    Each reads the loads of the engines in ``read``; one that is alone knows them by itself.
+    """
+
+    def __init__(self, engines: int, penstocks: int, read: Sequence[Engine] = ()) -> None:
         urls = [f"http://engine-{number}:8000" for number in range(engines)]
+        self._read, self._polled = read, 0.0
         self._at = [
             Replicas(tuple(Replica(url, NO_SESSION, is_healthy=True) for url in urls)) for _ in range(penstocks)
         ]
@@ -72,6 +76,8 @@ class Affinity(Policy):
         return size, 0
 
     def choose(self, turn: Turn, now: float) -> int:
+        if now >= self._polled + POLL_INTERVAL:
+            self._poll(now)
         core = self._at[turn.penstock].choose(_facts(turn), turn.prompt, (), (), self._cached(turn, now))
         assert core is not None
         generation = Generation()
@@ -82,6 +88,13 @@ class Affinity(Policy):
     def ended(self, turn: Turn, engine: int) -> None:
         core, generation = self._running.pop(turn)
         core.running.discard(generation)
+
+    def _poll(self, now: float) -> None:
+        self._polled = now
+        for replicas in self._at:
+            for replica, engine in zip(replicas.all, self._read, strict=False):
+                core = replica.cores[0]
+                core.others = engine.load - len(core.running)
 
     def _cached(self, turn: Turn, now: float) -> Mapping[str, int] | None:
         return None
@@ -230,8 +243,7 @@ class Informed(Affinity):
     """The choice of penstock with ``--kv-events``: its own code, with an index of the simulation."""
 
     def __init__(self, engines: Sequence[Engine], penstocks: int, delay: float) -> None:
-        super().__init__(len(engines), penstocks)
-        self._engines, self._polled = engines, 0.0
+        super().__init__(len(engines), penstocks, engines)
         self._index = Index(engines, delay, 10**9)
         self._urls = list(self._numbers)
         self.name = f"penstock with --kv-events, {delay:g} s late"
@@ -240,11 +252,6 @@ class Informed(Affinity):
         self._index.heard(engine, now)
 
     def _cached(self, turn: Turn, now: float) -> Mapping[str, int] | None:
-        if now >= self._polled + POLL_INTERVAL:
-            self._polled = now
-            for replicas in self._at:
-                for replica, engine in zip(replicas.all, self._engines, strict=True):
-                    replica.cores[0].others = engine.load - len(replica.running)
         return {self._urls[number]: tokens for number, tokens in self._index.cached(turn, now).items()}
 
 

@@ -12,6 +12,7 @@ The same seed gives the same requests.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -36,6 +37,7 @@ from tests.bench.fuzz.sharing import take_all
 from tests.bench.fuzz.sockets import attack_sockets
 from tests.bench.fuzz.tools import attack_tools, calling_process
 from tests.support.openapi import Description
+from tests.support.orphans import ending_with_us
 from tests.support.server_process import ServerProcess, running_process
 
 FLOOD_SECONDS = 15.0
@@ -81,6 +83,7 @@ async def many_streams(server: ServerProcess, count: int) -> dict[str, Outcome]:
 
 
 async def main() -> int:
+    os.environ.update(ending_with_us())
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fuzz")
     parser.add_argument("--bodies", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=1_000)

@@ -9,6 +9,7 @@ The server runs in a process of its own over a scripted engine, and keeps respon
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ import uvloop
 from tests.bench.soak.kinds import soak
 from tests.bench.soak.programs import soaked_programs
 from tests.bench.soak.watch import TTL, faults, watching
+from tests.support.orphans import ending_with_us
 from tests.support.server_process import running_process
 from tests.support.stores import FAST, empty_schema, open_store, running_postgres
 
@@ -63,6 +65,7 @@ async def place(store: str | None, folder: Path) -> AsyncIterator[str]:
 
 
 async def main() -> int:
+    os.environ.update(ending_with_us())
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak")
     parser.add_argument("--count", type=int, default=20_000, help="responses")
     parser.add_argument("--store", help="a path, a postgresql:// URL, or just postgres; a new file without it")

@@ -1,0 +1,49 @@
+"""Ends what a program of the tests has started when the program is gone, also if it was killed.
+
+A command: a process of its own that waits for the end of its standard input.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from random import SystemRandom
+
+import psutil
+
+MARK = "PENSTOCK_TESTS_END_WITH"
+"""The variable that the processes of a program have, and those that they start."""
+
+
+@functools.cache
+def ending_with_us() -> Mapping[str, str]:
+    """Return the variable for what this program starts: such processes are killed once this one is gone."""
+    mark = SystemRandom().randbytes(8).hex()
+    ours, _until_our_end = os.pipe()
+    watching = [sys.executable, "-I", __file__, mark]
+    os.posix_spawn(sys.executable, watching, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, ours, 0)], setsid=True)
+    os.close(ours)
+    return {MARK: mark}
+
+
+def main() -> None:
+    """Kill the processes with a mark, until none is left, once the program is gone."""
+    os.read(0, 1)
+    while left := [each for each in psutil.process_iter(["environ"]) if _mark(each) == sys.argv[1]]:
+        for each in left:
+            with suppress(psutil.Error):
+                each.kill()
+        time.sleep(0.02)
+
+
+def _mark(process: psutil.Process) -> str | None:
+    variables: Mapping[str, str] = process.info["environ"] or {}
+    return variables.get(MARK)
+
+
+if __name__ == "__main__":
+    main()
