@@ -29,8 +29,6 @@ OPTIONS = (
     *("--served-model-name=tiny-qwen", "--data-parallel-size=2", "--enable-scale-out"),
     *("--enable-prompt-tokens-details", f"--block-size={BLOCK}"),
 )
-ON_ONE_NODE = {"VLLM_CPU_SIM_MULTI_NUMA": "0"}
-"""With this variable, vLLM 0.33 does not want a NUMA node for each rank."""
 METRIC = r'^vllm:{name}\{{.*engine="(\d)".*\}} (\S+)$'
 TOKENS = 5000
 LENGTHS = 4000, 5500, 7000
@@ -54,7 +52,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, events: str) -> Generator[str,
     }
     command: list[str | Path] = [Path(sys.executable).with_name("vllm"), "serve", TINY_QWEN, *ARGUMENTS, *OPTIONS]
     command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2], "--kv-events-config", json.dumps(config)]
-    with running_process(command, f"{url}/health", tmp_path_factory.mktemp("vllm") / "serve.log", ON_ONE_NODE):
+    with running_process(command, f"{url}/health", tmp_path_factory.mktemp("vllm") / "serve.log"):
         yield url
 
 
