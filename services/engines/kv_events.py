@@ -329,7 +329,7 @@ class KvEvents:
     def _hear_again(self, source: _Source, replay: _Replay) -> None:
         """Take some repeated messages, the last of which has no content and a negative number.
 
-        If one is lost, as vLLM drops those that we are slow to read, the server is asked for the rest.
+        If one is lost, as vLLM drops those that we are slow to read, the server has to repeat the rest.
         """
         is_quiet, until = False, time.monotonic() + AT_ONCE
         while (now := time.monotonic()) < until:
@@ -345,7 +345,7 @@ class KvEvents:
                 self._heard(source, replay, is_end=True)
                 return
             if number < (source.due or 0):
-                continue  # it has not been asked for
+                continue  # it is not one that is missing
             if replay.has_any and number != source.due:
                 self._end_replay(source)
                 self._ask(source)

@@ -1,19 +1,19 @@
 """Ends what a program of the tests has started when the program is gone, also if it was killed.
 
-A command: a process of its own that waits for the end of its standard input.
+A command: a process of its own that waits for the end of its standard input.  Nothing but Python is needed.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from random import SystemRandom
-
-import psutil
 
 MARK = "PENSTOCK_TESTS_END_WITH"
 """The variable that the processes of a program have, and those that they start."""
@@ -33,16 +33,19 @@ def ending_with_us() -> Mapping[str, str]:
 def main() -> None:
     """Kill the processes with a mark, until none is left, once the program is gone."""
     os.read(0, 1)
-    while left := [each for each in psutil.process_iter(["environ"]) if _mark(each) == sys.argv[1]]:
-        for each in left:
-            with suppress(psutil.Error):
-                each.kill()
+    while left := [*_marked(f"{MARK}={sys.argv[1]}".encode())]:
+        for number in left:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _mark(process: psutil.Process) -> str | None:
-    variables: Mapping[str, str] = process.info["environ"] or {}
-    return variables.get(MARK)
+def _marked(mark: bytes) -> Iterator[int]:
+    """Yield the processes that have a mark and have not ended."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ TESTS = ROOT / "tests"
 MOST_POSITIONAL = 4
 """Positional arguments in a call of a class."""
 SUPPORT = sorted((TESTS / "support").glob("*.py"))
-WITHOUT_PENSTOCK = ("claude_session", "client_server", "launched_agents", "paths", "processes", "progress")
+WITHOUT_PENSTOCK = ("claude_session", "client_server", "launched_agents", "orphans", "paths", "processes", "progress")
 """Helpers of the client suites, which run where penstock is not installed."""
 
 
