@@ -103,13 +103,14 @@ class Answering:
                 may_pass = isinstance(error, MAY_PASS)
                 answer = answer_to(request, error)
                 body = await request.whole(answer)
+            except asyncio.CancelledError:
+                line.used.extend(filter(None, [_used(line, request)]))
+                raise
             finally:
                 release(request)
         if self._parts.scheduler.in_flight.stopping and any(run.response.status == "failed" for run in runs):
             raise errors.ServerStopping
-        use = whole_use((*map(use_of, runs), *filter(None, [request.get(USE)])))
-        if use is not None:
-            use = replace(use, id=line.id, key_name=line.key_name, team=line.team, is_line=True)
+        use = _used(line, request)
         return LineAnswer(answer.status, body=body, request_id=request[REQUEST_ID], use=use, may_pass=may_pass)
 
     async def _handled(self, request: InnerRequest) -> web.StreamResponse:
@@ -222,6 +223,11 @@ class Alone(Peers):
 def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     """Return the pipeline as it is."""
     return pipeline
+
+
+def _used(line: LineRequest, request: web.Request) -> Use | None:
+    use = whole_use((*map(use_of, request[_RUNS]), *filter(None, [request.get(USE)])))
+    return use and replace(use, id=line.id, key_name=line.key_name, team=line.team, is_line=True)
 
 
 def whole_use(uses: Sequence[Use]) -> Use | None:

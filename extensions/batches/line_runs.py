@@ -37,7 +37,10 @@ STOP_SECONDS = 5.0
 
 
 class LineRequest(msgspec.Struct, frozen=True):
-    """A line that is to be answered: ``body`` is the JSON of a request to ``path``."""
+    """A line that is to be answered: ``body`` is the JSON of a request to ``path``.
+
+    If it is cancelled, ``used`` gets what it has used by then.
+    """
 
     id: str
     owner: str
@@ -45,6 +48,7 @@ class LineRequest(msgspec.Struct, frozen=True):
     team: str
     path: str
     body: bytes
+    used: list[Use] = []
 
 
 Answer: TypeAlias = Callable[[LineRequest], Awaitable[LineAnswer]]
@@ -128,13 +132,14 @@ class LineRuns:
         if line.attempts > ATTEMPTS:
             return _GIVEN_UP[line.batch.api], None
         self._answering.add(name)
+        request = _request(line)
         try:
-            answer = await self._answered(line)
+            answer = await self.answer(request)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if name not in self._late or task is None or task.uncancel():
                 raise
-            return LineResult(self._late[name]), None
+            return LineResult(self._late[name]), next(iter(request.used), None)
         except ServerStopping:
             return None, None
         finally:
@@ -147,18 +152,6 @@ class LineRuns:
         self._rests.pop(owner, None)
         kind: Kind = "succeeded" if answer.status < 400 else "errored"
         return LineResult(kind, answer.status, answer.request_id, answer.body), answer.use
-
-    async def _answered(self, line: ClaimedLine) -> LineAnswer:
-        batch = line.batch
-        request = LineRequest(
-            line.line.id,
-            owner=batch.owner,
-            key_name=batch.key_name,
-            team=batch.team,
-            path=batch.endpoint,
-            body=line.body,
-        )
-        return await self.answer(request)
 
     def _rest(self, owner: str) -> None:
         shortest, longest = RESTS
@@ -182,6 +175,18 @@ class LineRuns:
             logger.info("The result of line %s has to wait for the store: %s", line.line.id, error)
             return False
         return True
+
+
+def _request(line: ClaimedLine) -> LineRequest:
+    batch = line.batch
+    return LineRequest(
+        line.line.id,
+        owner=batch.owner,
+        key_name=batch.key_name,
+        team=batch.team,
+        path=batch.endpoint,
+        body=line.body,
+    )
 
 
 _MESSAGE = "This line was begun again and again, and never ended."

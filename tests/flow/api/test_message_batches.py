@@ -357,7 +357,12 @@ async def test_limits_of_a_key_hold_before_a_batch_is_made(tmp_path: Path) -> No
 @pytest.mark.parametrize("limits", [KeyLimits(batches=2), KeyLimits(batch_lines=5)])
 async def test_limits_of_a_key_hold_for_batches_at_once(tmp_path: Path, limits: KeyLimits) -> None:
     admission = Admission(tables={"default": limits})
-    running = running_server(ScriptedEngine(script(ENDLESS)), tmp_path, resources=["batches"], admission=admission)
+    running = running_server(
+        ScriptedEngine(script(ENDLESS, endless=True, latency=0.01)),
+        tmp_path,
+        resources=["batches"],
+        admission=admission,
+    )
     async with running as served, anthropic_client(served.url) as sdk:
         creating = (sdk.messages.batches.create(requests=asked("a", "b")) for _ in range(5))
         created = await asyncio.gather(*creating, return_exceptions=True)

@@ -23,7 +23,8 @@ from pydantic import SecretStr
 from penstock.api.http.auth import Keys
 from penstock.api.limits.admission import Admission
 from penstock.api.limits.table import KeyLimits
-from penstock.extensions.batches import openai_form, validation
+from penstock.extensions.accounts.ledger import Ledger
+from penstock.extensions.batches import openai_form, runner, validation
 from penstock.extensions.batches.batch import BatchError, LineResult, Status, StoredLine
 from penstock.extensions.batches.openai_form import (
     BatchErrors,
@@ -36,7 +37,7 @@ from penstock.extensions.batches.openai_form import (
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.standard_webhooks import Signer
 from penstock.services.webhooks import body_of
-from tests.support.api_clients import PATIENCE, openai_client
+from tests.support.api_clients import PATIENCE, openai_client, wait_until
 from tests.support.passing import Upstream, settings_of
 from tests.support.sdk_types import fields_of
 from tests.support.server import DEFAULTS, ENDLESS, HELLO, ScriptedServer, running_server, script
@@ -339,7 +340,9 @@ async def test_bounds_of_a_key(store_at: str) -> None:
 
 async def test_bounds_of_a_key_hold_for_batches_at_once(store_at: str) -> None:
     admission = Admission(tables={"default": KeyLimits(batches=3, batch_lines=3)})
-    running = running_server(ScriptedEngine(script(ENDLESS)), store_at, resources=RESOURCES, admission=admission)
+    running = running_server(
+        ScriptedEngine(script(ENDLESS, endless=True, latency=0.01)), store_at, resources=RESOURCES, admission=admission
+    )
     async with running as served, openai_client(served.url) as sdk:
         asked = (begun(sdk, [line("a"), line("b")]) for _ in range(6))
         created = await asyncio.gather(*asked, return_exceptions=True)
@@ -355,6 +358,21 @@ async def after_validation(sdk: openai.AsyncOpenAI, batch: Batch) -> Batch:
         while (now := await sdk.batches.retrieve(batch.id)).status == "validating":
             await asyncio.sleep(0.02)
     return now
+
+
+async def test_line_that_is_cut_off_is_paid_for(store_at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LAST_SECONDS", 0.0)
+    running = running_server(ScriptedEngine(script(ENDLESS, endless=True, latency=0.01)), store_at, resources=RESOURCES)
+    async with running as served, openai_client(served.url) as sdk:
+        batch = await begun(sdk, [line("a")])
+        await wait_until(lambda: any(run.event_count > 9 for run in served.scheduler.runs))
+        await sdk.batches.cancel(batch.id)
+        ended = await over(sdk, batch)
+        (paid,) = await served.store.part(Ledger).sums(0, time.time() + 86_400)
+    assert (ended.status, ended.request_counts) == ("cancelled", BatchRequestCounts(total=1, completed=0, failed=0))
+    assert ended.usage
+    assert (paid.input_tokens, paid.output_tokens) == (ended.usage.input_tokens, ended.usage.output_tokens)
+    assert min(paid.input_tokens, paid.output_tokens) > 0
 
 
 # Webhooks
