@@ -226,7 +226,8 @@ def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 
 def _used(line: LineRequest, request: web.Request) -> Use | None:
-    use = whole_use((*map(use_of, request[_RUNS]), *filter(None, [request.get(USE)])))
+    runs: list[Run] = request[_RUNS]
+    use = whole_use((*map(use_of, runs), *filter(None, [request.get(USE)])))
     return use and replace(use, id=line.id, key_name=line.key_name, team=line.team, is_line=True)
 
 

@@ -118,14 +118,11 @@ class RunningProgram:
 
     def _recalled(self, past: Sequence[PastCall]) -> list[PastCall]:
         """Return past calls with the outcomes that were heard of, where they are no longer known."""
-        heard, got = list(self._heard), len(self._done)
+        heard, got = [(was, _value(was.call.arguments)) for was in self._heard], len(self._done)
         found = list(past[:got])
         for each in past[got:]:
-            same = () if each.is_known else (was for was in heard if _is_same(was.call, each.call))
-            known = next(iter(same), each)
-            if known is not each:
-                heard.remove(known)
-            found.append(known)
+            at = None if each.is_known or not heard else _first_same(each.call, heard)
+            found.append(each if at is None else heard.pop(at)[0])
         return found
 
     async def advance(
@@ -135,7 +132,9 @@ class RunningProgram:
 
         It may run for ``seconds`` in all of its steps.  Raises `ProgramFailed` or `SandboxDied`.
         """
-        past = self._recalled(past)
+        if len(past) > MOST_CALLS:
+            raise ProgramFailed(f"A program makes no more than {MOST_CALLS:,} calls.", "calls")
+        past = await in_thread(self._recalled, past)  # their arguments may be long
         self._refusal = refusal
         with self._running():
             if not self._has_begun:
@@ -276,11 +275,30 @@ def _is_same(now: NestedCall, was: NestedCall) -> bool:
     """
     if now.tool != was.tool:
         return False
-    if was.arguments in ("", now.arguments):
-        return True
+    return was.arguments in ("", now.arguments) or _are_same(_value(now.arguments), _value(was.arguments))
+
+
+def _first_same(call: NestedCall, heard: Iterable[tuple[PastCall, Any]]) -> int | None:
+    """Return the place of the first of the calls, with the values of their arguments, that is the same as this one."""
+    value = _value(call.arguments)
+    for at, (was, its) in enumerate(heard):
+        if was.call.tool == call.tool and (not call.arguments or _are_same(its, value)):
+            return at
+    return None
+
+
+def _value(arguments: str) -> Any:
+    """Return the value of arguments that are JSON, and others as they are."""
     try:
-        return bool(parsed(now.arguments) == parsed(was.arguments))
-    except (WrongArguments, RecursionError):
+        return parsed(arguments)
+    except WrongArguments:
+        return arguments
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except RecursionError:
         return False
 
 

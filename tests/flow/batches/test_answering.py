@@ -108,7 +108,7 @@ def lasting(value: Any) -> Any:
 
 def line(path: str, body: Any, **fields: str) -> LineRequest:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    given = {"id": "batch_a:1", "owner": "", "key_name": "", "team": ""} | fields
+    given: dict[str, Any] = {"id": "batch_a:1", "owner": "", "key_name": "", "team": ""} | fields
     return LineRequest(path=path, body=data, **given)
 
 

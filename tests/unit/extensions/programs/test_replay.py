@@ -6,12 +6,14 @@ import asyncio
 import json
 from itertools import pairwise
 from textwrap import indent
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.extensions.programs.running import MOST_CALLS
+from penstock.extensions.programs.arguments import parsed
+from penstock.extensions.programs.running import MOST_CALLS, RunningProgram
 from penstock.extensions.tools.sandbox.probe import Sandbox
 from penstock.services.tools import NestedCall, PastCall
 from tests.support.programs import host_of, played
@@ -130,3 +132,21 @@ async def test_order_of_tasks_in_a_set_is_not_that_of_their_addresses(program_sa
     assert begun == again == list(range(50))
     in_set = [number for (number,) in one_by_one]
     assert {(after - before) % 50 for before, after in pairwise(in_set)} == {1}
+
+
+def test_calls_of_a_client_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may list as many calls as a program makes, without outcomes and with long arguments."""
+    reads = list[str]()
+
+    def read(text: str) -> Any:
+        reads.append(text)
+        return parsed(text)
+
+    monkeypatch.setattr("penstock.extensions.programs.running.parsed", read)
+    unused: Any = None
+    program = RunningProgram(unused, unused, unused)
+    program.hear([PastCall(NestedCall((None, "add"), f'{{"a": {number}}}'), str(number)) for number in range(50)])
+    forged = [PastCall(NestedCall((None, "add"), f'{{ "a":{number}}}'), None) for number in range(1_000, 0, -1)]
+    outcomes = [each.result for each in program._recalled(forged) if each.is_known]  # noqa: SLF001
+    assert outcomes == [str(number) for number in range(49, 0, -1)]
+    assert len(reads) <= 50 + 1_000
