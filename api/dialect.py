@@ -436,7 +436,13 @@ class Edge:
         mode: Mode = "stream" if prepared.streams else "sync"
         model = prepared.resolved.facts.model
         beginning = Beginning(self.dialect.name, model, request[STARTED]) if prepared.streams else None
-        return _Begun(request, prepared, self.running(request, prepared, mode), beginning, self.scheduler.runs)
+        return _Begun(
+            request=request,
+            prepared=prepared,
+            events=self.running(request, prepared, mode),
+            beginning=beginning,
+            runs=self.scheduler.runs,
+        )
 
     def running(self, request: web.Request, prepared: Prepared, mode: Mode) -> AsyncGenerator[ResponseEvent, None]:
         """Return the events of a request that runs."""
