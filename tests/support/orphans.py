@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 
-MARK = "PENSTOCK_TESTS_END_WITH"
+MARK = "PROCESS_ENDS_WITH"
 """The variable that the processes of a program have, and those that they start."""
 
 
