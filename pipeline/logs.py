@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import cache
 
 from penstock.pipeline.foreign_errors import named_error, traceback_of
 
@@ -84,15 +85,18 @@ class JsonLines(logging.Formatter):
         }
         if (response_id := getattr(record, "response", "-")) != "-":
             line["response_id"] = response_id
-        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN and value is not None}
+        plain = _attributes(logging.getLogRecordFactory())
+        line |= {name: value for name, value in vars(record).items() if name not in plain and value is not None}
         if record.exc_info and record.exc_info[0] and record.exc_info[1] is not None:
             line["error"] = record.exc_info[0].__name__
             line["traceback"] = traceback_of(record.exc_info[1])
         return json.dumps(line, default=str)  # msgspec refuses bytes of other programs that are not UTF-8
 
 
-_PLAIN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "response"})
-"""The attributes of a record that ``extra`` has not given."""
+@cache
+def _attributes(_: object) -> frozenset[str]:
+    """Return the attributes that a factory gives every record, as vLLM's gives its own.  All others are of ``extra``."""
+    return frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "response"})
 
 
 def log_to_stderr(level: str, *, as_json: bool = False) -> None:

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.logs import Coloured, Lines, Seldom, counted, duration, printable, without_foreign_texts
+from penstock.pipeline.logs import (
+    Coloured,
+    JsonLines,
+    Lines,
+    Seldom,
+    counted,
+    duration,
+    printable,
+    without_foreign_texts,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +96,20 @@ def test_traceback_can_be_read() -> None:
     lines = Lines("%(message)s").format(record).split("\n")
     assert lines[:2] == ["A bug", "  Traceback (most recent call last):"]
     assert lines[-1] == "  KeyError: 'field'"
+
+
+def test_fields_that_a_library_gives_every_record_are_not_logged() -> None:
+    """As vLLM does once it is imported."""
+    make = logging.getLogRecordFactory()
+
+    def marking(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        record.process_of_a_library = "its own"
+        return record
+
+    logging.setLogRecordFactory(marking)
+    try:
+        record = logging.getLogger("penstock").makeRecord("penstock", 20, "", 0, "Hi", (), None, extra={"status": 200})
+        assert json.loads(JsonLines().format(record)).keys() == {"time", "level", "logger", "message", "status"}
+    finally:
+        logging.setLogRecordFactory(make)
