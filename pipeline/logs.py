@@ -95,7 +95,7 @@ class JsonLines(logging.Formatter):
 
 @cache
 def _attributes(_: object) -> frozenset[str]:
-    """Return the attributes that a factory gives every record, as vLLM's gives its own.  All others are of ``extra``."""
+    """Return the attributes that a factory gives every record, as vLLM's gives its own; others are of ``extra``."""
     return frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "response"})
 
 
