@@ -4,7 +4,7 @@
 
     sent     one task writes to the transports of all streams
     bare     a task of each stream waits for its tokens, and writes them with aiohttp
-    engine   the same, with vLLM's `AsyncLLM` and penstock's `VllmEngine` in between
+    engine   vLLM's `AsyncLLM` and penstock's `VllmEngine` write to the transports, over hot paths
     stages   the same, with the stages of penstock from the engine to the events, which are encoded
 
 All are above an engine core that dials the port HANDSHAKE.  Their bytes are those of penstock for as many tokens.
@@ -29,11 +29,11 @@ from aiohttp import web
 from penstock.api.cli.command_line import read_settings
 from penstock.api.http.sse import SSE_HEADERS
 from penstock.api.start.backends import in_this_process
+from penstock.pipeline import hot_path
 from penstock.pipeline.core import source_of
-from penstock.pipeline.frames import TokenChunk, replace, with_facts
-from penstock.pipeline.protocol.events import Event, to_sse
+from penstock.pipeline.frames import ItemDelta, TokenChunk, replace, with_facts
+from penstock.pipeline.protocol.events import Event, OutputTextDelta, to_sse
 from penstock.pipeline.protocol.params.request import CreateResponse
-from penstock.services.engines.engine import Engine
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.engines.vllm import VllmEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
@@ -126,29 +126,73 @@ class Direct:
                     stream.ready.set()
 
 
-def over(engine: Engine) -> Source:
-    """Return a source of requests to an engine of penstock."""
-    numbers, asked = count(), prompt("Hi", max_tokens=None)
+@dataclass
+class Outlet:
+    """The outlet of a hot path: a connection, to which what `encode` returns for an event is written at once."""
 
-    @asynccontextmanager
-    async def opened() -> AsyncGenerator[AsyncIterator[int], None]:
-        response = replace(asked.facts.response, id=f"resp_{next(numbers)}")
-        async with engine.open(with_facts(asked, response=response)) as frames:
-            yield (frame.token_ids.count(MEASURED) async for frame in frames if isinstance(frame, TokenChunk))
+    transport: Any
+    encode: Callable[[Any], bytes]
+    is_ready: bool = True
 
-    return opened
+    def put(self, event: Any) -> None:
+        data = self.encode(event)
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
-def staged(engine: Engine) -> Callable[[web.Request], Any]:
-    """Return a handler that writes the events of penstock's stages, without a run that keeps them."""
-    pipeline = harmony_pipeline(engine).through("emit")
+class Nothing:
+    """What joins a hot path in place of the stages, and of a run: its events are the tokens."""
+
+    is_plain, ended = True, False
+
+    def read(self, chunk: TokenChunk) -> ItemDelta | None:
+        measured = chunk.token_ids.count(MEASURED)
+        return ItemDelta("." * measured) if measured else None
+
+    def take_text(self, _: str) -> None:
+        pass
+
+    def feed_text(self, delta: ItemDelta) -> OutputTextDelta:
+        return OutputTextDelta(0, "", 0, 0, delta.text)
+
+    def append(self, _: Any) -> bool:
+        return True
+
+
+def over(engine: VllmEngine, events: Mapping[str, Sequence[bytes]]) -> Callable[[web.Request], Any]:
+    """Return a handler that writes one event for each token of an engine of penstock."""
+    numbers, asked, nothing, pipeline = count(), prompt("Hi", max_tokens=None), Nothing(), harmony_pipeline(engine)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        answer = await begun(request)
+        answer, rest = await begun(request), cycle(events[request.path])
+        response = replace(asked.facts.response, id=f"resp_{next(numbers)}")
+        outlet = Outlet(request.transport, lambda event: b"".join(islice(rest, len(event.delta))))
+        hot_path.begin(pipeline)
+        hot_path.lead_through(None)
+        hot_path.join(read=nothing.read, turn=nothing, writer=nothing, log=nothing, outlet=outlet, has_begun=True)
+        async with engine.open(with_facts(asked, response=response)) as frames:
+            async for frame in frames:
+                if isinstance(frame, TokenChunk) and (delta := nothing.read(frame)):
+                    outlet.put(nothing.feed_text(delta))
+        await answer.write_eof()
+        return answer
+
+    return handle
+
+
+def staged(engine: VllmEngine) -> Callable[[web.Request], Any]:
+    """Return a handler that writes the events of penstock's stages, without a run that keeps them."""
+    pipeline, nothing = harmony_pipeline(engine).through("emit"), Nothing()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer, outlet = await begun(request), Outlet(request.transport, to_sse)
+        hot_path.begin(pipeline)
+        hot_path.lead_through(None)
+        hot_path.join(log=nothing, outlet=outlet)
         async with pipeline.open(source_of([CreateResponse(input="Hi", stream=True)])) as events:
             async for event in events:
                 if isinstance(event, Event):
-                    await answer.write(to_sse(event))
+                    outlet.put(event)
+                    hot_path.join(has_begun=isinstance(event, OutputTextDelta))
         await answer.write_eof()
         return answer
 
@@ -207,7 +251,7 @@ async def handler(
             settings = read_settings([MODEL, *options])
             engine = (await closing.enter_async_context(in_this_process(settings))).engine
             assert isinstance(engine, VllmEngine)
-            yield writing(over(engine), events) if which == "engine" else staged(engine)
+            yield over(engine, events) if which == "engine" else staged(engine)
             return
         frontend = Frontend(f"tcp://127.0.0.1:{handshake}")
         closing.callback(frontend.close)

@@ -17,9 +17,8 @@ KINDS = ("sent", BARE, "engine", "stages", OURS)
 
 TOKEN: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("a write to the transport: the kernel's send, by uvloop", "sent", {}),
-    ("a task that waits for the token and wakes up, and aiohttp's write", BARE, {}),
-    ("vLLM's `AsyncLLM`, and `VllmEngine`, which reads it", "engine", {}),
-    ("the stages from generate to emit, and the encoding of events", "stages", {}),
+    ("vLLM's `AsyncLLM`, and `VllmEngine`, which passes it on", "engine", {}),
+    ("the machines of the stages, and the encoding of events", "stages", {}),
     ("the run and its log, the request's middleware, and the keep-alive", OURS, {"store": False}),
     ("the stored response, and its event log", OURS, {"store": True}),
 )
