@@ -28,6 +28,7 @@ from aiohttp import web
 
 from penstock.api.cli.command_line import read_settings
 from penstock.api.http.sse import SSE_HEADERS
+from penstock.api.runs.housekeeping import forget_generators, tune_gc
 from penstock.api.start.backends import in_this_process
 from penstock.pipeline import hot_path
 from penstock.pipeline.core import source_of
@@ -273,6 +274,8 @@ async def serve_bare(which: str, port: int, handshake: int, options: Sequence[st
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         closing.push_async_callback(runner.cleanup)
+        forget_generators()
+        tune_gc()  # as penstock does
         await web.TCPSite(runner, "127.0.0.1", port).start()
         await asyncio.Event().wait()
 
