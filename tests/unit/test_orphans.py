@@ -39,7 +39,7 @@ def test_processes_end_with_their_program(number: signal.Signals | None) -> None
     command = [sys.executable, "-c", PROGRAM, STUBBORN]
     environment = os.environ | {MARK: mark, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as program:
-        wait_for(lambda: len(marked(mark)) == 4)  # with the one that watches, and the one that its child has started
+        wait_for(lambda: len(marked(mark)) == 3)  # with the one that its child has started
         if number is not None:
             program.send_signal(number)
     wait_for(lambda: not marked(mark))
