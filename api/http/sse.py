@@ -240,8 +240,8 @@ class EventStream:
         await self.begin()
         refused = answer_to(request, error)
         answer[PROBLEM], answer[REFUSED], answer[ENDED] = refused[PROBLEM], refused.status, cause_of(error)
-        told = RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), self.last)
-        return await self.end(_fault(self.wire, told))
+        failure = RequestError(refused.status, refused[PROBLEM], request.get(REQUEST_ID, ""), self.last)
+        return await self.end(_fault(self.wire, failure))
 
     async def end(self, last: bytes | None) -> web.StreamResponse:
         """End the stream with a ``last`` frame; None closes the connection without an end."""

@@ -44,6 +44,7 @@ from penstock.services.engines.engine import (
     SeveralEngines,
     TextBackend,
     engine_of,
+    has_several,
 )
 from penstock.services.file_reading import open_files
 from penstock.services.mcp_config import ServerConfig, read_servers
@@ -311,11 +312,10 @@ def admitting(
     if "generate" not in pipeline.names():
         return pipeline
     settings_of = running.settings_of or (lambda _: settings)
-    several = engine if isinstance(engine, SeveralEngines) else None
     made: dict[str, tuple[Settings, Places | None]] = {}
 
     def of_model(model: str) -> Places | None:
-        own_settings, name = settings_of(model), several.title(model) if several else ""
+        own_settings, name = settings_of(model), engine.title(model) if has_several(engine) else ""
         if name not in made or made[name][0] is not own_settings:
             made[name] = own_settings, places_of(own_settings, engine_of(engine, model))
         return made[name][1]

@@ -30,7 +30,7 @@ class Bounds:
 
     @asynccontextmanager
     async def within(self, owner: str, lines: int, *, batches: int = 0) -> AsyncGenerator[None, None]:
-        """Let a block store so many batches and lines more.
+        """Let a block store these numbers of batches and lines beside what there is.
 
         Raises `LimitReached` if an owner, or all owners together, may not have them.  The blocks run one after another,
         as those of `Admission.queueing` do.

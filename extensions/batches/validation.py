@@ -235,7 +235,7 @@ def _parsed(text: bytes) -> tuple[_Line, _Head | None]:
 class Validation:
     """Reads the input files of batches of OpenAI's API.
 
-    ``within_bounds`` raises `LimitReached` if an owner may not have so many lines more as its block lets begin.
+    ``within_bounds`` raises `LimitReached` if an owner may not have the lines that its block lets begin.
     """
 
     parts: ServerParts

@@ -133,7 +133,7 @@ def _reason(was: Place, now: RecordedTurn, at: int) -> CutReason:
     if at < was.turns[0].begin and before.head != after.head:
         return "instructions"
     is_new = was.turn.response != now.response and after.is_sent_whole
-    is_edited = is_new and _contents(theirs)[: len(said := _contents(ours))] != said
+    is_edited = is_new and _contents(theirs)[: len(own := _contents(ours))] != own
     writer = next((each for each in was.written if each[0].begin - _OPENERS <= at < each[0].end), None)
     is_written = writer is not None and writer[0].begin <= at
     if is_written or not is_edited:

@@ -129,7 +129,7 @@ class Direct:
 
 @dataclass
 class Outlet:
-    """The outlet of a hot path: a connection, to which what `encode` returns for an event is written at once."""
+    """The outlet of a hot path: a connection, to which each event is written at once, as `encode` returns it."""
 
     transport: Any
     encode: Callable[[Any], bytes]
@@ -141,7 +141,7 @@ class Outlet:
 
 
 class Nothing:
-    """What joins a hot path in place of the stages, and of a run: its events are the tokens."""
+    """A stand-in on a hot path for the stages and a run: its events are the tokens."""
 
     is_plain, ended = True, False
 

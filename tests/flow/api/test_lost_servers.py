@@ -249,7 +249,7 @@ async def test_clock_jump_settles_no_server(store_at: str) -> None:
 async def test_clock_jump_settles_no_server_though_one_was_looking(
     store_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What began to look for dead servers before a jump of the clock goes on after it."""
+    """A search for dead servers that began before a jump of the clock goes on after it."""
     async with (
         running_server(endless(), store_at, heartbeat=NEVER) as one,
         running_server(quick(), store_at, heartbeat=0.02) as other,

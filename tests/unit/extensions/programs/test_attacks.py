@@ -98,7 +98,7 @@ async def test_flood_of_calls_ends(host: ProgramHost) -> None:
 async def test_flood_of_texts_ends(
     host: ProgramHost, argument: int, result: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the server keeps of the calls of a program is bounded, however few of them there are."""
+    """The server keeps a bounded part of the calls of a program, however few of them there are."""
     monkeypatch.setattr(running, "LONGEST_CALLS", 3_000_000)
     code = f"while True: await write('a' * {argument})"
     asked, outcome = await played(host, code, lambda _, call: PastCall(call, "r" * result))
