@@ -44,7 +44,7 @@ from penstock.services.engines.engine import (
     SeveralEngines,
     TextBackend,
     engine_of,
-    has_several,
+    title_of,
 )
 from penstock.services.file_reading import open_files
 from penstock.services.mcp_config import ServerConfig, read_servers
@@ -315,7 +315,7 @@ def admitting(
     made: dict[str, tuple[Settings, Places | None]] = {}
 
     def of_model(model: str) -> Places | None:
-        own_settings, name = settings_of(model), engine.title(model) if has_several(engine) else ""
+        own_settings, name = settings_of(model), title_of(engine, model)
         if name not in made or made[name][0] is not own_settings:
             made[name] = own_settings, places_of(own_settings, engine_of(engine, model))
         return made[name][1]

@@ -32,7 +32,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.protocol.generations import WeightSpan
-from penstock.services.engines.engine import Prioritizing, SeveralEngines, engine_of, sampling_parameters
+from penstock.services.engines.engine import Prioritizing, engine_of, has_several, sampling_parameters, title_of
 from penstock.services.engines.weights import joined, moved
 from penstock.services.slots import Slots
 from penstock.stages.optional.admit import Admit
@@ -116,9 +116,9 @@ class Yielding:
 
     def places(self, model: str) -> LinePlaces:
         """Return the places for lines of a model, by a name that is served."""
-        engine: object = self._scheduler.engine
-        title = engine.title(model) if isinstance(engine, SeveralEngines) else ""
-        is_open = not isinstance(engine, SeveralEngines) or engine.state(model) == "ready"
+        engine = self._scheduler.engine
+        title = title_of(engine, model)
+        is_open = not has_several(engine) or engine.state(model) == "ready"
         found = self._admit.places_of(model) if self._admit and is_open else None
         if found is None:
             return self._of_lines(title)
@@ -143,10 +143,9 @@ class Yielding:
 
     def _others(self, title: str) -> int:
         """Return the number of responses of a model that run and are no lines."""
-        engine: object = self._scheduler.engine
-        several = engine if isinstance(engine, SeveralEngines) else None
+        engine = self._scheduler.engine
         running = (run for run in self._scheduler.runs.running if not run.origin.line)
-        return sum(several is None or several.title(run.model) == title for run in running)
+        return sum(title_of(engine, run.model) == title for run in running)
 
     def _pause(self, places: LinePlaces, turn: Turn) -> None:
         task = asyncio.create_task(self._cancel(places, turn))

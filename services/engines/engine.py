@@ -305,6 +305,11 @@ def has_several(engine: Backend) -> TypeGuard[SeveralEngines]:
     return _several[kind]
 
 
+def title_of(engine: Backend, model: str) -> str:
+    """Return the one name for people of a model, given by one of its names; an empty one for an engine alone."""
+    return engine.title(model) if has_several(engine) else ""
+
+
 def reads_tokens(engine: Backend, writer: str, model: str) -> bool:
     """Return True if the ``writer`` of tokens, a served name, is the ``model`` of this name, which is served here.
 
