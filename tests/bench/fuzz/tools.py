@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,19 @@ TOOL_SECONDS = 5
 
 MEGABYTES = 2**20
 
+LONGEST = 4_000
+"""Characters of an answer that are shown when it is not as it must be."""
+
 TEXT: Json = {"type": "text", "text": "x"}
 
 
 def returning(*content: Json) -> Handle:
     """A server whose tool returns these parts."""
+    return speaking(call=partial(_returned, content))
 
-    async def call(_: web.Request, message: Json) -> web.StreamResponse:
-        return web.json_response(result(message, {"content": content}))
 
-    return speaking(call=call)
+async def _returned(content: Sequence[Json], _: web.Request, message: Json) -> web.StreamResponse:
+    return web.json_response(result(message, {"content": content}))
 
 
 def streaming(kind: str, pieces: Callable[[], Any]) -> Handle:
@@ -90,7 +94,12 @@ ATTACKS: Mapping[str, tuple[Handle, str]] = {
     "a text of 12 MB": (returning({**TEXT, "text": "x" * 12 * MEGABYTES}), ANSWERED),
     "a text of 6 MB of escapes": (returning({**TEXT, "text": "\n" * 3 * MEGABYTES}), ANSWERED),
     "a listing of 100,000 tools": (speaking([{**TOOL, "name": f"do{number}"} for number in range(100_000)]), REFUSED),
-    "a listing of 2,000 tools": (speaking([{**TOOL, "name": f"do{number}"} for number in range(2_000)]), ANSWERED),
+    "a listing of 2,000 tools": (
+        speaking(
+            [TOOL, *({**TOOL, "name": f"do{number}"} for number in range(1_999))], call=partial(_returned, [TEXT])
+        ),
+        ANSWERED,
+    ),
     "a schema of 300 levels": (speaking([{**TOOL, "inputSchema": deep(300)}]), REFUSED),
     "a flood of requests": (streaming(STREAM, messages("sampling/createMessage", asks=True)), REFUSED),
     "a flood of notifications": (streaming(STREAM, messages("notifications/tools/list_changed")), REFUSED),
@@ -102,17 +111,17 @@ ATTACKS: Mapping[str, tuple[Handle, str]] = {
 
 
 def asking(url: str) -> Json:
-    return {"input": "Hi", "store": False, "tools": [mcp_tool(url=f"{url}/mcp")]}
+    return {"input": "Hi", "store": False, "tools": [mcp_tool(url=url)]}
 
 
 async def attack_tools(server: ServerProcess) -> dict[str, Outcome]:
     """Name each hostile server in a request; return what became of it."""
     found = dict[str, Outcome]()
-    async with web_server(returning(TEXT)) as good, ordinary_client(server, asking(good)) as ordinary:
-        for name, (handle, wanted) in ATTACKS.items():
+    async with web_server(returning(TEXT)) as good, ordinary_client(server, asking(f"{good}/mcp")) as ordinary:
+        for number, (name, (handle, wanted)) in enumerate(ATTACKS.items()):
             found[name] = outcome = Outcome()
-            async with web_server(handle) as url:
-                end = await _end_of(server, asking(url))
+            async with web_server(handle) as url:  # a path of its own, as tools are remembered and ports come again
+                end = await _end_of(server, asking(f"{url}/{number}/mcp"))
             outcome.statuses[end] += 1
             if end != wanted:
                 outcome.fault(f"it came to {end}, not {wanted}", name)
@@ -127,8 +136,10 @@ async def _end_of(server: ServerProcess, body: Json) -> str:
         return "a hang"
     if status != 200:
         return f"{status}: {answer['error']['message']}"
-    items = [item for item in answer["output"] if item["type"] in ("mcp_list_tools", "mcp_call")]
-    return REFUSED if any(item.get("error") for item in items) else ANSWERED
+    items = {item["type"]: item for item in answer["output"]}
+    if any(item.get("error") for item in items.values()):
+        return REFUSED
+    return ANSWERED if "mcp_call" in items else f"neither a call nor an error: {json.dumps(answer)[:LONGEST]}"
 
 
 def serve_caller(*arguments: str) -> None:
