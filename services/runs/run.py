@@ -28,6 +28,7 @@ from penstock.pipeline.lifecycle.rules import rule
 from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent
 from penstock.pipeline.protocol.light import are_light
 from penstock.pipeline.protocol.response import Response
+from penstock.services.listeners import tell
 from penstock.services.runs.event_log import Block, EventLog, LogReader, read_blocks
 from penstock.services.runs.response_metrics import count_response
 from penstock.services.store.store import Store, StoredResponse
@@ -352,8 +353,7 @@ class RunRegistry:
         The line of a batch is counted with its result, and not here.  Returns None if nothing is stored.
         """
         key = (run.origin.key_name or run.origin.owner[:8]) if self._measures_keys else ""
-        for called in self.at_end:
-            called(run)
+        tell(self.at_end, run)
         self.store.recent_calls.keep(run.response.output, run.origin.owner, run.model, run.tokens)
         count_response(run.response, run.model, run.mode, time.monotonic() - run.began, key)
         use = None if run.origin.line else partial(use_of, run)

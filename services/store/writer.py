@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.pipeline import metrics
 from penstock.pipeline.errors import DiskFull, StoreFailed
+from penstock.services.listeners import tell
 from penstock.services.store.database import (
     Database,
     DatabaseRefused,
@@ -356,8 +357,7 @@ class StoreContext:
     def deleted(self, deleted_id: str, counts: Sequence[int]) -> bool:
         """Return True if a first statement has deleted a response or a conversation, and say so to all who listen."""
         if counts[0] > 0:
-            for called in self.at_deletion:
-                called(deleted_id)
+            tell(self.at_deletion, deleted_id)
         return counts[0] > 0
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:

@@ -264,6 +264,21 @@ async def test_finished_response_is_stored_whole(runs: RunRegistry) -> None:
     assert len(runs) == 0
 
 
+async def test_listener_that_raises_keeps_no_run_from_its_end(
+    runs: RunRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: Run) -> None:
+        raise ZeroDivisionError
+
+    heard = list[Run]()
+    runs.at_end += [broken, heard.append]
+    run = begun(runs)
+    await end_with(run, EVENTS)
+    assert await stored_events(runs.store) == await events_after(run) == EVENTS
+    assert heard == [run]
+    assert "ZeroDivisionError" in caplog.text
+
+
 @pytest.mark.defect("V25")
 async def test_unstored_run_is_released_at_its_end(runs: RunRegistry) -> None:
     events = frames.written_events((frames.started(store=False), *TURN[1:]))

@@ -259,6 +259,17 @@ async def test_deleting_removes_items_and_events(store: Store) -> None:
     assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
 
 
+async def test_listener_that_raises_keeps_no_deletion_from_its_answer(store: Store) -> None:
+    def broken(_: str) -> None:
+        raise ZeroDivisionError
+
+    heard = list[str]()
+    store.context.at_deletion += [broken, heard.append]
+    await store_response(store, stored_response("resp_1", ITEMS[0]))
+    assert await store.delete("resp_1", "")
+    assert heard == ["resp_1"]
+
+
 async def test_deleted_running_response_stays_deleted(store: Store) -> None:
     store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     assert await store.delete("resp_1", "")
