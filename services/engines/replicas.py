@@ -252,6 +252,8 @@ class Replica:
         self.weights = LatestWeights(f"The engine at {self.url}")
         self.cores: tuple[Core, ...] = (Core(self),)
         """Its engine cores: one, unless it reports several."""
+        self._ever: tuple[Core, ...] = self.cores
+        """All that it has had: one that it no longer reports may have generations, and may come back."""
 
     @property
     def address(self) -> str:
@@ -261,7 +263,7 @@ class Replica:
     @property
     def running(self) -> Sequence[Broken]:
         """The generations of this process on the server."""
-        return [generation for core in self.cores for generation in core.running]
+        return [generation for core in self._ever for generation in core.running]
 
     def endpoint_for(self, prompt: Prompt) -> Endpoint[Any]:
         """Return the endpoint that takes a prompt: the best one counts chosen tokens as likely ones, which are few."""
@@ -335,8 +337,8 @@ class Replica:
         cores = min(len(loads), MOST_CORES)
         is_other = 0 < cores != len(self.cores)
         if is_other:
-            new = (Core(self, number) for number in range(len(self.cores), cores))
-            self.cores = (*self.cores, *new)[:cores]
+            self._ever += tuple(Core(self, number) for number in range(len(self._ever), cores))
+            self.cores = self._ever[:cores]
             self._knows_sources = False
         found = chain((loads[rank] for rank in sorted(loads)), repeat(0))
         for core, load, began in zip(self.cores, found, chain(own, repeat(0)), strict=False):

@@ -24,7 +24,7 @@ from penstock.pipeline.frames import Origin, Prompt, Scheduling, TokenChunk, Tok
 from penstock.pipeline.metrics import ENGINE_WEIGHTS
 from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.services.engines import replicas, vllm_http
-from penstock.services.engines.affinity import RANK_HEADER, RETURNING, WORTH
+from penstock.services.engines.affinity import RANK_HEADER, RETURNING, WORTH, Ranking
 from penstock.services.engines.http_endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, constrained_to
 from penstock.services.engines.http_generation import HttpGeneration
 from penstock.services.engines.replicas import (
@@ -676,13 +676,16 @@ async def test_silent_stream_lasts_while_its_server_is_healthy(after: int) -> No
             assert token_ids(await rest) == TOKENS
 
 
+class Lost:
+    """A generation that counts how often it was given up."""
+
+    count = 0
+
+    def lose(self) -> None:
+        self.count += 1
+
+
 async def test_unresponsive_server_loses_its_streams() -> None:
-    class Lost:
-        count = 0
-
-        def lose(self) -> None:
-            self.count += 1
-
     lost = Lost()
     async with aiohttp.ClientSession() as session:
         replica = Replica(FakeVllm().url, session)
@@ -784,12 +787,11 @@ async def test_number_of_ranks_is_bounded() -> None:
 async def test_turns_of_a_conversation_go_to_the_same_rank() -> None:
     """The prompts are long, so that no load is as much work."""
     async with engine_over(server := FakeVllm(TOKENS, ranks=4)) as engine:
-        for name in range(9):
-            for _ in range(3):
-                await generate(engine, prompt_for_fakes(id=f"resp_{name}", token_ids=(1,) * 20_000))
-        turns = ranks_of(server)
-        assert all(len({*turns[each : each + 3]}) == 1 for each in range(0, len(turns), 3))
-        assert {*turns} > {"0"}
+        ranks = {core.name: str(core.number) for core in engine.replicas.all[0].cores}
+        prompts = [prompt_for_fakes(id=f"resp_{name}", token_ids=(1,) * 20_000) for name in range(9)]
+        for prompt in prompts * 3:
+            await generate(engine, prompt)
+        assert ranks_of(server) == [ranks[next(Ranking(ranks).of(prompt.facts))] for prompt in prompts] * 3
 
 
 async def test_server_of_one_rank_is_not_told_any() -> None:
@@ -804,6 +806,18 @@ async def test_ranks_that_show_late_are_found(monkeypatch: pytest.MonkeyPatch) -
     async with engine_over(server := FakeVllm(TOKENS)) as engine:
         server.ranks = 2
         await wait_until(lambda: len(engine.replicas.all[0].cores) == 2)
+
+
+async def test_generation_of_a_rank_that_is_no_longer_reported_counts() -> None:
+    async with running_fakes(server := FakeVllm(ranks=2)), aiohttp.ClientSession() as session:
+        replica, left = Replica(server.url, session), Lost()
+        await replica.poll_load()
+        replica.cores[1].running.add(left)
+        for ranks, loads in ((1, [0]), (2, [0, 1])):
+            server.ranks = ranks
+            assert await replica.poll_load()
+            assert [core.load for core in replica.cores] == loads
+            assert replica.running == [left]
 
 
 async def test_load_of_each_rank_counts() -> None:
