@@ -88,15 +88,18 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
-def faults(looks: Sequence[Look]) -> Iterator[str]:
-    """Yield a message for memory and for the store if they grew: the last third is compared with the middle third."""
+def faults(looks: Sequence[Look], ttl: float = TTL) -> Iterator[str]:
+    """Yield a message for memory and for the store if they grew: the last third is compared with the middle third.
+
+    The store keeps responses for ``ttl`` seconds.
+    """
     third = max(1, len(looks) // 3)
     before, last = looks[third : 2 * third] or looks[:1], looks[-third:]
     responses = max(1, median(look.made for look in last) - median(look.made for look in before))
     grown = median(look.memory for look in last) - median(look.memory for look in before)
     if grown > SLACK + LEAK * responses:
         yield f"memory grew by {grown / responses:.0f} bytes per response, {LEAK} at most were expected"
-    if third * PERIOD > TTL and max(look.stored for look in last) > 1.5 * max(
+    if third * PERIOD > ttl and max(look.stored for look in last) > 1.5 * max(
         look.stored for look in looks[: 2 * third]
     ):
         yield "the store grew in the last third"
