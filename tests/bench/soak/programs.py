@@ -216,5 +216,5 @@ def _living(servers: Servers) -> list[psutil.Process]:
 
 def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):  # it may end between two looks
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
