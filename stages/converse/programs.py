@@ -18,7 +18,7 @@ from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, McpTool, 
 from penstock.services.tools import NestedCall, PastCall
 from penstock.stages.converse.sessions import FAILURE, RunningCall, RunningProgram, Sessions, Step
 from penstock.stages.converse.turn import ToolCall, output_of
-from penstock.stages.models import call_results
+from penstock.stages.models import call_results, output_items
 from penstock.stages.models.opened_calls import call_by
 
 AT_ONCE = 16
@@ -77,7 +77,7 @@ class Programs:
                         return
                     continue
                 yield from running.frames(frames.ItemClosed(complete=True))
-                done.append(_past(call, running))
+                done.append(_past(opened, call, running))
 
     def _begun(
         self, tool: Tool | None, call: NestedCall, program: RunningProgram
@@ -108,11 +108,17 @@ def ended(call_id: str, finished: frames.CallFinished) -> Iterator[Step]:
     yield frames.ItemClosed(complete=True)
 
 
-def _past(call: NestedCall, running: RunningCall) -> PastCall:
+def _past(opened: frames.Opened, call: NestedCall, running: RunningCall) -> PastCall:
+    """Return the outcome of a call: the same as `past_calls` finds in its item, for a program that runs again."""
     outcome = running.outcome
     finished = outcome.result() if isinstance(outcome, asyncio.Task) else outcome
     assert isinstance(finished, frames.CallFinished)
-    return PastCall(call, finished.result, finished.error if finished.ran else finished.result.removeprefix(FAILURE))
+    has_run_commands = isinstance(finished.data, frames.ShellOutput)
+    if has_run_commands or (finished.error is None and finished.ran):
+        return PastCall(call, finished.result)
+    is_shown = isinstance(opened, frames.McpCallOpened) and finished.ran
+    error = finished.error or "" if is_shown else finished.result.removeprefix(FAILURE)
+    return PastCall(call, finished.result, error.removesuffix("\n"))
 
 
 # The programs of a conversation
@@ -166,14 +172,30 @@ def past_calls(request: frames.ResolvedRequest, call_id: str) -> list[PastCall]:
 
 def _outcome(call: NestedCall, item: items.CallItem, output: Item | None, request: frames.ResolvedRequest) -> PastCall:
     known = request.results.get(output.id if output else item.id)
-    if isinstance(output, items.CallOutput):
+    if isinstance(output, items.ShellCallOutput):
+        has_failed = known is not None and _is_failure(output, known)
+    elif isinstance(output, items.CallOutput):
         text = known or call_results.output_of(output, item)
         has_failed = isinstance(output, items.FunctionCallOutput) and output.status == "incomplete"
         return PastCall(call, text, text if has_failed else None)
-    if not isinstance(item, items.ServedCall):
+    elif not isinstance(item, items.ServedCall):
         return PastCall(call, error="This call has no output.")
-    if known is None and isinstance(item, items.McpCall):
-        known = call_results.result_of(item)
-    if known is None or item.status == "completed":
+    elif known is None and isinstance(item, items.McpCall) and item.status in ("completed", "failed"):
+        shown = call_results.result_of(item)
+        return PastCall(call, shown, None if item.error is None else shown)
+    else:
+        has_failed = item.status != "completed"
+    if known is None or not has_failed:
         return PastCall(call, known)
-    return PastCall(call, error=known.removeprefix(FAILURE))
+    return PastCall(call, error=known.removeprefix(FAILURE).removesuffix("\n"))
+
+
+def _is_failure(output: items.ShellCallOutput, known: str) -> bool:
+    """Return True if a shell could run no command, so that its output has the error alone."""
+    match output.output:
+        case ():
+            return known.startswith(FAILURE)
+        case ({"stderr": str(error), "outcome": {"exit_code": output_items.NOT_EXECUTED}},):
+            return error.removeprefix(FAILURE) == known.removeprefix(FAILURE)
+        case _:
+            return False

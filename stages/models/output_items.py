@@ -23,7 +23,7 @@ from penstock.pipeline.protocol.tools import ClientForm
 from penstock.stages.models import client_actions
 from penstock.stages.models.shell_calls import ArgumentsInvalid, shell_action
 
-_NOT_EXECUTED = 126
+NOT_EXECUTED = 126
 """The exit code of POSIX shells for a command that cannot be executed."""
 
 
@@ -365,7 +365,7 @@ def _shell_output(opening: frames.ShellOutputOpened, draft: Draft, status: ItemS
     outputs = finished.data.outputs if finished and isinstance(finished.data, frames.ShellOutput) else ()
     if finished and finished.error is not None and not outputs and draft.is_shown:  # no shell could run any command
         error = finished.error
-        outputs = ({"stdout": "", "stderr": error, "outcome": {"type": "exit", "exit_code": _NOT_EXECUTED}},)
+        outputs = ({"stdout": "", "stderr": error, "outcome": {"type": "exit", "exit_code": NOT_EXECUTED}},)
     return items.ShellCallOutput(items.ShellCallOutput.new_id(draft.key), _answered(draft), outputs, status)
 
 

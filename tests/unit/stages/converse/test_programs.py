@@ -48,6 +48,8 @@ TOOLS = Toolset(
         McpTool("docs", "add"),
         McpTool("docs", "drop", needs_approval=True),
         HostedTool("browser", "search"),
+        HostedTool("python", "python"),
+        HostedTool("container", "exec"),
     ),
 )
 
@@ -161,15 +163,21 @@ async def test_call_of_the_client_ends_the_response_and_its_output_lets_the_prog
 
 def written(yielded: Sequence[frames.ConversedFrame], suffix: str = "1") -> list[Any]:
     """The items of a response, as a client has them, with ids of their own."""
+    *_, last = emitted(yielded)
+    assert isinstance(last, TerminalEvent)
+    return [renamed(each, suffix) for each in last.response.output]
+
+
+def emitted(yielded: Sequence[frames.ConversedFrame]) -> list[Any]:
     writer = ResponseWriter(None)
     started = yielded[0]
     assert isinstance(started, frames.GenerationStarted | frames.ResponseStarted)
-    for frame in yielded:
-        for _ in writer.feed(frame):
-            pass
-    *_, last = writer.finish()
-    assert isinstance(last, TerminalEvent)
-    return [renamed(each, suffix) for each in last.response.output]
+    return [*(each for frame in yielded for each in writer.feed(frame)), *writer.finish()]
+
+
+def hidden(yielded: Sequence[frames.ConversedFrame]) -> dict[str, str]:
+    """The results of calls of a response that its items do not show, by the ids of `written`."""
+    return {f"{each.item_id}1": each.result for each in emitted(yielded) if isinstance(each, frames.ItemResult)}
 
 
 def renamed(each: Any, suffix: str) -> Any:
@@ -183,6 +191,39 @@ async def test_calls_beyond_the_limit_are_refused_inside_the_program() -> None:
     assert len(at.tool.calls) == 2
     assert [past.error is None for past in at.program.past[-1]] == [True, True, False]
     assert finish_reasons(yielded) == ["stop", "stop"]
+
+
+RUN, EXEC = NestedCall(("python", "python"), "f()"), NestedCall(("container", "exec"), '{"cmd": ["ls"]}')
+PRINTED: dict[str, Any] = {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 126}}
+
+
+@pytest.mark.parametrize(
+    ("call", "outcome", "error"),
+    [
+        (ADD, ToolResult("Error: 2"), None),
+        (ADD, ToolResult(error="Error: no\n"), "Error: no"),
+        (ADD, ToolResult("2", "no"), "no"),
+        (LOOK, ToolResult("no", "no"), "no"),
+        (RUN, ToolResult("2\n"), None),
+        (RUN, ToolResult("2", "no"), "2\nError: no"),
+        (EXEC, ToolResult("Error: a", data=frames.ShellOutput((PRINTED,))), None),
+        (EXEC, ToolResult("a", "no", frames.ShellOutput((PRINTED,))), None),
+        (EXEC, ToolResult(error="no"), "no"),
+    ],
+)
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_program_that_runs_again_gets_the_outcomes_that_it_got(
+    call: NestedCall, outcome: ToolResult, error: str | None, is_refused: bool
+) -> None:
+    at = table((call,), (ASK,), tool=ScriptedTool([outcome]))
+    given = conversation(HELLO, LISTING, tools=TOOLS, max_tool_calls=1 if is_refused else None)
+    yielded = await at.talk(given)
+    got, made = at.program.past[-1][0], written(yielded)
+    asked = items.FunctionCallOutput("fco_1", made[-1].call_id, "7", "completed")
+    known = replace(given, history=(*given.facts.input, *made), results=hidden(yielded))
+    again, _ = past_calls(frames.with_facts(known, input=(asked,)), made[0].call_id)
+    assert (got.error, again.error) == ((again.error,) * 2 if is_refused else (error, error))
+    assert got.error or got.result == again.result
 
 
 async def test_calls_run_one_by_one_if_the_request_says_so() -> None:
