@@ -65,6 +65,6 @@ async def check_tasks(before: set[asyncio.Task[Any]]) -> None:
     """Raise `InvariantBroken` if a task runs that did not run ``before``."""
     running = asyncio.all_tasks() - before - {asyncio.current_task()}
     if running:
-        await asyncio.wait(running, timeout=0.1)
+        await asyncio.wait(running, timeout=1.0)
     names = sorted(getattr(task.get_coro(), "__qualname__", task.get_name()) for task in running if not task.done())
     rule(not names, f"close leaves no task running: {', '.join(names)}")

@@ -29,7 +29,7 @@ from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.bench.figures import over
 from tests.bench.serving import STREAMS, TOKENS, talking
 from tests.bench.sockets import BODY, Figures, spent, without_first
-from tests.support.processes import free_port
+from tests.support.processes import PATIENCE, free_port
 from tests.support.server import COUNT, running_server
 
 NOTHING, METRICS, TRACES = "neither", "metrics", "metrics and traces"
@@ -61,7 +61,7 @@ async def collector() -> AsyncGenerator[str, None]:
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, str(port))
     try:
         url = f"http://127.0.0.1:{port}/v1/traces"
-        async with aiohttp.ClientSession() as client, asyncio.timeout(60):
+        async with aiohttp.ClientSession() as client, asyncio.timeout(PATIENCE):
             while True:
                 try:
                     async with client.post(url):
@@ -100,7 +100,7 @@ async def scrape_times(scrapes: int, streams: int = OPEN) -> list[float]:
             command = (sys.executable, "-m", "tests.bench.readers", str(URL(served.url).port), str(streams), BODY)
             clients = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
             try:
-                async with asyncio.timeout(120):
+                async with asyncio.timeout(PATIENCE):
                     while engine.running < streams:
                         await asyncio.sleep(0.05)
                 async with aiohttp.ClientSession() as client:

@@ -22,7 +22,7 @@ from penstock.api.settings import Settings
 from penstock.pipeline.errors import CannotStart
 from penstock.server import application
 from penstock.services.engines.custom import open_engine
-from tests.support.api_clients import openai_client
+from tests.support.api_clients import openai_client, wait_until
 from tests.support.server import WEATHER
 
 ENGINE = f"{Path(__file__).with_name('chat_endpoint.py')}:engine"
@@ -241,8 +241,7 @@ async def test_a_reader_that_leaves_ends_the_completion(monkeypatch: pytest.Monk
             if event.type == "response.output_text.delta":
                 break
         await stream.close()
-        async with asyncio.timeout(10):
-            await chat.is_left.wait()
+        await wait_until(chat.is_left.is_set)
 
 
 async def test_cancel_keeps_the_text_and_ends_the_completion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -255,8 +254,7 @@ async def test_cancel_keeps_the_text_and_ends_the_completion(monkeypatch: pytest
             if event.type == "response.output_text.delta":
                 break
         response = await client.responses.cancel(response_id)
-        async with asyncio.timeout(10):
-            await chat.is_left.wait()
+        await wait_until(chat.is_left.is_set)
     assert (response.status, response.output_text) == ("cancelled", "Hel")
 
 

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 from tests.support.boards import ALERTS
 from tests.support.paths import ROOT
-from tests.support.processes import free_port, running_process
+from tests.support.processes import PATIENCE, free_port, running_process
 
 UNPACKED = ROOT / ".cache/prometheus/usr/bin"
 
@@ -38,7 +38,7 @@ class Prometheus:
 
     def ask(self, path: str, **fields: object) -> Any:
         """Return the data of an answer; every other answer is an error."""
-        with urlopen(f"{self.url}/api/v1/{path}?{urlencode(fields)}", timeout=60) as answer:
+        with urlopen(f"{self.url}/api/v1/{path}?{urlencode(fields)}", timeout=PATIENCE) as answer:
             found = json.load(answer)
         assert found["status"] == "success"
         return found["data"]

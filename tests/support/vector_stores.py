@@ -19,6 +19,7 @@ from penstock.extensions.tools.search.searcher import Searcher
 from penstock.extensions.tools.search.session import FileSearchHost
 from penstock.services.store.store import Store
 from penstock.services.tools import Toolbox
+from tests.support.api_clients import PATIENCE
 from tests.support.server import ScriptedServer
 from tests.support.stores import open_store
 from tests.support.tool_servers import tool_server
@@ -68,7 +69,7 @@ async def new_store(served: ScriptedServer, files: Sequence[str] = (), **fields:
     """Create a vector store, and return it once its files are read."""
     status, made = await served.post({"file_ids": list(files), **fields}, "/v1/vector_stores")
     assert status == 200, made
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while made["status"] == "in_progress":
             await asyncio.sleep(0.02)
             _, made = await served.get(f"/v1/vector_stores/{made['id']}")

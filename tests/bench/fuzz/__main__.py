@@ -43,6 +43,9 @@ from tests.support.server_process import ServerProcess, running_process
 FLOOD_SECONDS = 15.0
 """Seconds of a flood, and those after it, in which memory goes back."""
 
+FEW_TOKENS = 200
+"""Tokens of a stream that ends before the server does."""
+
 LIMITED = 1_000
 """Requests of a limited key, and bodies that it declares."""
 
@@ -69,10 +72,10 @@ async def hostile(server: ServerProcess, bodies: int, connections: int, seed: in
 
 
 async def many_streams(server: ServerProcess, count: int) -> dict[str, Outcome]:
-    """Hold streams open until they end by themselves, then as many until the server is stopped."""
+    """Hold streams open until they have `FEW_TOKENS`, then as many, which would go on, until the server is stopped."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         server.client, before = client, server.client
-        whole = await open_streams(server, count)
+        whole = await open_streams(server, count, max_output_tokens=FEW_TOKENS)
         stopped = await open_streams(server, count, server.kill(signal.SIGTERM))
         server.client = before
     return {
@@ -94,7 +97,7 @@ async def main() -> int:
     with TemporaryDirectory(prefix="fuzz") as name:
         folder = Path(name)
         options = ("--max-background", str(wanted.streams), "--drain-timeout", "1", "--log-level", "INFO")
-        for script in ("quick", "slow"):
+        for script in ("quick", "long"):
             store = str(folder / f"{script}.sqlite3")
             async with running_process(store, folder, script, *options) as server:
                 begun = time.monotonic()

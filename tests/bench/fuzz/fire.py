@@ -129,14 +129,16 @@ async def fire_connections(server: ApiClient, connections: Iterable[RawConnectio
     return await fire(connections, shoot, at_a_time=100)
 
 
-async def open_streams(server: ApiClient, count: int, once_open: Awaitable[object] | None = None) -> Outcome:
+async def open_streams(
+    server: ApiClient, count: int, once_open: Awaitable[object] | None = None, **fields: object
+) -> Outcome:
     """Hold ``count`` streams open at once, half of them in the background; each has exactly one terminal event."""
     begun = 0
     all_begun = asyncio.Event()
 
     async def shoot(number: int, outcome: Outcome) -> None:
         nonlocal begun
-        body = {"input": f"Count. {number}", "stream": True, "background": number % 2 == 1}
+        body = {"input": f"Count. {number}", "stream": True, "background": number % 2 == 1, **fields}
         read = b""
         try:
             async with server.client.post(f"{server.url}/v1/responses", json=body) as answer:

@@ -278,7 +278,7 @@ async def test_cancelled_streams_end_at_the_server(tmp_path: Path) -> None:
 async def test_request_without_an_end_times_out(tmp_path: Path) -> None:
     engine = ScriptedEngine(script(ENDLESS, endless=True, latency=0.001))
     async with running_server(engine, tmp_path) as served:
-        assert await outcomes(plan(url=served.url, requests=2, output="100000", timeout=0.5)) == {"timeout": 2}
+        assert await outcomes(plan(url=served.url, requests=2, output="100000", timeout=2)) == {"timeout": 2}
         await wait_until(lambda: engine.aborted == 2)
 
 
