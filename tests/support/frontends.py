@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from penstock.api.frontends import supervisor
 from penstock.api.start.share import FrontendState
+from tests.support.processes import open_files
 from tests.support.server_process import penstock
 
 SEEN = 5.0
@@ -29,5 +29,5 @@ def patient_penstock(*arguments: str) -> None:
 
 def states_of(server: int, count: int) -> Sequence[FrontendState]:
     """Return the states of the frontends at their last signs of life, which the process of the server shares."""
-    memory, *_ = (each for each in Path(f"/proc/{server}/fd").iterdir() if "/pym-" in str(each.readlink()))
+    memory, *_ = (each for each, place in open_files(server) if "/pym-" in str(place))
     return list((FrontendState * count).from_buffer_copy(memory.read_bytes()))

@@ -64,6 +64,13 @@ def descendants(root: int) -> set[int]:
     return found - {root}
 
 
+def open_files(process: int) -> Iterator[tuple[Path, Path]]:
+    """Yield the descriptors that a process has open, and what each refers to; it may close others meanwhile."""
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield descriptor, descriptor.readlink()
+
+
 @dataclass(frozen=True)
 class CommandResult:
     status: int

@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.extensions.tools.sandbox.container import ContainerHost
@@ -32,6 +34,13 @@ async def available(
     found = await probe(kind, modes=(modes[lacks.index(None)],), limits=limits, packages=packages)
     assert isinstance(found, Sandbox), found.reason
     return found
+
+
+def lives(process: psutil.Process) -> bool:
+    """Return True if a process has not ended; it may end, and be gone, while one looks."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 @cache

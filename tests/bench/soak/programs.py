@@ -23,6 +23,7 @@ from tests.bench.soak.watch import TTL, faults, watching
 from tests.support.api_clients import wait_until
 from tests.support.program_clients import WAYS, ProgramClient, found
 from tests.support.programming_engine import serve_programming
+from tests.support.sandboxes import lives
 from tests.support.server_process import ServerProcess, serving_process
 
 KEPT_SECONDS = 3
@@ -211,10 +212,4 @@ async def _left(servers: Servers) -> Iterable[str]:
 
 def _living(servers: Servers) -> list[psutil.Process]:
     """Return the processes of programs at the server that lives, and those that killed servers have left."""
-    return [*filter(_lives, servers.left), *children_of(servers.steady)]
-
-
-def _lives(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):  # it may end between two looks
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
+    return [*filter(lives, servers.left), *children_of(servers.steady)]

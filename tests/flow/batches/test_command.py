@@ -212,7 +212,9 @@ def has(out: Path, most: int) -> bool:
 
 
 def test_killed_runs_leave_one_result_for_each_line(tmp_path: Path) -> None:
-    lines = [line(f"{number}", f"Text {number}") for number in range(100)]
+    """The first line takes three seconds, before which no run ends."""
+    said = {f"{number}": f"Text {number}" for number in range(100)} | {"0": "Text" + " word" * 300}
+    lines = [line(name, text, max_tokens=1_000) for name, text in said.items()]
     file, out = written(tmp_path, lines), tmp_path / "out.jsonl"
     for most in (5, 50):
         with started(tmp_path, file, out) as process:
@@ -221,7 +223,7 @@ def test_killed_runs_leave_one_result_for_each_line(tmp_path: Path) -> None:
     assert count(out) < len(lines)
     with started(tmp_path, file, out) as process:
         assert process.wait(PATIENCE) == 0
-    assert texts(results(out)) == {f"{number}": f"Text {number}" for number in range(100)}
+    assert texts(results(out)) == said
     assert len(results(out)) == 100
 
 

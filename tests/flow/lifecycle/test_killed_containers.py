@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.extensions.tools.sandbox.folder import PREFIX
-from tests.support.sandboxes import available
+from tests.support.sandboxes import available, lives
 from tests.support.server_process import ServerProcess, running_process
 from tests.support.stores import both_if_thorough
 from tests.support.tool_servers import CODE_TOOL, in_container
@@ -58,7 +58,7 @@ async def test_killed_server_leaves_no_container(store_at: str, tmp_path: Path) 
         assert folders_with(name)
         await server.kill()
         await asyncio.to_thread(psutil.wait_procs, processes, 120)
-        assert not [process for process in processes if process.is_running() and process.status() != "zombie"]
+        assert not [*filter(lives, processes)]
         await server.start()
         assert folders_with(name) == []
         status, found = await server.get(f"/v1/containers/{container_id}")

@@ -15,9 +15,10 @@ import pytest
 
 from penstock.extensions.tools.sandbox.folder import PREFIX
 from tests.support.mcp_servers import HttpServers, http_servers
+from tests.support.processes import open_files
 from tests.support.program_clients import WAYS, ProgramClient, Way, found
 from tests.support.programming_engine import serve_programming
-from tests.support.sandboxes import available
+from tests.support.sandboxes import available, lives
 from tests.support.server_process import ServerProcess, serving_process
 from tests.support.stores import both_if_thorough
 from tests.support.tool_servers import CODE_TOOL, mcp_tool
@@ -83,15 +84,13 @@ def processes_of(server: ServerProcess) -> list[psutil.Process]:
 async def none_lives(processes: list[psutil.Process]) -> None:
     """Wait until none of some processes lives, for which none has to be read by its parent."""
     async with asyncio.timeout(120):
-        while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
+        while any(map(lives, processes)):
             await asyncio.sleep(0.02)
 
 
 def folders_of(server: ServerProcess) -> list[Path]:
     """Return the folders of the sandboxes of a server, which has each of them open."""
-    return [
-        place for file in Path(f"/proc/{server.pid}/fd").iterdir() if (place := file.readlink()).name.startswith(PREFIX)
-    ]
+    return [place for _, place in open_files(server.pid) if place.name.startswith(PREFIX)]
 
 
 async def undisturbed(server: ServerProcess, way: Way, *tools: dict[str, Any]) -> ProgramClient:

@@ -12,6 +12,7 @@ import httpx
 from tests.support.claude_session import captured, capturing, keep, next_body
 from tests.support.client_server import Server
 from tests.support.launched_agents import DONE, KEY, AgentServer, Launched, agent_server, call, common, is_need
+from tests.support.processes import PATIENCE
 
 Json = dict[str, Any]
 
@@ -226,6 +227,6 @@ def check_extensions(turns: list[tuple[list[int], list[int]]], edited: int | Non
 def answered(server: AgentServer, body: Json) -> list[Json]:
     """Return the content of the answer to one body, which is not streamed."""
     headers = {"x-api-key": KEY}
-    answer = httpx.post(f"{server.url}/v1/messages", json=body | {"stream": False}, headers=headers, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/messages", json=body | {"stream": False}, headers=headers, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     return list(answer.json()["content"])

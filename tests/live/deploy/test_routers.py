@@ -17,7 +17,7 @@ from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.routers import running_router
 from tests.support.server import HELLO, Server, completed_response, running_server
 
-CONVERSATIONS, TURNS = 12, 2
+CONVERSATIONS, TURNS = 40, 2  # so many that both engines get some, wherever their ids are hashed to
 POLICIES = ("sticky_least_loaded", "consistent_hash")
 
 encode = load_encoding().encode_markup

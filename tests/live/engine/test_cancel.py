@@ -24,6 +24,10 @@ Phase: TypeAlias = Literal["queued", "prefill", "decode", "stuck"]
 """The state of a request when it is cancelled; "stuck" means that tokens are generated and not read."""
 
 
+def endless() -> Prompt:
+    return prompt("Never stop talking.", max_tokens=ENDLESS)
+
+
 async def until_free(engine: VllmEngine, stats: EngineStats) -> None:
     """Wait until no request is left in vLLM's front end and in its scheduler."""
     await until_idle(engine)
@@ -54,7 +58,7 @@ async def cancelled(engine: VllmEngine, stats: EngineStats, wanted: Prompt, phas
 async def test_request_is_cancelled_at_any_point(
     engine: VllmEngine, stats: EngineStats, phase: Phase, likely: bool
 ) -> None:
-    wanted = prompt("word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
+    wanted = prompt("word " * 7000, max_tokens=1000) if phase == "prefill" else endless()
     before = stats.generated
     frames = await cancelled(engine, stats, sampled(wanted, logprobs=1 if likely else None), phase)
     assert len(token_ids(frames)) == stats.generated - before
@@ -64,7 +68,7 @@ async def test_request_is_cancelled_at_any_point(
 
 
 async def test_cancelling_one_request_leaves_the_others(engine: VllmEngine, stats: EngineStats) -> None:
-    wanted = prompt("Never stop talking.", max_tokens=ENDLESS)
+    wanted = endless()
     names = [f"resp_{number}" for number in range(QUEUE)]
     tasks = {name: asyncio.create_task(generate(engine, rename(wanted, name))) for name in names}
     await stats.until(lambda: stats.running == QUEUE)

@@ -18,7 +18,7 @@ from penstock.extensions.workbench.against import compared
 from penstock.pipeline.recordings.format import read_header
 from penstock.pipeline.recordings.wire import WireBody, WireEvent
 from tests.support.paths import TINY_QWEN
-from tests.support.processes import free_port, running_process
+from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.tiny_engine import ARGUMENTS
 from tests.support.wiretaps import recorded_server, wire_recordings
 
@@ -130,7 +130,7 @@ def test_tokens_of_vllm_are_compared_and_parsed(url: str, tmp_path: Path) -> Non
         url,
         "--json",
     ]
-    lines = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, check=True, text=True, timeout=PATIENCE).stdout.splitlines()
     *answers, figures = map(json.loads, lines)
     assert (figures["answers"], figures["changed"], figures["vocabulary_not_checked"]) == (5, 0, {})
     assert figures["compared"] == sum(each["tokens"] for each in answers[:4]) > 20
@@ -138,7 +138,7 @@ def test_tokens_of_vllm_are_compared_and_parsed(url: str, tmp_path: Path) -> Non
     assert list(figures["skipped"].values()) == [1]
 
     command = [Path(sys.executable).with_name("penstock"), "replay", recordings[1]]
-    shown = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120)
+    shown = subprocess.run(command, capture_output=True, check=True, text=True, timeout=PATIENCE)
     assert "penstock: " not in shown.stderr
     assert "function call · get_weather" in shown.stdout
     assert '{"city":"Paris"}' in shown.stdout.replace(" ", "")

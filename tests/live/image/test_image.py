@@ -62,7 +62,7 @@ def start(image: Image, tmp_path: Path) -> Start:
 def called(port: int, path: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return json.load(answer)
 
 

@@ -60,6 +60,7 @@ def served(folder: Path, *options: str) -> Iterator[tuple[str, Path]]:
 @pytest.fixture
 def page(browser: Browser) -> Generator[Page, None, None]:
     context = browser.new_context()
+    context.set_default_timeout(1000 * PATIENCE)
     yield context.new_page()
     context.close()
 
@@ -119,6 +120,7 @@ def test_page_of_the_server_sends_a_request_and_shows_its_stream(
     (tmp_path / "keys").write_text(KEY)
     with served(tmp_path, "--api-key-file", str(tmp_path / "keys")) as (url, _):
         context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+        context.set_default_timeout(1000 * PATIENCE)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url)
