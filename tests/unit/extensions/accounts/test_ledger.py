@@ -273,7 +273,9 @@ class World:
     seen: Counter[str] = field(default_factory=Counter)
 
     async def start(self) -> None:
-        store = Store(UnsureDatabase(database_at(self.store_at), self.chance, 0.2), stale=1000.0)
+        # Writes come in groups of any size: if they took from the numbers of the steps, no schedule would come again.
+        unsure = UnsureDatabase(database_at(self.store_at), random.Random(self.number), 0.2)
+        store = Store(unsure, stale=1000.0)
         await store.open()
         self.servers.append(store)
         await settled(partial(store.servers.join, f"http://server{self.fresh()}"))
