@@ -145,7 +145,7 @@ async def test_clients_that_leave_a_slow_store_cost_nothing(turns: int) -> None:
 
 
 async def test_servers_know_of_tokens_that_others_spent(store: Store) -> None:
-    tables = {"default": KeyLimits(tokens_per_minute=1000)}
+    tables = {"default": KeyLimits(tokens_per_minute=4)}  # so that none refills meanwhile
     one, other = (Admission(allowances=store.allowances, tables=tables) for _ in range(2))
     await one.admit("a")
     one.end(EndedRun("a", 10**9))  # type: ignore[arg-type]
