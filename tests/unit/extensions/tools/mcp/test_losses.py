@@ -16,6 +16,7 @@ from penstock.pipeline.frames import McpError
 from penstock.pipeline.protocol.tools import McpServer
 from penstock.services.mcp_config import HttpServer, StdioServer
 from penstock.services.tools import ServerUnavailable, Session, ToolResult
+from tests.support.clock import Clock
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, http_servers, stdio_server
 from tests.support.processes import descendants
 
@@ -47,7 +48,7 @@ async def test_program_that_never_answers_is_ended_with_the_server(make: MakeSer
         await servers.tools(McpServer("silent"), 0.5)
     async with asyncio.timeout(PATIENT):
         await servers.close()
-    assert descendants(os.getpid()) == before
+    assert not descendants(os.getpid()) - before
 
 
 async def test_restarted_http_server_works_again(make: MakeServers) -> None:
@@ -139,7 +140,8 @@ async def test_lost_session_is_reopened_once(make: MakeServers) -> None:
         await servers.close()
 
 
-async def test_dead_server_is_not_flooded(make: MakeServers) -> None:
+async def test_dead_server_is_not_flooded(make: MakeServers, clock: Clock) -> None:
+    """No time passes for the client, which would try again after a pause."""
     attempts = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -241,7 +241,7 @@ async def test_figures_are_saved_and_shown() -> None:
 async def test_session_tells_which_files_may_be_cited(containers: OpenContainers) -> None:
     session = PythonHost(containers).session(request("resp_1"))
     await session.run(
-        "python", "import os\nos.mkdir('d')\nopen('d/a b.csv', 'w').close()\nopen('.hidden', 'w').close()", 20
+        "python", "import os\nos.mkdir('d')\nopen('d/a b.csv', 'w').close()\nopen('.hidden', 'w').close()", 120
     )
     (container,) = containers.of("")
     assert session.files == ContainerFiles("cntr_1", container.home, ("d/a b.csv",))

@@ -76,7 +76,7 @@ def without_namespaces() -> str:
 
 def probed(kind: Kind, refused: str) -> str:
     ran = subprocess.run(
-        [sys.executable, "-c", PROBE, kind, refused], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROBE, kind, refused], check=False, capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()

@@ -104,8 +104,8 @@ async def test_code_that_ignores_the_interrupt_is_killed(
 ) -> None:
     monkeypatch.setattr("penstock.extensions.tools.sandbox.python._INTERRUPT_SECONDS", 0.2)
     async with asyncio.timeout(120):
-        outcome = await python.run("python", f"y = 1\n{code}", 0.2)
-    assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables are lost."
+        outcome = await python.run("python", f"y = 1\n{code}", 2)  # on a busy machine it begins late
+    assert outcome.error == "The code ran longer than 2 seconds and was killed. All variables are lost."
     assert "NameError" in (await python.run("python", "y", 120)).result
 
 
