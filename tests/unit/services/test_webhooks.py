@@ -254,7 +254,7 @@ async def test_receiver_that_hangs_delays_no_other(
 async def test_claim_of_a_dead_server_runs_out(
     store_at: str, receiver: ReceivingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhooks, "CLAIM", 0.2)
+    monkeypatch.setattr(webhooks, "CLAIM", 2.0)  # longer than a delivery takes
     receiver.gate.clear()
     async with notifying(store_at) as store:
         await end(store, "resp_1")
