@@ -20,6 +20,9 @@ EVENTS = ("os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "subproc
 
 IMPORTS = ("transformers", "vllm")
 
+LONG = 1.0
+"""Seconds of a sleep that ends in a short test only if the machine stands still, as those of watchers do."""
+
 _seen: list[str] = []
 _sleep = asyncio.sleep
 _start = multiprocessing.process.BaseProcess.start
@@ -32,7 +35,7 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
 
 async def _audited_sleep(delay: float, result: Any = None) -> Any:
     value = await _sleep(delay, result)
-    if not _seen and delay > 0 and not isinstance(asyncio.get_running_loop().time, Clock):
+    if not _seen and 0 < delay < LONG and not isinstance(asyncio.get_running_loop().time, Clock):
         _seen.append(f"asyncio.sleep({delay})")
     return value
 

@@ -45,7 +45,7 @@ def test_worker_ends_with_its_server(marks: bool, method: str, monkeypatch: pyte
     reader, writer = SPAWN.Pipe(duplex=False)
     server = SPAWN.Process(target=serve, args=(writer,), kwargs={"marks": marks, "method": method})
     server.start()
-    assert reader.poll(60)
+    assert reader.poll(300)
     worker = psutil.Process(reader.recv())
     assert worker.is_running()
     gets_signals_of_the_terminal = os.getpgid(worker.pid) == os.getpgid(0)
@@ -79,7 +79,7 @@ def test_amx_is_permitted() -> None:
     reader, writer = SPAWN.Pipe(duplex=False)
     worker = SPAWN.Process(target=permitted, args=(writer,))
     worker.start()
-    assert reader.poll(60)
+    assert reader.poll(300)
     assert reader.recv() is True
     worker.join()
 
