@@ -20,6 +20,9 @@ from tests.support.orphans import ending_with_us
 PATIENCE, TO_STOP = 600, 120
 """Seconds after which an engine, or a process with one, has hung; both together are less than a test may take."""
 
+DAY = 86_400
+"""Seconds."""
+
 RESERVED = 100
 """Ports that one process holds at most; the oldest go first."""
 
@@ -113,6 +116,13 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def wait_for_midnight(within: float) -> None:
+    """Wait for the end of the day if it comes within so many seconds, for a test of one day."""
+    left = DAY - time.time() % DAY
+    if left < within:
+        time.sleep(left)
 
 
 def _wait_until_healthy(health: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -18,7 +18,7 @@ from penstock.services.engines.scripted import ScriptedEngine
 from penstock.services.use import Use
 from tests.support.browser_pages import Pages, accessible, in_own_thread
 from tests.support.live_server import KEY, live_server
-from tests.support.processes import PATIENCE
+from tests.support.processes import DAY, PATIENCE, wait_for_midnight
 from tests.support.server import Server, script
 
 DAYS = 30
@@ -57,7 +57,7 @@ def uses(now: float, names: Mapping[str, str] = NAMES) -> Iterator[Use]:
                 team=team,
                 model=("big-model", "small")[number % 2],
                 api=("responses", "chat")[number % 2],
-                at=now - 86_400 * before,
+                at=now - DAY * before,
                 input_tokens=(9_000_000 - 1_000_000 * number) // (1 + before % 7),
                 cached_tokens=100_000 * number,
                 output_tokens=500_000 // (1 + number),
@@ -69,6 +69,7 @@ def uses(now: float, names: Mapping[str, str] = NAMES) -> Iterator[Use]:
 def served(
     folder: Path, *, has_file: bool = True, names: Mapping[str, str] = NAMES, **options: Any
 ) -> Iterator[Server[ScriptedEngine]]:
+    wait_for_midnight(within=120)
     (folder / "accounts.toml").write_text(FILE)
     changes = {"accounts": folder / "accounts.toml"} if has_file else {}
     options.setdefault("keys", Keys(given=["a-key-of-sixteen-or-more name=ci team=infra"], operator=KEY))
