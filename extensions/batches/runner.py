@@ -183,10 +183,13 @@ class BatchRunner:
         """Return up to so many lines that wait, of the batches in turn, of models that have room."""
         found: list[Candidate] = []
         for batch in batches:
+            taken = set[int]()
             while len(found) < most:
                 full = rooms.full
-                waiting = await self.stored.waiting(batch, most - len(found), sorted(full))
-                found += [Candidate(batch, number) for number, model in waiting if rooms.take(model)]
+                for number, model in await self.stored.waiting(batch, most, sorted(full)):
+                    if number not in taken and len(found) < most and rooms.take(model):
+                        taken.add(number)
+                        found.append(Candidate(batch, number))
                 if rooms.full == full:
                     break
         return found

@@ -189,10 +189,11 @@ WAITING = """
 
 CLAIM = """
     update batch_lines set server_id = $3, attempts = attempts + 1
-    where batch_id = $1 and number = $2 and kind is null and (server_id is null or server_id = $3) and exists (
+    where batch_id = $1 and number = $2 and kind is null and (server_id = $3 or server_id is null and exists (
         select 1 from batches where id = $1 and status = 'in_progress' and expires_at > $4
-    )
+    ))
 """
+"""A line that the server has already stays its own: it was claimed before the batch was cancelled."""
 
 CLAIMED = """
     select number, custom_id, attempts, data from batch_lines

@@ -148,7 +148,7 @@ class IssuedTokens:
         key = await trusted.keys.find(header.kid, header.alg)
         _verify(token, key, header.alg, trusted)
         signed = signed_key(trusted.url, issuer, claims, self.own_tools)
-        signed = replace(signed, expires=min(float(claims["exp"]), LATEST) + issuer.skew)
+        signed = replace(signed, expires=min(claims["exp"], LATEST) + issuer.skew)
         trusted.tokens[digest] = signed
         return signed
 

@@ -236,6 +236,7 @@ ATTACKS: dict[str, tuple[Callable[[Issuer], str], str]] = {
     "long subject": (claiming(sub="s" * 256), "no claim sub"),
     "subject is a number": (claiming(sub=7), "no claim sub"),
     "subject with a zero": (claiming(sub="a\0b"), "no claim sub"),
+    "subject with half a surrogate pair": (claiming(sub="a\ud800"), "no claim sub"),
     "double claims": (doubled, "cannot be read"),
     "double headers": (
         lambda issuer: assembled(b'{"alg":"none","alg":"ES256","kid":"one"}', issuer.claims()),
@@ -355,6 +356,7 @@ async def test_clocks_may_differ_by_a_minute(server: ScriptedServer, issuer: Iss
     now = int(time.time())
     await assert_taken(server, issuer.token(exp=now - 30))
     await assert_taken(server, issuer.token(nbf=now + 30, iat=now + 30))
+    await assert_taken(server, issuer.token(exp=10**400))
     assert "expired" in await assert_refused(server, issuer.token(exp=now - 61))
 
 
@@ -480,6 +482,15 @@ async def test_scopes_are_words_of_a_text(tmp_path: Path, issuer: Issuer) -> Non
     async with signing_in(tmp_path, issuer, 'require = { scope = "llm" }') as server:
         await assert_taken(server, issuer.token(scope="openid llm"))
         await assert_refused(server, issuer.token(scope="openid llms"))
+
+
+@pytest.mark.parametrize("is_verified", [False, "false"])
+async def test_address_that_is_not_verified_is_no_owner(
+    tmp_path: Path, issuer: Issuer, is_verified: bool | str
+) -> None:
+    async with signing_in(tmp_path, issuer, 'owner = "email"') as server:
+        await assert_taken(server, issuer.token(email="x@y"))
+        assert "no claim email" in await assert_refused(server, issuer.token(email="x@y", email_verified=is_verified))
 
 
 async def test_type_can_be_asked_for(tmp_path: Path, issuer: Issuer) -> None:

@@ -412,6 +412,19 @@ async def test_lines_of_models_that_are_served_elsewhere_wait(store: Store) -> N
     assert sorted(numbers(answers.asked)) == [2, 3, 5, 6]
 
 
+async def test_line_beside_a_model_without_room_is_found_once(store: Store) -> None:
+    batch = a_batch()
+    new = [each._replace(model=model) for each, model in zip(lines(3), ("tiny", "other", ""), strict=True)]
+    await batches_of(store).create(batch)
+    await batches_of(store).add_lines(batch.id, new)
+    await batches_of(store).begin(batch.id)
+    answers = Answers()
+    answers.free.clear()
+    async with running_batches(store, answers) as running:
+        await answers.wait_for(2)
+        await wait_until(lambda: running.places.held == {OWNER: 2})
+
+
 async def test_lines_wait_while_the_engine_is_down(store: Store) -> None:
     batch, answers = await begun(batches_of(store), 1), Answers()
     async with running_batches(store, answers) as running:
