@@ -32,7 +32,7 @@ class Junction:
         if self.is_open or arriving.is_open or Any in self.frames | arriving.frames:
             return []
         accepted = tuple(self.frames)
-        return sorted(frame.__name__ for frame in arriving.frames if not issubclass(frame, accepted))
+        return sorted(frame.__name__ for frame in arriving.frames - self.frames if not issubclass(frame, accepted))
 
     def check(self, arriving: Junction, upstream: str, downstream: str) -> None:
         """Raise `JunctionError` unless this side, the input of ``downstream``, takes all frames of ``upstream``."""
@@ -52,7 +52,19 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
         stage.close()
     if isinstance(stage, types.AsyncGeneratorType | types.GeneratorType | types.CoroutineType):
         raise JunctionError(f"stage {name!r} has been called: give the function, {stage.__name__}, not what it returns")
-    function = _annotated(stage)
+    if inspect.isroutine(stage) or isinstance(stage, functools.partial):
+        return _ends(name, _annotated(stage), [*inspect.signature(stage).parameters.values()])
+    kind: Any = type(stage)
+    return _ends_of_instances(name, kind)
+
+
+@functools.lru_cache
+def _ends_of_instances(name: str, kind: Any) -> tuple[Junction, Junction]:
+    """Read the annotations of a class of stages; cached, as an answer may have an instance of its own."""
+    return _ends(name, kind.__call__, [*inspect.signature(kind.__call__).parameters.values()][1:])
+
+
+def _ends(name: str, function: Any, parameters: list[inspect.Parameter]) -> tuple[Junction, Junction]:
     if inspect.iscoroutinefunction(function):
         raise JunctionError(f"stage {name!r} is no generator: it has no yield")
     if inspect.isgeneratorfunction(function):
@@ -62,7 +74,6 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     except NameError as error:
         raise JunctionError(f"stage {name!r} has an annotation that its module does not define: {error}") from error
     raw_hints = inspect.get_annotations(function)
-    parameters = [*inspect.signature(stage).parameters.values()]
     source = parameters[0].name if parameters else None
     if needed := [each.name for each in parameters[1:] if each.default is each.empty and each.kind not in _OPTIONAL]:
         raise JunctionError(
@@ -95,7 +106,7 @@ def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
 
 
 def _annotated(stage: Any) -> Any:
-    """Return the function, method or ``__call__`` that carries a stage's annotations, without its partials."""
+    """Return the function, method or ``__call__`` that carries the annotations of a function or a partial."""
     while isinstance(stage, functools.partial):
         stage = stage.func
     return stage if inspect.isroutine(stage) else type(stage).__call__

@@ -270,6 +270,11 @@ async def test_methods_and_partials_are_stages() -> None:
             Pipeline.start("letters", keep_letters).insert_after("letters", "wrong", stage)
 
 
+def test_a_class_of_stages_is_examined_once() -> None:
+    one = Pipeline.start("add", Add(1))
+    assert one.replace("add", Add(2)).accepts() is one.accepts()
+
+
 def test_label_of_a_junction_has_no_modules() -> None:
     assert str(Pipeline.start("check", check)) == "check : ResponseEvent -> ResponseEvent"
 
