@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -194,7 +195,8 @@ class RolloutRoutes:
         if found and request.method == hdrs.METH_HEAD:
             return answer
         for each in found:
-            for row in await sessions(_lines, each):
+            rows = await sessions(KnownSessions.rows, each)
+            while row := await sessions(_next_line, rows):
                 if not answer.prepared:
                     request[STREAMING] = True
                     await answer.prepare(request)
@@ -243,8 +245,8 @@ def _page(known: KnownSessions, after: str, most: int) -> list[RolloutSession] |
     )
 
 
-def _lines(known: KnownSessions, session: KnownSession) -> list[bytes]:
-    return [line(row) + b"\n" for row in known.rows(session)]
+def _next_line(_: KnownSessions, rows: Iterator[msgspec.Struct]) -> bytes:
+    return b"".join(line(row) + b"\n" for row in islice(rows, 1))
 
 
 def check_export(settings: Settings) -> None:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import pytest
+from aiohttp import ClientPayloadError
 from yarl import URL
 
 from penstock.api.http.api_key import digest_of
 from penstock.api.http.auth import Keys
 from penstock.extensions.rollouts import resource
 from penstock.extensions.rollouts.known import KnownSessions
-from penstock.extensions.rollouts.rewards import FILE
+from penstock.extensions.rollouts.rewards import FILE, RewardLine
 from penstock.pipeline import audit
 from penstock.pipeline.recordings.redaction import key_of
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.normalize.facts import recorded_session
 from tests.support.api_clients import wait_until
 from tests.support.live_server import KEY, bearer, live_server
+from tests.support.processes import PATIENCE
 from tests.support.server import Server, script
 
 pytestmark = pytest.mark.io
@@ -231,6 +233,42 @@ async def test_index_that_is_busy_holds_neither_rewards_nor_responses(
         await respond(served, "s")
         held.set()
     assert [row["reward"] for row in await rows(served, "s")] == [1]
+
+
+async def test_rows_are_sent_as_they_are_made(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long session is never a list of all its lines."""
+    is_read = threading.Event()
+
+    def rows_of(*_: object) -> Iterator[RewardLine]:
+        yield RewardLine("s", 1)
+        assert is_read.wait(PATIENCE)
+        yield RewardLine("s", 2)
+
+    await respond(served, "s")
+    monkeypatch.setattr(KnownSessions, "rows", rows_of)
+    async with served.client.get(at(served, "s"), headers=bearer()) as answer:
+        first = await answer.content.readline()
+        is_read.set()
+        rest = await answer.content.read()
+    assert [json.loads(each)["reward"] for each in (first, rest)] == [1, 2]
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+async def test_rows_that_cannot_be_read_are_an_error_or_an_answer_that_breaks_off(
+    served: Served, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    def rows_of(*_: object) -> Iterator[RewardLine]:
+        yield from [RewardLine("s", 1)] * sent
+        raise OSError(errno.EIO, "Input/output error")
+
+    await respond(served, "s")
+    monkeypatch.setattr(KnownSessions, "rows", rows_of)
+    async with served.client.get(at(served, "s"), headers=bearer()) as answer:
+        if sent:
+            with pytest.raises(ClientPayloadError):
+                await answer.read()
+        else:
+            assert answer.status == 503
 
 
 async def test_rewards_that_cannot_be_written_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
