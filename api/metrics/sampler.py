@@ -17,7 +17,7 @@ from penstock.api.http.held_bytes import HeldBytes
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline import metrics
 from penstock.pipeline.distribution import own_version
-from penstock.services.engines.engine import MODEL_STATES, Backend, NamesWeights, SeveralEngines
+from penstock.services.engines.engine import MODEL_STATES, Backend, NamesWeights, has_several
 from penstock.services.engines.vllm_http import VllmHttpEngine
 from penstock.services.runs.run import Mode
 from penstock.stages.models.vllm_private import installed_vllm
@@ -93,8 +93,8 @@ class Sampler:
 
 def of_engines(engine: Backend) -> Iterator[tuple[Series, float]]:
     """Yield the gauges of an engine, or of several."""
-    several: object = engine
-    if not isinstance(several, SeveralEngines):
+    several = engine
+    if not has_several(several):
         if not isinstance(engine, VllmHttpEngine):
             yield (metrics.ENGINE_UP, "local"), engine.is_alive
             yield from _of_weights("local", engine)

@@ -19,7 +19,7 @@ from penstock.api.http.query import AnyText, Number, Several
 from penstock.api.runs.scheduler import Scheduler
 from penstock.pipeline.errors import InvalidRequest, ModelNotFound
 from penstock.pipeline.protocol.params.json_body import shortened
-from penstock.services.engines.engine import SeveralEngines, engine_of, known_length
+from penstock.services.engines.engine import engine_of, has_several, known_length, state_of
 from penstock.services.model_names import is_name, resolved_name, usable_names
 from penstock.stages.normalize.tool_types import types_of
 
@@ -78,7 +78,7 @@ class ModelList:
     def _kinds(self) -> Mapping[str, str]:
         """The names under which models are served, each with what the model does."""
         engine = self.scheduler.engine
-        return engine.kinds if isinstance(engine, SeveralEngines) else dict.fromkeys(engine.models, GENERATE)
+        return engine.kinds if has_several(engine) else dict.fromkeys(engine.models, GENERATE)
 
     def _usable(self, owner: str) -> Sequence[str]:
         """Return the names under which the models are served that an owner may use."""
@@ -107,14 +107,13 @@ class ModelList:
                 longest,
                 getattr(engine, "root", None),
             ),
-            state=scheduler.engine.state(served) if isinstance(scheduler.engine, SeveralEngines) else "ready",
+            state=state_of(scheduler.engine, served),
             input_modalities=("text", "image") if scheduler.sees_images(served) else ("text",),
             tools=types_of(scheduler.tools_of(owner)),
         )
 
     def _passed_on(self, name: str) -> Model:
-        engine, created_at = self.scheduler.engine, datetime.fromtimestamp(self.created, UTC)
-        state = engine.state(name) if isinstance(engine, SeveralEngines) else "ready"
+        created_at, state = datetime.fromtimestamp(self.created, UTC), state_of(self.scheduler.engine, name)
         return Model(
             *(name, self.created, None, name, created_at.isoformat(), None, None), state=state, kind=self._kinds[name]
         )

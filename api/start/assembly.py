@@ -41,9 +41,9 @@ from penstock.services.engines.engine import (
     Bounded,
     Engine,
     HoldsGrammars,
-    SeveralEngines,
     TextBackend,
     engine_of,
+    has_several,
     title_of,
 )
 from penstock.services.file_reading import open_files
@@ -341,7 +341,7 @@ def recording_of(settings: Settings, running: RunningEngine) -> Recorder | None:
     """Return the recorder of ``--record``, or None without that option."""
     if settings.record is None:
         return None
-    is_chat = not isinstance(running.engine, SeveralEngines) and running.model.encoding == "chat"
+    is_chat = not has_several(running.engine) and running.model.encoding == "chat"
     if is_chat and not settings.record_texts:
         logger.info("Tokens are not recorded: of this model, texts cannot be distinguished from markup")
     described = cache(partial(_header, settings, running))

@@ -32,7 +32,7 @@ from penstock.pipeline.frames import (
 )
 from penstock.pipeline.halfway import handed_over
 from penstock.pipeline.protocol.generations import WeightSpan
-from penstock.services.engines.engine import Prioritizing, engine_of, has_several, sampling_parameters, title_of
+from penstock.services.engines.engine import Prioritizing, engine_of, sampling_parameters, state_of, title_of
 from penstock.services.engines.weights import joined, moved
 from penstock.services.slots import Slots
 from penstock.stages.optional.admit import Admit
@@ -118,7 +118,7 @@ class Yielding:
         """Return the places for lines of a model, by a name that is served."""
         engine = self._scheduler.engine
         title = title_of(engine, model)
-        is_open = not has_several(engine) or engine.state(model) == "ready"
+        is_open = state_of(engine, model) == "ready"
         found = self._admit.places_of(model) if self._admit and is_open else None
         if found is None:
             return self._of_lines(title)

@@ -310,14 +310,19 @@ def title_of(engine: Backend, model: str) -> str:
     return engine.title(model) if has_several(engine) else ""
 
 
+def state_of(engine: Backend, model: str) -> ModelState:
+    """Return the state of a model by one of its names; an engine alone is ready."""
+    return engine.state(model) if has_several(engine) else "ready"
+
+
 def reads_tokens(engine: Backend, writer: str, model: str) -> bool:
     """Return True if the ``writer`` of tokens, a served name, is the ``model`` of this name, which is served here.
 
     All names of one engine are one model.  An unknown writer, an empty name, is that of an engine alone.
     """
-    if isinstance(engine, SeveralEngines):
-        return writer in engine.models and engine.title(writer) == engine.title(model)
-    return not writer or writer in engine.models
+    if not writer:
+        return not has_several(engine)
+    return writer in engine.models and title_of(engine, writer) == title_of(engine, model)
 
 
 class Engine(Backend, Protocol):

@@ -16,7 +16,7 @@ from penstock.extensions.workbench.live.memory import memory_of
 from penstock.pipeline import metrics
 from penstock.pipeline.tasks import in_thread
 from penstock.pipeline.urls import host_of
-from penstock.services.engines.engine import Backend, ModelState, ModelStatus, SeveralEngines, engine_of
+from penstock.services.engines.engine import Backend, ModelState, ModelStatus, engine_of, has_several, title_of
 from penstock.services.engines.vllm_http import VllmHttpEngine
 
 READ, CACHED, WRITTEN = "input", "cached_input", "output"
@@ -101,8 +101,8 @@ class _Seen:
 
     @cached_property
     def statuses(self) -> Sequence[ModelStatus]:
-        engine: object = self.engine
-        return engine.statuses() if isinstance(engine, SeveralEngines) else [self._only()]
+        engine = self.engine
+        return engine.statuses() if has_several(engine) else [self._only()]
 
     def _only(self) -> ModelStatus:
         """Return the status of a model that is the only one."""
@@ -149,10 +149,9 @@ class _Seen:
 
     def _title(self, name: str | None) -> str | None:
         """Return the own name of a model, given by a name that is served; None if it no longer is."""
-        engine: object = self.engine
         if name is None or name not in self.engine.models:
             return None
-        return engine.title(name) if isinstance(engine, SeveralEngines) else self.engine.models[0]
+        return title_of(self.engine, name) or self.engine.models[0]
 
     def _servers(self, status: ModelStatus) -> Iterator[ServerNow]:
         own = engine_of(self.engine, status.name) if status.name in self.engine.models else None
