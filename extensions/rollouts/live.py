@@ -149,13 +149,14 @@ class Due:
 
     sessions: Sessions
     after: float
+    _looked_at: float = -inf
     _next: float = 0.0
 
     async def look(self) -> None:
         """Look for sessions that are over, unless that was done just now."""
         if (began := time.monotonic()) >= self._next:
             await self.sessions.fresh()
-            now = time.monotonic()
+            now, self._looked_at = time.monotonic(), began
             self._next = now + max(POLL, REST * (now - began))
 
     async def owners(self) -> Sequence[str]:
@@ -165,7 +166,7 @@ class Due:
 
     async def due(self, _: str, most: int, /) -> Sequence[Export]:
         """Return sessions that are due."""
-        return await self.sessions(_due, self.after, most)
+        return await self.sessions(_due, self.after, self._looked_at, most)
 
     async def claim(self, notification: Notification, seconds: float, /) -> bool:
         """Have no other server export a session for some seconds."""
@@ -190,10 +191,13 @@ def _export(notification: Notification) -> Export:
     return notification
 
 
-def _due(known: KnownSessions, after: float, most: int) -> list[Export]:
-    """Return sessions that are due; those that have nothing new, or whose recordings are gone, are done with."""
+def _due(known: KnownSessions, after: float, looked_at: float, most: int) -> list[Export]:
+    """Return sessions that are due; those that have nothing new, or whose recordings are gone, are done with.
+
+    A session counts as idle as of the last look: what has begun since then is not known yet.
+    """
     found = list[Export]()
-    for session in known.due(after, SETTLES, most):
+    for session in known.due(after + time.monotonic() - looked_at, SETTLES, most):
         export = Export.of(session, known.digest(session))
         if session.sent != export.digest and known.has_recordings(session):
             found.append(export)

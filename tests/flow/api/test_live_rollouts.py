@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
+import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import openai
@@ -19,7 +22,7 @@ from yarl import URL
 
 from penstock.api.http.api_key import digest_of
 from penstock.api.http.auth import Keys
-from penstock.extensions.rollouts import live
+from penstock.extensions.rollouts import known, live
 from penstock.extensions.rollouts.known import FILE
 from penstock.pipeline.recordings.redaction import key_of
 from penstock.services import webhooks
@@ -176,6 +179,26 @@ async def test_conversation_without_an_id_is_not_idle_while_its_next_response_ru
         assert {len(responses(rows)) for rows in files(out).values()} == {1, 2}
 
 
+async def test_session_is_idle_as_of_the_last_look(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has begun since then is not known yet."""
+    recordings, passed = served.parts.settings.record, 0.0
+    assert recordings
+    real, own = time.time, time.monotonic
+    clock = SimpleNamespace(time=lambda: real() + passed, monotonic=lambda: own() + passed, time_ns=time.time_ns)
+    monkeypatch.setattr(live, "time", clock)
+    monkeypatch.setattr(known, "time", clock)
+    monkeypatch.setattr(live, "REST", inf)
+    await respond(served, "s")
+    await wait_until(lambda: list(recordings.glob("*/response.json")))
+    sessions = live.Sessions(recordings, 600.0)
+    before, after = (live.Due(sessions, 200.0) for _ in range(2))
+    await before.look()
+    passed = 300.0
+    await after.look()
+    assert (await before.due("", 1), len(await after.due("", 1))) == ([], 1)
+    await sessions.close()
+
+
 async def test_session_that_goes_on_comes_again(served: Served, out: Path) -> None:
     first = await respond(served, "s")
     await reward(served, "s", done=True)
@@ -269,6 +292,7 @@ async def restarted(tmp_path: Path, receiver: Receiver, **changes: Any) -> Mappi
         await wait_until(
             lambda: len({event["data"]["session"] for event in receiver.events}) >= served_sessions(served)
         )
+        await wait_until(lambda: not unsent(served))  # else what has arrived comes again after a restart
     return {
         session: {event["id"] for event in receiver.events if event["data"]["session"] == session}
         for session in {event["data"]["session"] for event in receiver.events}
@@ -279,6 +303,15 @@ def served_sessions(served: Served) -> int:
     recordings = served.parts.settings.record
     assert recordings
     return len(list(recordings.glob("resp_*")))
+
+
+def unsent(served: Served) -> int:
+    """Return how many sessions have not arrived, as far as the index knows."""
+    recordings = served.parts.settings.record
+    assert recordings
+    with closing(sqlite3.connect(recordings / FILE)) as index:
+        ((count,),) = index.execute("SELECT count(*) FROM known WHERE version > sent_version")
+    return int(count)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "index", "broken"])
