@@ -357,12 +357,12 @@ async def test_stored_file_is_put_into_the_folder(served: ScriptedServer) -> Non
 
 @asynccontextmanager
 async def two_servers(
-    store_at: str, sandbox: Sandbox, *models: str
+    store_at: str, sandbox: Sandbox, *models: str, **options: Any
 ) -> AsyncGenerator[tuple[ScriptedServer, ScriptedServer], None]:
     async with AsyncExitStack() as closing:
         one, other = [
             await closing.enter_async_context(
-                tool_server(store_at, [answer_markup()], sandbox=sandbox, resources=ROUTES, models=(model,))
+                tool_server(store_at, [answer_markup()], sandbox=sandbox, resources=ROUTES, models=(model,), **options)
             )
             for model in models or ("tiny", "tiny")
         ]
@@ -435,7 +435,8 @@ async def test_websocket_stays_on_its_server(store_at: str, sandbox: Sandbox) ->
 
 
 async def test_container_of_a_dead_server_has_expired(store_at: str, sandbox: Sandbox) -> None:
-    async with two_servers(store_at, sandbox) as (one, other):
+    never: Json = {"heartbeat": 3600.0, "stale": 3600.0}  # one more heartbeat, and the server that left is back
+    async with two_servers(store_at, sandbox, **never) as (one, other):
         first = await run(one, "x = 5\nx")
         container_id = call_of(first)["container_id"]
         await one.store.servers.leave()
