@@ -24,6 +24,8 @@ from penstock.pipeline.frames import EngineFrame, Prompt
 from penstock.services.engines.scripted import ScriptedEngine
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.responses import harmony_stages
+from tests.support.api_clients import wait_until
+from tests.support.processes import free_port
 from tests.support.server import DIALECTS, ENDLESS, ScriptedServer, running_server, script
 
 
@@ -64,7 +66,7 @@ async def test_load_is_the_number_of_running_responses(served: ScriptedServer) -
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         await answer.content.readline()
         assert await served.get("/load") == (200, {"server_load": 1})
-    await served.wait_until_idle()
+    await wait_until(lambda: not len(served.scheduler.runs))
     assert await served.get("/load") == (200, {"server_load": 0})
 
 
@@ -151,9 +153,7 @@ async def test_address_is_answered_at_every_moment_of_the_start(tmp_path: Path) 
         await may_start.wait()
         yield RunningEngine(ScriptedEngine(script()), harmony_stages(load_encoding()))
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = Settings(port=port, store=str(tmp_path / "store.sqlite3"), sandbox=False, drain_timeout="0s")  # type: ignore[arg-type]
     serving = asyncio.create_task(serve(settings, start))
     async with aiohttp.ClientSession() as client:
