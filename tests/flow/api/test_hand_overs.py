@@ -27,6 +27,8 @@ COMMITS = 2
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
+pytestmark = pytest.mark.usefixtures("clock")  # events that wait for their response's end are else stored after a time
+
 
 @pytest.fixture
 def hand_overs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
