@@ -54,6 +54,7 @@ async def test_cancelled_queued_response_never_runs(served: ScriptedServer) -> N
     endless(served)
     served.scheduler.background.slots.limit = 1
     running, waiting = await served.start_background(), await served.start_background()
+    await api_clients.wait_until(lambda: served.engine.running == 1)
     status, answer = await served.cancel(waiting)
     assert status == 200
     assert_cancelled(answer)

@@ -120,9 +120,8 @@ async def test_one_address_cannot_take_all_connections(
     assert (limited.connections.open, limited.connections.closed_of_client) == (3, 2)
     for _, writer in held:
         writer.close()
-    async with asyncio.timeout(120):
-        while b"200 OK" not in await answer_of(limited, GET_ONCE):
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: limited.connections.open == 0)
+    assert b"200 OK" in await answer_of(limited, GET_ONCE)
 
 
 async def test_last_descriptors_are_kept_from_connections(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -80,8 +79,7 @@ async def test_background(server: ScriptedServer) -> None:
 async def test_cancelled_until_then(server: ScriptedServer, *, is_deleted: bool) -> None:
     server.engine.script = script(ENDLESS, endless=True, latency=0.001)
     response_id = await server.start_background()
-    await wait_until(lambda: server.engine.running)
-    await asyncio.sleep(0.05)
+    await wait_until(lambda: any(run.event_count > 4 for run in server.scheduler.runs))
     if is_deleted:
         await server.delete(f"/v1/responses/{response_id}")
         (row,) = (await noted(server.store)).values()

@@ -220,6 +220,7 @@ async def test_store_outage_settles_no_server(store_at: str) -> None:
         running_server(quick(), near, heartbeat=0.1) as other,
     ):
         response_id = await one.start_background()
+        await api_clients.wait_until(lambda: one.engine.running == 1)
         near.is_down = far.is_down = True
         async with open_store(store_at) as store:
             await expire_heartbeats(store)
@@ -255,6 +256,7 @@ async def test_clock_jump_settles_no_server_though_one_was_looking(
         running_server(quick(), store_at, heartbeat=0.02) as other,
     ):
         response_id = await one.start_background()
+        await api_clients.wait_until(lambda: one.engine.running == 1)
         looking, may_look = asyncio.Event(), asyncio.Event()
 
         async def wait() -> None:

@@ -40,7 +40,7 @@ from penstock.services.webhooks import body_of
 from tests.support.api_clients import PATIENCE, openai_client, wait_until
 from tests.support.passing import Upstream, settings_of
 from tests.support.sdk_types import fields_of
-from tests.support.server import DEFAULTS, ENDLESS, HELLO, ScriptedServer, running_server, script
+from tests.support.server import DEFAULTS, ENDLESS, HELLO, PacedEngine, ScriptedServer, running_server, script
 
 ENDPOINT: Any = "/v1/chat/completions"
 RESOURCES = ["batches", "files", "uploads"]
@@ -381,13 +381,17 @@ async def test_line_that_is_cut_off_is_paid_for(store_at: str, monkeypatch: pyte
 @pytest.mark.parametrize("status", ["completed", "failed", "expired", "cancelled"])
 async def test_end_of_a_batch_is_announced(store_at: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = DEFAULTS.model_copy(update={"webhook_secret": SecretStr(SECRET)})
-    running = running_server(ScriptedEngine(script(HELLO)), store_at, resources=RESOURCES, settings=settings)
+    engine = PacedEngine(script(HELLO))
+    running = running_server(engine, store_at, resources=RESOURCES, settings=settings)
     async with running as served, openai_client(served.url) as sdk:
         if status == "expired":
             monkeypatch.setattr("penstock.extensions.batches.openai_routes.WINDOW", 0.0)
+        if status == "cancelled":
+            engine.hold()
         batch = await begun(sdk, ["{" if status == "failed" else line("a")])
         if status == "cancelled":
             await sdk.batches.cancel(batch.id)
+            engine.say_all()
         ended = await over(sdk, batch)
         (notification,) = await served.store.webhooks.due("", 10)
     body = body_of(notification)

@@ -24,7 +24,7 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 async def test_killed_server_leaves_readable_files(tmp_path: Path) -> None:
     recorded = tmp_path / "recorded"
-    async with running_process(str(tmp_path / "store.sqlite3"), tmp_path, "slow", "--record", str(recorded)) as server:
+    async with running_process(str(tmp_path / "store.sqlite3"), tmp_path, "long", "--record", str(recorded)) as server:
         await server.post({"input": "Count.", "background": True})
         while not recorded_folders(recorded) or not (tokens := recorded_folders(recorded)[0] / "tokens.jsonl").exists():
             await asyncio.sleep(0.05)

@@ -612,15 +612,14 @@ async def test_words_of_an_owner_reach_all_servers_of_a_store(store_at: str) -> 
 
 @pytest.fixture
 def minutes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A function that moves the clock by which keys age, in minutes."""
-    passed = 0.0
+    """A function that moves the clock by which keys age, in minutes; it stands still otherwise."""
+    now = time.monotonic()
 
     def move(number: float) -> None:
-        nonlocal passed
-        passed += number * 60
+        nonlocal now
+        now += number * 60
 
-    now = time.monotonic
-    monkeypatch.setattr(discovery, "time", SimpleNamespace(monotonic=lambda: now() + passed))
+    monkeypatch.setattr(discovery, "time", SimpleNamespace(monotonic=lambda: now))
     return move
 
 

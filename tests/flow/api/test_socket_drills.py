@@ -292,7 +292,7 @@ async def test_signal_that_stops_the_server_is_seen_by_every_lane(served: PacedS
 async def test_process_that_ends_leaves_no_response_without_an_end(
     store_at: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    async with running_process(store_at, tmp_path, "slow", "--drain-timeout", "0") as server:
+    async with running_process(store_at, tmp_path, "long", "--drain-timeout", "0") as server:
         async with connected(server) as client:
             for lane in ("a", "b"):
                 await client.send(lane=lane, **CREATE)

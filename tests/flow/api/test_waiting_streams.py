@@ -253,7 +253,7 @@ async def test_client_that_leaves_while_it_waits_unlocks_its_conversation(tmp_pa
             await wait_until(lambda: at.gate.held)
             status, answer = await at.served.post(body)
             assert (status, answer["error"]["code"]) == (409, "conversation_locked")
-        await wait_until(lambda: at.gate.held == 0)
+        await wait_until(lambda: at.gate.held == at.served.scheduler.in_flight.count == 0)
         at.gate.opened.set()
         status, answer = await at.served.post(body)
         assert (status, answer["status"]) == (200, "completed")

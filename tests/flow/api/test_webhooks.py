@@ -95,7 +95,7 @@ async def test_orphan_that_another_server_ends_is_announced(store_at: str, tmp_p
         return web.Response()
 
     async with web_server(take) as receiver:
-        options = ("slow", *KNOWN, "--webhook", receiver)
+        options = ("long", *KNOWN, "--webhook", receiver)
         async with serving_process(serve_with_webhooks, options, store_at, tmp_path) as server:
             response_id = await begin(server)
             await wait_until_stored(store_at, response_id, 5)
