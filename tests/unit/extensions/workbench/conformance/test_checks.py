@@ -16,6 +16,7 @@ from penstock.extensions.workbench.conformance.check import Speech, Verdict
 from penstock.extensions.workbench.conformance.checks import ALL, MODULES
 from penstock.extensions.workbench.conformance.client import Server
 from penstock.extensions.workbench.conformance.run import outcome
+from tests.support.api_clients import PATIENCE
 from tests.support.conforming_engine import ConformingEngine
 from tests.support.faulty_server import Fault, Watched, spoiled
 from tests.support.server import running_server
@@ -97,7 +98,7 @@ async def test_no_check_passes_on_a_server_that_breaks_its_rule(url: str, name: 
     for at, fault in enumerate(map(Watched, FAULTS[name])):
         async with (
             spoiled(url, fault) as broken,
-            Server.opened(f"{broken}/v1", "tiny", key=KEY, timeout=5.0) as server,
+            Server.opened(f"{broken}/v1", "tiny", key=KEY, timeout=PATIENCE) as server,
         ):
             found = await outcome(server, CHECKS[name])
         changed = [request.replace("/v1", "", 1)[:SHOWN] for request in fault.requests]
