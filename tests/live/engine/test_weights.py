@@ -104,9 +104,23 @@ def named(turns: list[GenerationFinished]) -> list[str]:
     return [span.version for turn in turns for span in turn.weights]
 
 
+def metrics(server: Command) -> str:
+    return str(server.client.with_options(base_url=server.url).get("/metrics", cast_to=str))
+
+
 def versions(server: Command) -> list[str]:
-    metrics = server.client.with_options(base_url=server.url).get("/metrics", cast_to=str)
-    return re.findall(r'^penstock_engine_weights\{engine="local",version="(.*)"\} 1', metrics, re.MULTILINE)
+    return re.findall(r'^penstock_engine_weights\{engine="local",version="(.*)"\} 1', metrics(server), re.MULTILINE)
+
+
+def written(server: Command) -> float:
+    """The tokens that the engine has written so far."""
+    return sum(map(float, re.findall(r"^vllm:generation_tokens_total\{.*\} (.*)", metrics(server), re.MULTILINE)))
+
+
+def wait_for_tokens(server: Command) -> None:
+    """Wait until the engine has written more: a client may read long after it what was written before."""
+    before = written(server)
+    wait_for(lambda: written(server) > before)
 
 
 def test_new_weights_answer_as_those_of_a_fresh_engine(trained: Command, fresh: str) -> None:
@@ -139,6 +153,7 @@ def test_stream_goes_on_with_other_weights_and_says_which_wrote_what(trained: Co
                 response_id = event.response.id
             if count in UPDATES:
                 update(trained, UPDATES[count], "keep")
+                wait_for_tokens(trained)
             if count == max(UPDATES) + 10:
                 trained.client.responses.cancel(response_id)
     assert trained.client.responses.retrieve(response_id).status == "cancelled"
