@@ -6,9 +6,10 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
@@ -17,7 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.extensions.rollouts.changed import counted_tokens, unchanged_tokens
-from penstock.extensions.rollouts.lines import MARKED, STARTED, Unusable, upgraded
+from penstock.extensions.rollouts.lines import MARKED, STARTED, Unusable, lines_of, upgraded
 from penstock.extensions.rollouts.paths import NO_LOGPROB
 from penstock.extensions.workbench.forced import recorded
 from penstock.pipeline.frames import Sampling
@@ -61,16 +62,31 @@ class _Purpose(msgspec.Struct, frozen=True):
 class _Item(msgspec.Struct, frozen=True):
     """The parts of an item that show its place in a conversation, and the output of a call."""
 
+    class Caller(msgspec.Struct, frozen=True):
+        caller_id: str | None = None
+
     type: str = ""
     role: str = ""
     id: str = ""
     call_id: str = ""
+    caller: Caller | None = None
     output: msgspec.Raw | UnsetType = UNSET
+    result: msgspec.Raw | UnsetType = UNSET
+
+    @property
+    def is_of_program(self) -> bool:
+        """True for a call of a program, whose result the model does not read."""
+        return self.caller is not None and bool(self.caller.caller_id)
 
     @property
     def is_given(self) -> bool:
         """True for a message of the client."""
         return self.type == "message" and self.role != "assistant"
+
+    def is_made_by(self, response: str) -> bool:
+        """True if a response has made it."""
+        own = _OWN_ID.fullmatch(self.id)
+        return own is not None and response == f"resp_{own[1]}"
 
     @property
     def response(self) -> str:
@@ -396,7 +412,7 @@ class _Turns:
 
     def all(self, *, is_ended: bool) -> tuple[RecordedTurn, ...]:
         """Return the turns with an output: all if the file has an end, or else those that have one."""
-        prompts, served = _Prompts(self._folder, self._header), _Served(self._folder, len(self._turns))
+        prompts, served = _Prompts(self._folder, self._header), _Served(self._folder)
         unchanged = unchanged_tokens(self._folder, self._header, [turn.tokens for turn in self._turns])
         made: list[RecordedTurn] = []
         counted: Mapping[int, int] = {}
@@ -434,6 +450,13 @@ class _Turns:
         )
 
 
+class _Resolved(msgspec.Struct, frozen=True):
+    history: tuple[_Item, ...] = ()
+
+
+_decode_resolved: Callable[[bytes], _Resolved] = msgspec.json.Decoder(_Resolved).decode
+
+
 class _Called(msgspec.Struct, frozen=True, tag="CallFinished"):
     result: str = ""
 
@@ -461,41 +484,60 @@ _RESULTS = frozenset({"mcp_call", "code_interpreter_call", "web_search_call", "f
 
 
 class _Served:
-    """The results of the calls that the server has made between the turns of a response, as the model read them."""
+    """The outputs of calls of a response, as the model read them: not those of calls of programs."""
 
-    def __init__(self, folder: Path, turns: int) -> None:
-        self._results: list[list[str]] = [[]]
-        path = folder / FILES["converse"][0]
-        if turns > 1 and path.is_file():
-            with path.open("rb") as file:
-                self._read(file)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._before = 0
 
-    def _read(self, file: Iterable[bytes]) -> None:
-        is_listing = False
-        for line in file:
-            if not (_CALLS.search(line, 0, MARKED) and line.endswith(b"\n")):
-                continue
-            match _decode_called(line):
-                case _NextTurn():
-                    self._results.append([])
-                case _Listing():
-                    is_listing = True
-                case _Called(result):
-                    if not is_listing:
-                        self._results[-1].append(result)
-                    is_listing = False
+    @cached_property
+    def _results(self) -> Sequence[Iterator[str]]:
+        """The results of the calls that the server has made before each turn."""
+        results, is_listing = list[list[str]]([[]]), False
+        path = self._folder / FILES["converse"][0]
+        with path.open("rb") if path.is_file() else nullcontext(()) as file:
+            for line in file:
+                if not (_CALLS.search(line, 0, MARKED) and line.endswith(b"\n")):
+                    continue
+                match _decode_called(line):
+                    case _NextTurn():
+                        results.append([])
+                    case _Listing():
+                        is_listing = True
+                    case _Called(result):
+                        if not is_listing:
+                            results[-1].append(result)
+                        is_listing = False
+        return [iter(each) for each in results]
 
     def outputs(self, number: int, facts: _Facts) -> Iterator[Output]:
         """Yield the outputs of calls for the next turn: of a later turn of a response, those that are new in it."""
         items, before = facts.items, self._before
         self._before = len(items)
-        results = iter(self._results[number - 1] if number - 1 < len(self._results) else ())
+        of_programs = self._of_programs(items, facts.response.id)
         for item in items[before:] if number > 1 else items:
-            if number > 1 and item.type in _RESULTS:
-                yield Output(item.call_id or item.id, next(results, ""))
-            elif item.type.endswith("_output") and item.output is not UNSET:
-                yield Output(item.call_id or item.id, facts.results.get(item.id) or item.output)
+            is_made = item.type in _RESULTS and (number > 1 or item.is_made_by(facts.response.id))
+            made = self._result(number) if is_made else ""
+            if item.is_of_program or item.call_id in of_programs:
+                continue
+            if is_made:
+                yield Output(item.call_id or item.id, made)
+            elif item.type in _RESULTS or (item.type.endswith("_output") and item.output is not UNSET):
+                given = item.result if item.output is UNSET else item.output
+                yield Output(item.call_id or item.id, facts.results.get(item.id) or given or "")
+
+    def _result(self, number: int) -> str:
+        return next(self._results[number - 1], "") if number <= len(self._results) else ""
+
+    def _of_programs(self, items: Sequence[_Item], response: str) -> set[str]:
+        """Return the ids of calls of programs, of which those of the client's are in the history if one has ended."""
+        found = {item.call_id for item in items if item.is_of_program}
+        if any(item.type == "program_output" and item.is_made_by(response) for item in items):
+            path = self._folder / FILES["normalize"][0]
+            for line in lines_of(path):
+                calls = _decode(path, 2, line.data, line.header, _decode_resolved).history
+                found.update(item.call_id for item in calls if item.is_of_program)
+        return found - {""}
 
 
 def text_of(output: Any) -> str:

@@ -24,6 +24,7 @@ from penstock.pipeline.recordings.format import CHANGED_TURN, FORMAT, Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.engines.scripted import Script, ScriptedEngine
 from penstock.services.recent_calls import RecentCalls
+from penstock.services.tools import NestedCall, Toolbox
 from penstock.stages.models.chat.model import ChatModel
 from penstock.stages.models.harmony.vocabulary import load_encoding
 from penstock.stages.optional.rewrite import Rewrite
@@ -31,6 +32,7 @@ from tests.support.api_clients import Json, conversation_id, openai_client
 from tests.support.chat_families import family_model
 from tests.support.paths import HARMONY as HARMONY_CASES
 from tests.support.paths import TINY_QWEN
+from tests.support.scripted_tools import ScriptedProgram
 from tests.support.server import (
     CALL,
     HELLO,
@@ -43,6 +45,7 @@ from tests.support.server import (
     script,
 )
 from tests.support.token_upstream import PROMPT, token_upstream
+from tests.support.tool_servers import python_markup
 from tests.support.wiretaps import recorded_server
 
 KEYS = ("sk-alice-0123456789", "sk-bob-0123456789ab")
@@ -392,6 +395,31 @@ async def test_result_of_a_call_that_the_server_made_is_what_the_model_read() ->
         ["(The code wrote nothing.)"],
         ["42\n"],
     ]
+
+
+@pytest.mark.parametrize(("is_stored", "again"), [(True, []), (False, ["20, 22"])])
+async def test_results_of_calls_of_programs_are_none_that_the_model_read(
+    tmp_path: Path, is_stored: bool, again: list[str]
+) -> None:
+    """It reads what the program printed, and again in a path that leaves the answer to it, whose thought is lost."""
+    engine, folder = ScriptedEngine(), tmp_path / "recordings"
+    look: Json = {"type": "function", "name": "look", "allowed_callers": ["direct", "programmatic"]}
+    body: Json = {"tools": [look, {"type": "programmatic_tool_calling"}], "store": is_stored}
+    program = ScriptedProgram([(NestedCall((None, "look"), "{}"),)] * 2)
+    items: list[Json] = [{"role": "user", "content": "Hi"}]
+    async with recording_server(engine, folder, toolbox=Toolbox({"program": program})) as served:
+        for markup, result in ((python_markup("run()"), "20"), (HELLO, "22"), (HELLO, ""), (CALL, "rain"), (HELLO, "")):
+            engine.script = script(markup.replace("get_weather", "look"))
+            _, response = await served.post(body | {"input": items})
+            more = [{"role": "user", "content": "More"}]
+            if result:
+                call_id = response["output"][-1]["call_id"]
+                more = [{"type": "function_call_output", "call_id": call_id, "output": result}]
+            items = more if is_stored else [*items, *response["output"], *more]
+            body |= {"previous_response_id": response["id"]} if is_stored else {}
+    session, _ = rollouts([folder])  # the other one has the response without a turn
+    read = [[result.text for result in turn.results] for _, turn in trained(session)]
+    assert read == [[], ["20, 22"], again, ["rain"]]
 
 
 async def test_proxy_with_tokens_is_read(tmp_path: Path) -> None:
