@@ -20,7 +20,7 @@ JSON = {"Content-Type": "application/json"}
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(300)
 """Seconds after which a request has failed."""
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a wait has failed; a busy machine may stand still for a minute."""
 
 
