@@ -10,6 +10,8 @@ import httpx
 import openai
 import pytest
 
+from tests.support.processes import PATIENCE
+
 HELLO = "Hello! How can I help you today?"
 
 
@@ -22,7 +24,7 @@ class Prompt(NamedTuple):
 
 def posted(client: openai.OpenAI, path: str, **body: Any) -> Any:
     url = str(client.base_url).removesuffix("/v1/")
-    return httpx.post(f"{url}/{path}", json=body).raise_for_status().json()
+    return httpx.post(f"{url}/{path}", json=body, timeout=PATIENCE).raise_for_status().json()
 
 
 @pytest.fixture(scope="module")
