@@ -39,6 +39,7 @@ from penstock.pipeline import errors
 from penstock.pipeline.core import Pipeline
 from penstock.pipeline.plugins import Edit
 from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.services.engines.engine import engine_of
 from penstock.services.runs.run import Mode, Run
 from penstock.services.use import SUMMED, Use, use_of
 
@@ -108,10 +109,19 @@ class Answering:
                 raise
             finally:
                 release(request)
-        if self._parts.scheduler.in_flight.stopping and any(run.response.status == "failed" for run in runs):
+        scheduler = self._parts.scheduler
+        failed = [run for run in runs if run.response.status == "failed"]
+        if failed and scheduler.in_flight.stopping:
             raise errors.ServerStopping
-        use = _used(line, request)
-        return LineAnswer(answer.status, body=body, request_id=request[REQUEST_ID], use=use, may_pass=may_pass)
+        has_lived = all(engine_of(scheduler.engine, run.model).is_alive for run in failed)
+        return LineAnswer(
+            answer.status,
+            body=body,
+            request_id=request[REQUEST_ID],
+            use=_used(line, request),
+            has_failed=bool(failed),
+            may_pass=may_pass or not has_lived,
+        )
 
     async def _handled(self, request: InnerRequest) -> web.StreamResponse:
         line = request[_CALL]

@@ -126,5 +126,7 @@ class LineAnswer(msgspec.Struct, frozen=True):
     body: bytes
     request_id: str
     use: Use | None = None
+    has_failed: bool = False
+    """True if a response has failed, also one that HTTP gives with status 200."""
     may_pass: bool = False
     """True for an error that may be over if the line runs again, such as that of an engine that is down."""

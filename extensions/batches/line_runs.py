@@ -150,7 +150,7 @@ class LineRuns:
             self._rest(owner)
             return None, None
         self._rests.pop(owner, None)
-        kind: Kind = "succeeded" if answer.status < 400 else "errored"
+        kind: Kind = "errored" if answer.has_failed or answer.status >= 400 else "succeeded"
         return LineResult(kind, answer.status, answer.request_id, answer.body), answer.use
 
     def _rest(self, owner: str) -> None:

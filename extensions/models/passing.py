@@ -95,6 +95,10 @@ _AROUND = 1_024
 
 _TOTAL = re.compile(rb'"usage"\s*:\s*\{[^\[\]]{0,400}?"total_tokens"\s*:\s*(\d{1,9})\s*[,}]')
 
+_BILLED = re.compile(rb'"billed_units"\s*:\s*(\{[^{}]{0,200}\})')
+"""The tokens of an answer in Cohere's form."""
+_BILLED_TOKENS = re.compile(rb'"(?:input|image)_tokens"\s*:\s*(\d{1,9})\s*[,}]')
+
 
 class BrokenOff(Exception):
     """Another server broke off its answer."""
@@ -140,8 +144,11 @@ class TokenCount:
 
         Quotes within texts are escaped, so no text of a client counts.
         """
-        found = _TOTAL.search(self._start + self._end)
-        return int(found[1]) if found else 0
+        known = self._start + self._end
+        if found := _TOTAL.search(known):
+            return int(found[1])
+        billed = _BILLED.search(known)
+        return sum(map(int, _BILLED_TOKENS.findall(billed[1]))) if billed else 0
 
 
 @dataclass(eq=False)

@@ -605,7 +605,9 @@ LONG_ANSWER = {"data": [0.5] * 5_000}
         (USAGE | LONG_ANSWER, True),
         (LONG_ANSWER | USAGE, True),
         ({"usage": {"input_token_details": {"text_tokens": 0}, "total_tokens": 60}}, True),
+        (LONG_ANSWER | {"meta": {"billed_units": {"input_tokens": 20, "image_tokens": 40}}}, True),
         (LONG_ANSWER, False),
+        ({"text": json.dumps({"billed_units": {"input_tokens": 60}})}, False),
         ({"text": json.dumps(USAGE)}, False),
     ],
 )

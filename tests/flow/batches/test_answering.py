@@ -157,8 +157,10 @@ async def test_answers_have_calls_and_may_be_long(tmp_path: Path, text: str) -> 
 @pytest.mark.parametrize("path", [RESPONSES, CHAT, MESSAGES])
 async def test_failures_are_those_of_http(tmp_path: Path, path: str, error: Exception) -> None:
     async with running_server(PacedEngine(script(error=lambda: error)), tmp_path) as served:
-        await assert_equal(served, line(path, BODIES[path][0]))
+        assert (await assert_equal(served, line(path, BODIES[path][0]))).has_failed
     if isinstance(error, EngineDead):
+        async with running_server(PacedEngine(script(error=error, dies=True)), tmp_path) as served:
+            assert (await answering(served).answer(line(path, BODIES[path][0]))).may_pass
         async with running_server(PacedEngine(script(), is_alive=False), tmp_path) as served:
             assert (await assert_equal(served, line(path, BODIES[path][0]))).may_pass
 

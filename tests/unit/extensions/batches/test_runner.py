@@ -53,16 +53,18 @@ def numbers(asked: list[LineRequest]) -> list[int]:
 
 async def test_each_line_gets_its_result_in_a_file(store: Store) -> None:
     def answer(line: LineRequest) -> LineAnswer:
-        return answer_of(line, status=400 if line.id.endswith("3") else 200)
+        return answer_of(line, status=400 if line.id.endswith(":3") else 200, has_failed=line.id.endswith(":5"))
 
     answers = Answers(answer)
     batch = await begun(batches_of(store), 10, endpoint="/v1/responses", key_name="k", team="t")
     async with running_batches(store, answers):
         over = await ended(store, batch)
-    assert (over.status, over.total, over.succeeded, over.errored) == ("completed", 10, 9, 1)
+    assert (over.status, over.total, over.succeeded, over.errored) == ("completed", 10, 8, 2)
     assert (over.input_tokens, over.output_tokens) == (20, 30)
-    assert await contents(store, over.output_file_id) == [f"line {n} succeeded" for n in range(1, 11) if n != 3]
-    assert await contents(store, over.error_file_id) == ["line 3 errored"]
+    assert await contents(store, over.output_file_id) == [
+        f"line {n} succeeded" for n in range(1, 11) if n not in (3, 5)
+    ]
+    assert await contents(store, over.error_file_id) == ["line 3 errored", "line 5 errored"]
     assert answers.most <= 4
     first = min(answers.asked, key=lambda each: each.id)
     assert first == LineRequest(f"{batch.id}:1", OWNER, "k", "t", "/v1/responses", b'{"n": 1}')
