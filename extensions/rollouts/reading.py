@@ -28,6 +28,7 @@ from penstock.pipeline.protocol.items import Item
 from penstock.pipeline.recordings import older
 from penstock.pipeline.recordings.format import FILES, Header, UnreadableRecording, header_of, read_header
 from penstock.pipeline.recordings.wire import WIRE
+from penstock.services.engines.weights import spans
 
 TOKENS, PROMPTS = FILES["generate"][0], FILES["render"][0]
 
@@ -442,7 +443,7 @@ class _Turns:
             logprobs=turn.logprobs[:kept],
             stop=finished.reason if finished else "",
             sampling={name: value for name, value in facts.sampling.items() if _NEUTRAL.get(name, UNSET) != value},
-            weights=finished.weights if finished else (),
+            weights=spans(finished.weights, kept) if finished else (),
             outputs=outputs,
             is_held=turn.started.held_to_grammar,
             summarizes=facts.purpose.summarizes,

@@ -20,6 +20,7 @@ from penstock.extensions.rollouts.paths import PathTurn, TokenPath
 from penstock.extensions.rollouts.sessions import Session, rollouts
 from penstock.pipeline.frames import TokenIds
 from penstock.pipeline.plugins import guarded
+from penstock.pipeline.protocol.generations import WeightSpan
 from penstock.pipeline.recordings.format import CHANGED_TURN, FORMAT, Header
 from penstock.pipeline.recordings.recorder import Recorder
 from penstock.services.engines.scripted import Script, ScriptedEngine
@@ -484,7 +485,8 @@ async def test_request_that_names_an_unrecorded_response_continues_what_its_item
 async def test_tokens_after_a_stop_text_are_left_out(tmp_path: Path) -> None:
     """The server reads no further, and counts none of them."""
     text = "<|channel|>final<|message|>One. STOP Two.<|return|>"
-    engine, folder = ScriptedEngine(script(text, chunk_size=100)), tmp_path / "recordings"
+    weights = WeightSpan("1", 0, 2), WeightSpan("2", 2, 99)
+    engine, folder = ScriptedEngine(script(text, chunk_size=100, weights=weights)), tmp_path / "recordings"
     async with recording_server(engine, folder) as served:
         _, answer = await served.post(
             {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stop": ["STOP"]},
@@ -495,6 +497,7 @@ async def test_tokens_after_a_stop_text_are_left_out(tmp_path: Path) -> None:
     (turn,) = path.turns
     assert sum(path.mask) == answer["usage"]["completion_tokens"]
     assert turn.left_out == len(script(text).token_ids) - sum(path.mask)
+    assert turn.weights == (weights[0], WeightSpan("2", 2, sum(path.mask)))
     assert "Two" not in texts_of(path)
 
 
