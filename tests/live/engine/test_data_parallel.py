@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from penstock.pipeline.frames import Prompt
+from penstock.services.engines.affinity import Ranking
 from penstock.services.engines.kv_events import KvEvents
 from penstock.services.engines.vllm_http import start_vllm_http
 from tests.support.api_clients import wait_until
@@ -94,14 +95,15 @@ async def test_generations_spread_over_the_cores_and_end_when_they_are_left(url:
 
 async def test_turns_find_their_conversation_in_the_cache_of_its_rank(url: str, events: str) -> None:
     """Penstock starts twice: then it knows by events what the ranks have read before."""
-    names = range(8)
+    names, ranking = range(8), Ranking((url, f"{url}#1"))
     for start in range(2):
         engine = await start_vllm_http([url])
         with closing(KvEvents({url: events})) as caches:
             if start:
                 engine.follow(caches)
                 held = [await heard(caches, turn(name, LENGTHS[0])) for name in names]
-                assert {core for known in held for core in known} == {url, f"{url}#1"}
+                homes = {next(ranking.of(turn(name, 1).facts)) for name in names}
+                assert {core for known in held for core in known} == homes
             for name in names:
                 begun, more = LENGTHS[start : start + 2]
                 first = last(await generate(engine, turn(name, begun)))
