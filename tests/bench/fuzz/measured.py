@@ -65,7 +65,7 @@ async def noting_hold(server: ServerProcess, note: Callable[[Hold], None]) -> As
 @asynccontextmanager
 async def measured_process(folder: Path, script: str, *options: str) -> AsyncGenerator[ServerProcess, None]:
     """Run a server whose log tells what holds its event loop."""
-    known = (script, "--no-sandbox", "--keep-alive", "1", "--log-level", "INFO")
+    known = (script, "--no-sandbox", "--keep-alive", "2", "--log-level", "INFO")
     async with serving_process(_serve_measured, known, str(folder / f"{script}.sqlite3"), folder, *options) as server:
         yield server
 
