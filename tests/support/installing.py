@@ -15,6 +15,9 @@ from tests.support.paths import ROOT
 LOCKED = ("--constraints", ROOT / ".locks" / "test.txt")
 """Options of uv for the versions that tests run with, which are on this machine already."""
 
+PATIENTLY = {"UV_HTTP_RETRIES": "10", "UV_HTTP_TIMEOUT": "300"}
+"""Variables with which uv waits for an index that is slow, and asks one again that fails."""
+
 
 def script(name: str) -> ModuleType:
     """Return a program of `.locks`."""
@@ -43,7 +46,7 @@ def uv_command(
 ) -> tuple[list[str | Path], dict[str, str]]:
     """Return a command of uv with what it ``installs``, and its environment."""
     options, variables = installer().options_for_uv(torch_backend)
-    return [sys.executable, "-m", "uv", *command, *options, *installs], variables
+    return [sys.executable, "-m", "uv", *command, *options, *installs], PATIENTLY | variables
 
 
 def uv(folder: Path, *command: str | Path, installs: Sequence[str | Path] = (), **environment: str) -> str:
