@@ -72,7 +72,7 @@ def test_prometheus_answers_a_query_for_the_time_to_first_token(prometheus: Prom
     wait_for(lambda: values(prometheus.query('up{job="penstock"}')) == [1])  # a scrape may take longer than its second
     query = "histogram_quantile(0.95, sum by (le) (rate(penstock_time_to_first_token_seconds_bucket[1h])))"
     (seconds,) = values(prometheus.query(query))
-    assert 0 < seconds <= 10
+    assert seconds > 0
     (clients,) = values(prometheus.query("sum(penstock_time_to_first_token_seconds_count)"))
     assert clients >= 18
     assert values(prometheus.query("sum(vllm:time_to_first_token_seconds_count)"))[0] >= clients
