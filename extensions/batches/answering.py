@@ -16,7 +16,7 @@ from functools import cached_property
 from secrets import token_hex
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientConnectorError, ConnectionTimeoutError, web
 from msgspec.structs import replace
 
 from penstock.api.app import Api
@@ -66,6 +66,9 @@ ENDPOINTS = frozenset(
 MAY_PASS = (*PASSING, errors.BudgetSpent, errors.EngineDead, errors.LimitReached, errors.ModelUnavailable)
 """The errors that may be over when a line runs again."""
 
+FULL = (429, 503)
+"""The statuses of an answer of another server that may be over when the line runs again."""
+
 _CALL: web.RequestKey[LineRequest] = web.RequestKey("call", LineRequest)
 
 _RUNS = web.RequestKey("runs", list[Run])
@@ -98,10 +101,11 @@ class Answering:
             try:
                 answer = await self._handled(request)
                 body = await request.whole(answer)
+                may_pass = answer.status in FULL
             except errors.ServerStopping:
                 raise
             except Exception as error:  # noqa: BLE001 - each has an answer
-                may_pass = isinstance(error, MAY_PASS)
+                may_pass = isinstance(error, MAY_PASS) or _is_unreachable(error)
                 answer = answer_to(request, error)
                 body = await request.whole(answer)
             except asyncio.CancelledError:
@@ -233,6 +237,12 @@ class Alone(Peers):
 def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     """Return the pipeline as it is."""
     return pipeline
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """True if another server took no connection: a line that such a server dies of is not sent again."""
+    refused = ClientConnectorError | ConnectionTimeoutError
+    return isinstance(error, errors.UpstreamFailed) and isinstance(error.__cause__, refused)
 
 
 def _used(line: LineRequest, request: web.Request) -> Use | None:

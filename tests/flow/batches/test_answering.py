@@ -22,7 +22,7 @@ from penstock.pipeline.errors import EngineDead, EngineFailed, LimitReached, Ser
 from penstock.services.use import Use
 from tests.support.api_clients import USER_MESSAGE, wait_until
 from tests.support.deciding_engine import DecidingEngine
-from tests.support.passing import EMBEDDED, passing
+from tests.support.passing import EMBEDDED, passing, settings_of
 from tests.support.server import CALL, DEFAULTS, HELLO, WEATHER, PacedEngine, Server, running_server, script
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -268,8 +268,16 @@ async def test_embeddings_are_passed_on(tmp_path: Path) -> None:
             await assert_equal(served, line(EMBEDDINGS, body))
         other.answer = refused
         assert (await assert_equal(served, asked)).use is None
+        other.answer = full
+        assert (await assert_equal(served, asked)).may_pass
         other.answer = broken
-        assert (await answering(served).answer(asked)).status == 502
+        answer = await answering(served).answer(asked)
+        assert (answer.status, answer.may_pass) == (502, False)
+    nowhere = settings_of({"embed": {"kind": "embed", "engine": ["http://127.0.0.1:1"]}})
+    engine = PacedEngine(script())
+    async with running_server(engine, tmp_path, resources=["passing"], settings=nowhere) as served:
+        answer = await answering(served).answer(asked)
+        assert (answer.status, answer.may_pass) == (502, True)
 
 
 async def embedded(_: web.Request) -> web.StreamResponse:
@@ -278,6 +286,10 @@ async def embedded(_: web.Request) -> web.StreamResponse:
 
 async def refused(_: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {"message": "No."}}, status=400)
+
+
+async def full(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "Later."}}, status=429)
 
 
 async def broken(request: web.Request) -> web.StreamResponse:
