@@ -27,12 +27,15 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.services.store import postgres as postgres_module
 from penstock.services.store.database import Database, DatabaseUnavailable, Row, Unit, Value
 from penstock.services.store.postgres import PostgresDatabase
 from penstock.services.store.sqlite import SqliteDatabase
 from penstock.services.store.store import Store
 
 DATABASES = ("sqlite", "postgres")
+PATIENCE = 120.0
+"""Seconds after which a wait for a store has failed."""
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +105,7 @@ async def stored_events(store_at: str) -> dict[str, int]:
 
 
 async def wait_until_stored(store_at: str, response_id: str, events: int) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while (await stored_events(store_at)).get(response_id, 0) < events:
             await asyncio.sleep(0.05)
 
@@ -160,7 +163,7 @@ class PostgresServer:
             self._process = None
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        state, deadline = self._folder / "data/postmaster.pid", time.monotonic() + 120
+        state, deadline = self._folder / "data/postmaster.pid", time.monotonic() + PATIENCE
         while not (state.exists() and b"ready" in state.read_bytes()):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(self._log.read_text())
@@ -226,10 +229,22 @@ async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterat
     connection = await asyncpg.connect(server.url)
     try:
         await connection.execute(f"create schema {name}")
-        yield f"{server.url}{'&' if '?' in server.url else '?'}search_path={name}"
+        with _patience():
+            yield f"{server.url}{'&' if '?' in server.url else '?'}search_path={name}"
         await connection.execute(f"drop schema {name} cascade")
     finally:
         await connection.close()
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Let connections wait for answers, within the block, for as long as a busy machine may stand still."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(postgres_module, "_CONNECT_SECONDS", PATIENCE)
+        for settings in (postgres_module._SETTINGS, postgres_module._SEARCH_SETTINGS):  # noqa: SLF001
+            for name in ("timeout", "command_timeout"):
+                patch.setitem(settings, name, PATIENCE)
+        yield
 
 
 def programs_of_postgres() -> Path:
