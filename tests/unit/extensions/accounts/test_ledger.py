@@ -75,8 +75,9 @@ async def note(store: Store, each: Use) -> None:
     await noted
 
 
-async def test_uses_of_hours_that_are_over_become_sums(store: Store) -> None:
+async def test_uses_of_hours_that_are_over_become_sums(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)  # the hour does not end meanwhile
     uses = [use(number, at=now - HOUR * (number % 4)) for number in range(1, 41)]
     for each in uses:
         await note(store, each)
