@@ -203,18 +203,16 @@ class ToolLoop:
             self._offer(replace(self.request.facts.tools, choice="auto"))
 
     def _approved_call(self, approval: McpApprovalRequest) -> Iterator[FrameOrTask]:
-        self._calls += 1
         yield frames.McpCallOpened(approval.server_label, approval.name, approval.id, caller_of(approval))
         if approval.arguments:
             yield frames.ItemDelta(approval.arguments)
-        refusal = self._refusal(approval)
-        if not refusal:
-            call = ToolCall(approval.server_label, approval.name, approval.arguments)
-            yield from self._sessions.call(call).frames(frames.ItemClosed(complete=True))
+        if refusal := self._refusal(approval):
+            yield frames.CallStarted()
+            yield frames.CallFinished(error=refusal)
+            yield frames.ItemClosed(complete=True)
             return
-        yield frames.CallStarted()
-        yield frames.CallFinished(error=refusal)
-        yield frames.ItemClosed(complete=True)
+        call = ToolCall(approval.server_label, approval.name, approval.arguments)
+        yield from self._sessions.call(call, self._counted()).frames(frames.ItemClosed(complete=True))
 
     def _refusal(self, approval: McpApprovalRequest) -> str:
         """Return why an approved call is not made; empty if it is: approval alone does not permit a call."""

@@ -176,6 +176,18 @@ async def test_approved_call_counts_for_the_limit() -> None:
     assert len(table.servers.tool.calls) == 1
 
 
+async def test_approved_calls_beyond_the_limit_are_refused() -> None:
+    given = approving()
+    more = replace(given.facts.input[0], id="mcpa_2", approval_request_id="mcpr_2")
+    given = replace(given, history=(*given.history, replace(REQUEST, id="mcpr_2")))
+    begun = replace(given.facts.response, max_tool_calls=1)
+    table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
+    yielded = await table.talk(frames.with_facts(given, response=begun, input=(*given.facts.input, more)))
+    assert [frame.ran for frame in yielded if isinstance(frame, frames.CallFinished)] == [True, False]
+    assert len(table.servers.tool.calls) == 1
+    assert scripted_tools.finish_reasons(yielded) == ["stop"]
+
+
 async def test_refused_call_is_not_made() -> None:
     table = scripted_tools.ScriptedConverse([scripted_tools.turn(scripted_tools.answer())])
     assert isinstance((await table.talk(approving(approve=False)))[0], frames.GenerationStarted)
