@@ -103,7 +103,7 @@ async def browse(site: Web) -> AsyncIterator[Opening]:
             await session.close()
 
 
-async def call(session: Session, name: str, seconds: float = 20, **arguments: Any) -> ToolResult:
+async def call(session: Session, name: str, seconds: float = 120, **arguments: Any) -> ToolResult:
     return await session.run(name, json.dumps(arguments), seconds)
 
 
@@ -257,7 +257,7 @@ async def test_lone_surrogates_are_replaced(name: str, browse: Opening, site: We
     session = browse()
     await call(session, "open", id=f"{site.url}/data")
     half = '"a\\ud83d"'
-    outcome = await session.run(name, f'{{"query": {half}, "pattern": {half}, "id": {half}}}', 20)
+    outcome = await session.run(name, f'{{"query": {half}, "pattern": {half}, "id": {half}}}', 120)
     assert isinstance(outcome.data, BrowserAction)
     json.dumps([outcome.data.action, outcome.result, outcome.error], ensure_ascii=False).encode()
 
@@ -367,7 +367,7 @@ async def _said(session: BrowserSession, *calls: tuple[str, dict[str, Any]]) -> 
     results: dict[str, str] = {}
     for number, (name, arguments) in enumerate(calls):
         text = json.dumps(arguments)
-        outcome = await session.run(name, text, 20)
+        outcome = await session.run(name, text, 120)
         items.append(WebSearchCall(f"ws_{number}", "completed", session.action(name, text)))
         results[f"ws_{number}"] = outcome.result
     return items, results
@@ -430,13 +430,13 @@ async def test_hostile_pages_do_not_hold_up_an_ordinary_one(browse: Opening, sit
     """Their conversion takes all the time that it gets; all of one response, or one in each of several."""
     hostile = [browse() for _ in range(sessions)]
     opening = [
-        asyncio.create_task(call(hostile[number % sessions], "open", 60, id=f"{site.url}/hostile/{number}"))
+        asyncio.create_task(call(hostile[number % sessions], "open", id=f"{site.url}/hostile/{number}"))
         for number in range(6)
     ]
     async with asyncio.timeout(120):
         while len(site.requested) < min(6, 2 * sessions):
             await asyncio.sleep(0.01)
-    ordinary = await call(browse(), "open", 60, id=f"{site.url}/a")
+    ordinary = await call(browse(), "open", id=f"{site.url}/a")
     assert ordinary.error is None
     assert not any(task.done() for task in opening)
     for task in opening:
