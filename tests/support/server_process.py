@@ -36,6 +36,7 @@ from penstock.stages.responses import harmony_stages
 from tests.support.api_clients import ApiClient
 from tests.support.processes import free_port
 from tests.support.server import COUNT, HELLO
+from tests.support.stores import patient_postgres
 
 _forks = get_context("forkserver")
 _forks.set_forkserver_preload(["tests.support.preloaded"])
@@ -167,7 +168,8 @@ def _logged(log: Path, program: Callable[..., None], *arguments: str) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    program(*arguments)
+    with patient_postgres():
+        program(*arguments)
 
 
 def _forked(log: Path, program: Callable[..., None], *arguments: str) -> ForkServerProcess:

@@ -229,7 +229,7 @@ async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterat
     connection = await asyncpg.connect(server.url)
     try:
         await connection.execute(f"create schema {name}")
-        with _patience():
+        with patient_postgres():
             yield f"{server.url}{'&' if '?' in server.url else '?'}search_path={name}"
         await connection.execute(f"drop schema {name} cascade")
     finally:
@@ -237,7 +237,7 @@ async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterat
 
 
 @contextmanager
-def _patience() -> Iterator[None]:
+def patient_postgres() -> Iterator[None]:
     """Let connections wait for answers, within the block, for as long as a busy machine may stand still."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(postgres_module, "_CONNECT_SECONDS", PATIENCE)

@@ -46,6 +46,12 @@ async def session_of(host: Host) -> AsyncIterator[Any]:
     await host.close()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the end of a command take as long as a busy machine needs for all of its processes."""
+    monkeypatch.setattr("penstock.extensions.tools.sandbox.container._GRACE_SECONDS", 120.0)
+
+
 @pytest.fixture
 async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
     """A session that has started, so that tests can give their cells little time."""
