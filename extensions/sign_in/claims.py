@@ -32,7 +32,7 @@ def owner_of(issuer: str, subject: str) -> str:
 
 def signed_key(url: str, issuer: Issuer, claims: Claims, own_tools: Collection[str] | None = None) -> ApiKey:
     """Return the key that verified claims of an issuer stand for, without its expiry; raises `InvalidToken`."""
-    subject = _verified(claims, issuer.owner)
+    subject = _value(claims, issuer.owner)
     if (
         not isinstance(subject, str)
         or not 0 < len(subject) <= LONGEST_SUBJECT
@@ -79,7 +79,7 @@ def _words(issuer: Issuer, claims: Claims) -> Iterator[str]:
 
 def _name(issuer: Issuer, claims: Claims) -> str:
     """Return the name for people, of the characters that a key may have; empty if it is missing, or is not verified."""
-    name = _verified(claims, issuer.name)
+    name = _value(claims, issuer.name)
     if not isinstance(name, str):
         return ""
     return re.sub(r"[^\w.@+-]", "_", name, flags=re.ASCII)[:LONGEST_NAME]
@@ -114,19 +114,18 @@ def _word(value: str) -> str:
 
 
 def _value(claims: Claims, path: str) -> Any:
-    """Return the value of a claim: that of its whole name, or else of the names between the dots of a path."""
+    """Return the value of a claim: that of its whole name, or else of the names between the dots of a path.
+
+    It is None for an address that its user has not shown to have.
+    """
+    if path == "email" and claims.get("email_verified") in (False, "false"):  # some issuers write a text
+        return None
     if path in claims:
         return claims[path]
     value: Any = claims
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _verified(claims: Claims, path: str) -> Any:
-    """Return the value of a claim; None for an address that its user has not shown to have."""
-    is_unverified = path == "email" and claims.get("email_verified") in (False, "false")  # some issuers write a text
-    return None if is_unverified else _value(claims, path)
 
 
 def _values(claims: Claims, path: str) -> list[str]:

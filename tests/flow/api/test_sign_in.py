@@ -484,13 +484,14 @@ async def test_scopes_are_words_of_a_text(tmp_path: Path, issuer: Issuer) -> Non
         await assert_refused(server, issuer.token(scope="openid llms"))
 
 
+@pytest.mark.parametrize("rule", ['owner = "email"', 'require = { email = "x@y" }'])
 @pytest.mark.parametrize("is_verified", [False, "false"])
-async def test_address_that_is_not_verified_is_no_owner(
-    tmp_path: Path, issuer: Issuer, is_verified: bool | str
+async def test_address_that_is_not_verified_lets_nobody_in(
+    tmp_path: Path, issuer: Issuer, rule: str, is_verified: bool | str
 ) -> None:
-    async with signing_in(tmp_path, issuer, 'owner = "email"') as server:
+    async with signing_in(tmp_path, issuer, rule) as server:
         await assert_taken(server, issuer.token(email="x@y"))
-        assert "no claim email" in await assert_refused(server, issuer.token(email="x@y", email_verified=is_verified))
+        assert "claim email" in await assert_refused(server, issuer.token(email="x@y", email_verified=is_verified))
 
 
 async def test_type_can_be_asked_for(tmp_path: Path, issuer: Issuer) -> None:
