@@ -17,4 +17,4 @@ def tell(listeners: Iterable[Callable[[Heard], object]], heard: Heard) -> None:
         try:
             listener(heard)
         except Exception:
-            logger.exception("A listener has failed: %r", listener)
+            logger.exception("A listener has failed")

@@ -277,6 +277,7 @@ async def test_listener_that_raises_keeps_no_run_from_its_end(
     assert await stored_events(runs.store) == await events_after(run) == EVENTS
     assert heard == [run]
     assert "ZeroDivisionError" in caplog.text
+    assert "A listener has failed" in caplog.messages  # without what listens, which may know of all clients
 
 
 @pytest.mark.defect("V25")
