@@ -142,7 +142,8 @@ class Results:
 
     def add(self, line: Line, answer: LineAnswer) -> None:
         """Write the answer to a line."""
-        is_error, body = not 200 <= answer.status < 300, msgspec.Raw(on_one_line(answer.body))
+        is_error = answer.has_failed or not 200 <= answer.status < 300
+        body = msgspec.Raw(on_one_line(answer.body))
         response = _Response(answer.status, answer.request_id, None if is_error else body)
         self.file.write(_encode(_Result(line.id, line.custom_id, response, body if is_error else None)) + b"\n")
         self.file.flush()

@@ -83,7 +83,10 @@ def test_result_has_the_form_of_run_batch(tmp_path: Path) -> None:
     with results_file(str(out)) as results:
         results.add(Line("batch_req_1", "a"), answer(body=b'{"id": "chatcmpl-1"}'))
         results.add(Line("batch_req_2", "b"), answer(404, refusal("There is none.")))
-    good, bad = map(json.loads, out.read_text().splitlines())
+        failed = LineAnswer(200, body=b'{"status": "failed"}', request_id="req_1", has_failed=True)
+        results.add(Line("batch_req_3", "c"), failed)
+        assert results.failed == 2
+    good, bad, ended = map(json.loads, out.read_text().splitlines())
     assert good == {
         "id": "batch_req_1",
         "custom_id": "a",
@@ -92,6 +95,7 @@ def test_result_has_the_form_of_run_batch(tmp_path: Path) -> None:
     }
     assert bad["response"] == {"status_code": 404, "request_id": "req_1", "body": None}
     assert bad["error"]["error"]["message"] == "There is none."
+    assert (ended["response"]["body"], ended["error"]) == (None, {"status": "failed"})
 
 
 @pytest.mark.parametrize("body", [b"Bad gateway", b"<html>\nBad gateway", b'{\n"a": 1}', b""])
