@@ -79,7 +79,7 @@ ALLOWED = {
     "extensions/workbench/wiretap/sending.py read_exchange": OPERATOR,
     "pipeline/field_types.py _check_struct": OPERATOR,
     "pipeline/field_types.py check_fields": OPERATOR,
-    "pipeline/junction.py junctions": OPERATOR,
+    "pipeline/junction.py _ends": OPERATOR,
     "pipeline/members.py _wrong_method": OPERATOR,
     "pipeline/members.py _wrong_value": OPERATOR,
     "pipeline/plugin_settings.py model_of": OPERATOR,
